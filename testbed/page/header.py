@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from testbed.faultkinds import KINDS
 from testbed.page.layout import beside_nearest, by_round_trips, places, site_rtts_s, sites_of
 from testbed.scenario.experiment import Experiment, Link
 
@@ -58,6 +59,10 @@ def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:
                 "state": "absent" if j in experiment.absent else "online",
             }
             for j, server in enumerate(problem.servers)
+        ],
+        "fault_kinds": [
+            {"name": kind.name, "what": kind.what, "has_factor": kind.has_factor, "is_bad": kind.is_bad}
+            for kind in KINDS.values()
         ],
         "clients": [{"name": name, "site": number[experiment.sites[name]]} for name in problem.clients],
         **_links(experiment, number),

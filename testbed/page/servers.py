@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from testbed.faultkinds import DIED, KINDS, Kill
+
 
 @dataclass(frozen=True)
 class ServerState:
@@ -50,7 +52,8 @@ def _after(before: ServerState, event: Mapping[str, Any]) -> ServerState:
     if kind == "fault":
         return _hit(before, event) if event.get("applies", True) else before
     if kind == "fault-over":
-        if event.get("kind") == "slow":
+        fault = KINDS.get(str(event.get("kind")))
+        if fault is not None and fault.has_factor:
             return replace(before, factor=1.0)
         return replace(before, state="online") if before.state == "halted" else before
     if kind == "begun":
@@ -68,15 +71,14 @@ def _after(before: ServerState, event: Mapping[str, Any]) -> ServerState:
 
 
 def _hit(before: ServerState, event: Mapping[str, Any]) -> ServerState:
-    kind = event.get("kind")
-    if kind == "slow":
+    kind = str(event.get("kind"))
+    fault = KINDS.get(Kill.name if kind == DIED else kind)
+    if fault is None:
+        return before
+    if fault.has_factor:
         factor = event.get("factor")
         return replace(before, factor=float(factor)) if isinstance(factor, int | float) else before
-    states = {
-        **dict.fromkeys(("kill", "died", "restart"), "dead"),
-        **{"stop": "halted", "cont": "online", "leave": "draining", "join": "joining"},
-    }
-    state = states.get(str(kind))
+    state = fault.state
     if state is None:
         return before
     kept = (before.first, before.last) if state == "draining" else (0, 0)

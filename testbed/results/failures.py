@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from testbed.faultkinds import KINDS
 from testbed.results.requests import stats
 from testbed.rundir import BY_SCENARIO
 from testbed.scenario.units import counted
@@ -22,7 +23,8 @@ def failure_summary(
 ) -> dict[str, Any]:
     """Return these keys of ``summary.json`` (``docs/metrics.md``); ``n_planned``: faults in the scenario."""
     decisions = plan.get("decisions")
-    faults = [fault for fault in faults if fault.get("kind") != "cont"]  # cont ends a fault
+    ends = {kind.name for kind in KINDS.values() if kind.only_by_hand}  # they end a fault
+    faults = [fault for fault in faults if fault.get("kind") not in ends]
     n_came = sum(fault.get("by", BY_SCENARIO) == BY_SCENARIO for fault in faults)
     return {
         "n_faults": sum(bool(fault.get("applies", True)) for fault in faults),

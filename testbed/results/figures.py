@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodes.records import Rerouted
+from testbed.faultkinds import KINDS
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
 from testbed.results.plots import plotting, save_both
@@ -78,7 +79,8 @@ def _bad_and_good(records: RunRecords) -> Iterator[tuple[float, str, str]]:
     """Yield (instant, server, colour) of each fault, and of each server that begins to serve (again)."""
     for event in records.faults:
         if event.get("applies", True):
-            is_bad = event["event"] == "fault" and event["kind"] != "join"
+            kind = KINDS.get(event["kind"]) if event["event"] == "fault" else None
+            is_bad = event["event"] == "fault" and (kind is None or kind.is_bad)
             yield event["at_s"], event["server"], _BAD if is_bad else _GOOD
 
 

@@ -6,6 +6,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from testbed.faultkinds import KINDS
+
 
 class SlowServers:
     """Looks up how many times as long a server's steps took at an instant, from the events of faults."""
@@ -14,7 +16,8 @@ class SlowServers:
         numbers = {name: number for number, name in enumerate(names)}
         self._steps: dict[int, list[tuple[float, float]]] = {}
         for event in events:
-            is_slow = event.get("kind") == "slow" and event.get("applies", True)
+            kind = KINDS.get(event.get("kind", ""))
+            is_slow = kind is not None and kind.has_factor and event.get("applies", True)
             if event.get("server") not in numbers or not (is_slow or event["event"] == "begun"):
                 continue
             factor = event.get("factor", 1.0) if event["event"] == "fault" else 1.0

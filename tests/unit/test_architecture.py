@@ -53,7 +53,7 @@ LAYERS = (
         "control",
         "scenario",
     ),
-    *("rundir", "cluster", "codeversion", "terminal", "errors"),
+    *("rundir", "cluster", "codeversion", "faultkinds", "terminal", "errors"),
 )
 """The folders of ``testbed``, in order: each may import those after it."""
 
