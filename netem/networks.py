@@ -149,6 +149,11 @@ def one_of(networks: Iterable[Network]) -> str:
     return f"{', '.join(names)} or {last}" if names else last
 
 
+def instead(networks: Iterable[Network]) -> str:
+    """Return the names of networks to use instead: first those that can keep more clocks."""
+    return one_of(sorted(networks, key=lambda network: -len(network.clocks)))
+
+
 def choose(
     wanted: str, clock: Clock = "real", *, sharing: bool = False, joining: bool = False
 ) -> tuple[Network, str]:

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from netem.networks import NETWORKS, one_of
+from netem.networks import NETWORKS, instead
 from testbed.errors import RunError, UserError
 from testbed.rundir import HOSTS, NODE_VARIABLE, EventWriter, marks
 from testbed.runtime.launching import Launcher, OpenNetwork
@@ -44,7 +44,7 @@ def check_namespaces(network: OpenNetwork) -> None:
 
 def without_namespaces(network: str) -> UserError:
     """Return the error for programs on a network whose nodes have no namespaces."""
-    others = one_of(each for each in NETWORKS.values() if each.has_namespaces)
+    others = instead(each for each in NETWORKS.values() if each.has_namespaces)
     return UserError(
         f"nodes have no namespaces on the network {network}, but programs need them; use --network {others}"
     )

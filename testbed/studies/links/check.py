@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from netem.networks import NETWORKS, named, one_of
+from netem.networks import NETWORKS, instead, named
 from netem.spec import LinkProfile
 from nodes import control
 from nodes.messages import A, Question
@@ -71,7 +71,7 @@ def links_command(
     """
     network = named(experiment.network)
     if network is not None and not network.nodes_are_processes:
-        others = one_of(each for each in NETWORKS.values() if each.nodes_are_processes and each.emulates)
+        others = instead(each for each in NETWORKS.values() if each.nodes_are_processes and each.emulates)
         raise UserError(f"the {network.name} network has nothing to measure: give --network {others}")
     if out is not None:
         check_new_folder(out)

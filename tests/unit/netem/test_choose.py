@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from netem.networks import NETWORKS, Network, choose, one_of
+from netem.networks import NETWORKS, Network, choose, instead, one_of
 from netem.spec import NetworkError, NetworkUnavailable
 
 
@@ -74,6 +74,7 @@ def test_auto_never_takes_the_real_network_between_machines(monkeypatch: pytest.
 def test_an_unknown_network_is_refused_with_the_names_of_all() -> None:
     with pytest.raises(NetworkError, match="use one of auto, netem, fabric, memory, loopback, hosts"):
         choose("fabrik")
+    assert instead(network for network in NETWORKS.values() if network.has_namespaces) == "fabric or netem"
     assert one_of(NETWORKS.values()) == "netem, fabric, memory, loopback or hosts"
 
 
