@@ -19,7 +19,7 @@ from testbed.terminal import say
 
 def net_command(experiment: Experiment, out: Path | None) -> None:
     """Hold the network of ``experiment`` until interrupted. Raises ``TestbedError``."""
-    network = named(experiment.network)
+    network = named(experiment.network.backend)
     if network is not None and not network.has_namespaces:
         raise without_namespaces(network.name)
     if experiment.clock == "virtual":

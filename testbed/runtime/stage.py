@@ -88,7 +88,7 @@ def real_launcher(experiment: Experiment, run_dir: Path) -> Launcher:
         return HostsLauncher(experiment, run_dir)
     from testbed.runtime.real.handle import LauncherHandle
 
-    return LauncherHandle(run_dir, experiment.blocks.n_threads if experiment.blocks else None)
+    return LauncherHandle(run_dir, experiment.compute.blocks.n_threads if experiment.compute.blocks else None)
 
 
 def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
@@ -97,7 +97,7 @@ def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
     ``holds``: the run stays up for its users after the workload. Raises ``UserError`` if clock, network and
     other keys of the scenario contradict each other.
     """
-    network = named(experiment.network)
+    network = named(experiment.network.backend)
     reasons = list(_reasons_for_real_time(experiment, network, holds))
     if experiment.clock == "virtual" and reasons:
         raise UserError(f"the clock cannot be virtual, since {reasons[0]}; leave one of the two out")
@@ -122,7 +122,7 @@ def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
 
 def _reasons_for_real_time(experiment: Experiment, network: Network | None, holds: bool) -> Iterator[str]:
     """Yield why the run must be in real time, in words; nothing if it can be virtual."""
-    if experiment.compute == "blocks":
+    if experiment.compute.backend == "blocks":
         yield "real blocks compute in real time"
     if experiment.machines:
         yield "several machines run in real time"
@@ -154,7 +154,7 @@ def _network_over_machines(experiment: Experiment, network: Network | None) -> N
     if not network.emulates:
         lacking = (
             ("a time scale other than 1", experiment.time_scale != 1),
-            ("[[network.event]]", bool(experiment.changes)),
+            ("[[network.event]]", bool(experiment.network.changes)),
             ("[[node]]", bool(experiment.programs)),
         )
         for name, is_there in lacking:

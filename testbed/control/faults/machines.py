@@ -36,13 +36,13 @@ class Machines:
             ServerProcess(
                 j,
                 name,
-                j not in experiment.absent,
+                j not in experiment.faults.absent,
                 nodes,
                 coordinator,
                 events,
                 lambda server: self.died(server),
                 self.in_background,
-                experiment.recovery.give_up_s,
+                experiment.faults.recovery.give_up_s,
             )
             for j, name in enumerate(self.names)
         ]
@@ -87,7 +87,7 @@ class Machines:
     @property
     def n_joined(self) -> int:
         """The number of servers that were absent at the start and have joined since."""
-        return sum(self._machines[server].has_been for server in self._experiment.absent)
+        return sum(self._machines[server].has_been for server in self._experiment.faults.absent)
 
     def epoch(self, server: int) -> int:
         return self._machines[server].epoch
@@ -106,7 +106,7 @@ class Machines:
         if not machine.is_up:
             return True
         # Only an end by a signal counts as a fault. A process that exits by itself has the reason in its log.
-        if status >= 0 or self._experiment.recovery.mode != "replay" or not self._has_begun:
+        if status >= 0 or self._experiment.faults.recovery.mode != "replay" or not self._has_begun:
             return False
         machine.dies()
         machine.event(
