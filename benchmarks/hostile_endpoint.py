@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from typing import Any, NamedTuple, SupportsIndex
 
 import msgspec
+from policies.links import Link
 
 from benchmarks import hostile_http
 from benchmarks.hostile_http import AUTHORIZED, KEY, MAX_MODEL_LEN, MOST_TOKENS, Ask, request, to_json
@@ -27,7 +28,7 @@ from nodes.records import Admitted, Arrived, Cancelled, Completed, Rejected, Rou
 from nodes.request import Generation, Request
 from testbed.page.serve import bind
 from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.serving.app import Endpoint, Rules
 from testbed.serving.text import SMALL, Codec, StubCodec
 

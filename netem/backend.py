@@ -22,8 +22,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from policies.links import Link
+
 from netem.networks import JOINING, Network
-from netem.spec import Endpoint, LinkProfile, NetworkError, NetworkSpec
+from netem.spec import Endpoint, NetworkError, NetworkSpec
 
 if TYPE_CHECKING:
     from netem.forwarder_stats import ForwarderStats, MachineStats
@@ -104,7 +106,7 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def update(self, links: Mapping[tuple[str, str], Link]) -> None:
         """Change the profiles of these pairs, which must be links of ``spec``, while packets flow.
 
         Packets already on their way keep their instants of arrival. Called by the launcher, which

@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from policies.links import Link
 from pyroute2 import IPRoute
 
 from netem import tcp
@@ -43,7 +44,7 @@ from netem.forwarder_underlay import SETTLED_SAMPLES, Underlay, bind_socket, pie
 from netem.forwarder_virtual import VirtualForwarder
 from netem.networks import NETWORKS
 from netem.probe import probe_tun
-from netem.spec import Endpoint, LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import Endpoint, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import inside, new_network_namespace, setns
 from netem.tun import open_tun
 
@@ -187,7 +188,7 @@ class FabricBackend(Backend):
             ).run
         return Forwarder(self.spec, self._devices, addresses, self._page, self._changes, EARLY_S).run
 
-    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def update(self, links: Mapping[tuple[str, str], Link]) -> None:
         assert self._changes is not None, "update() before open()"
         elsewhere = {pair for pair in links if pair in self.spec.links and not self._is_here(pair[0])}
         self._changes.send({pair: profile for pair, profile in links.items() if pair not in elsewhere})
@@ -202,7 +203,7 @@ class FabricBackend(Backend):
         }
 
     def check(
-        self, links: Mapping[tuple[str, str], LinkProfile] | None = None, patience_s: float = 10.0
+        self, links: Mapping[tuple[str, str], Link] | None = None, patience_s: float = 10.0
     ) -> dict[str, MachineStats]:
         """Wait until the other machines' clocks are known; then check that the underlay is fast enough.
 

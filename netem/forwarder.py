@@ -23,11 +23,13 @@ from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import ClassVar
 
+from policies.links import Link
+
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.forwarder_packets import is_whole, segments, wire_bytes
 from netem.forwarder_stats import ForwarderStats, Lateness, StatsPage
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
 from netem.syscalls import set_timer_slack
 from netem.tun import VNET_HEADER_BYTES
 
@@ -93,7 +95,7 @@ class Forwarder:
         self,
         pair: tuple[str, str],
         devices: Mapping[str, int],
-        profile: LinkProfile,
+        profile: Link,
         early_s: float,
         route: tuple[SharedLink, ...],
     ) -> Pipe:

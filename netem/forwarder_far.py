@@ -13,12 +13,14 @@ import math
 import time
 from collections.abc import Mapping
 
+from policies.links import Link
+
 from netem.forwarder import Forwarder
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.forwarder_stats import StatsPage
 from netem.forwarder_underlay import Underlay
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import NetworkSpec
 
 LEAD_S = 0.005
 _FAR = -1
@@ -94,7 +96,7 @@ class FarForwarder(Forwarder):
         self,
         pair: tuple[str, str],
         devices: Mapping[str, int],
-        profile: LinkProfile,
+        profile: Link,
         early_s: float,
         route: tuple[SharedLink, ...],
     ) -> Pipe:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from policies.links import Link
+
 from netem.backend import Backend
 from netem.networks import NETWORKS
-from netem.spec import Endpoint, LinkProfile, NetworkError, NetworkSpec
+from netem.spec import Endpoint, NetworkError, NetworkSpec
 
 if TYPE_CHECKING:
     from netem.forwarder_stats import MachineStats
@@ -47,7 +49,7 @@ class HostsBackend(Backend):
         """Return nothing: there are no wanted delays to compare the real network with."""
         return {}
 
-    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def update(self, links: Mapping[tuple[str, str], Link]) -> None:
         raise NetworkError("the links of the hosts network are real and cannot be changed")
 
     def close(self) -> None:

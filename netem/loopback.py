@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from policies.links import Link
+
 from netem.backend import Backend
 from netem.networks import NETWORKS
-from netem.spec import LinkProfile
 
 
 class LoopbackBackend(Backend):
@@ -30,7 +31,7 @@ class LoopbackBackend(Backend):
     def address(self, node: str) -> str:
         return "127.0.0.1"
 
-    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def update(self, links: Mapping[tuple[str, str], Link]) -> None:
         """Do nothing: clients are notified of new delays and apply them."""
 
     def close(self) -> None:

@@ -14,9 +14,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from policies.links import HEADER_BYTES, MIN_RETRANSMISSION_S, Link
+
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.networks import NETWORKS
-from netem.spec import HEADER_BYTES, MIN_RETRANSMISSION_S, LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
 from netem.tcp import COLD_FLIGHT_SEGMENTS, WARM_FLIGHT_BYTES
 
 _HANDSHAKE_BYTES = 8
@@ -62,7 +64,7 @@ class MemoryNetwork:
     def missing(cls) -> None:
         """Return ``None``: it works everywhere."""
 
-    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def update(self, links: Mapping[tuple[str, str], Link]) -> None:
         """Change links as ``netem.backend.Backend.update``; raises ``NetworkError`` for an unknown link."""
         for (source, target), profile in links.items():
             pipe = self._pipes.get((self.addresses[source], self.addresses[target]))

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from policies.rules import RecoveryRules
+
 from nodes import wire
 from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
-from nodes.records import HopPlan
 from nodes.request import Request, SessionError
-from nodes.rules import RecoveryRules
 from nodes.watchdog import Overdue, Watchdog
+from policies.problem import Hop
 
 FAILURES = (wire.SESSION_EXPIRED, wire.SESSION_MOVED, wire.COMPUTE_FAILED, wire.UNKNOWN_SESSION)
 """Errors of a step after which the session can go on elsewhere. Others but ``PREEMPTED`` fail the request."""
@@ -98,7 +99,7 @@ class Chain:
         self._numbers = itertools.count()
 
     async def open(
-        self, plan: Sequence[HopPlan], first_tokens: int, *, is_replacement: bool = False
+        self, plan: Sequence[Hop], first_tokens: int, *, is_replacement: bool = False
     ) -> list[OpenHop] | Refusal:
         """Open all hops at once; if one is refused, close the others.
 

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from policies.rules import RecoveryRules
+
 from nodes import wire
 from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
 from nodes.limits import cut
 from nodes.parts import Sender
-from nodes.rules import RecoveryRules
 from nodes.watchdog import Overdue, Watchdog
 
 _TOLD_REMEMBERED = 10_000

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import aiohttp
+from policies.rules import RecoveryRules
 
 from nodes import wire
 from nodes.clock import Clock
@@ -13,7 +14,6 @@ from nodes.connection import Connection, warm
 from nodes.control import Handlers
 from nodes.forwarding import Forwarding
 from nodes.messages import Links, Peers, Reach, Warm
-from nodes.rules import RecoveryRules
 
 
 class Peering:

@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from operator import itemgetter
 
+from policies.rules import RecoveryRules
+
 from nodes.chain import Chain, HopFailed, OpenHop, Refusal
 from nodes.clock import Clock
 from nodes.hub import HubModel
 from nodes.records import AnyRecord, Detected, Plan, Reachable, Replayed, Rerouted, Unreachable
 from nodes.request import Request, SessionError
-from nodes.rules import RecoveryRules as RecoveryRules
 
 Rerouter = Callable[[Request, int, int, int], Awaitable[Plan | None]]
 """Asks for servers for lost blocks: (request, first block, last block, output tokens so far)."""

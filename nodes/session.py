@@ -6,15 +6,16 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from policies.rules import MAX_ATTEMPTS, RecoveryRules
+
 from nodes import records
 from nodes.chain import Chain, HopFailed, OpenHop, Preempted, Refusal
 from nodes.clock import Clock, on_tick
 from nodes.connection import Connection
 from nodes.hub import HubModel
 from nodes.records import Admitted, Completed, HopRecord, Opening, Plan, Rejected, Resumed, Routed, Token
-from nodes.recovery import Observer, Recovery, RecoveryRules, Rerouter
+from nodes.recovery import Observer, Recovery, Rerouter
 from nodes.request import Request, SessionError
-from nodes.rules import MAX_ATTEMPTS
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
+from policies.rules import PagingRules
+
 from nodes import wire
 from nodes.cache import ROUNDING, CacheAccount, NoCapacityError
 from nodes.clock import Clock
@@ -17,7 +19,6 @@ from nodes.compute import Compute, ComputeError
 from nodes.forwarding import Forwarding, Place
 from nodes.limits import ServerLimits, ServerSocket, cut, shown
 from nodes.parts import Sender
-from nodes.rules import PagingRules
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from policies.links import Link
 
 from nodes.clock import Clock
 from nodes.messages import Question
@@ -21,7 +22,7 @@ from testbed.control.live import ask_running
 from testbed.errors import TestbedError, UserError
 from testbed.rundir import BY_HAND, BY_SCENARIO, NETWORK_CHANGE, EventWriter
 from testbed.scenario.events import between, members_of, unknown_place
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.fields import ratio
 from testbed.scenario.units import DURATION, RATE
 from testbed.scenario.whole import WholeNetwork

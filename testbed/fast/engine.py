@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from policies.rules import MAX_ATTEMPTS
+
 from nodes.batching import Batches
 from nodes.clock import NS, nanoseconds, on_tick
-from nodes.rules import MAX_ATTEMPTS
 from policies.online import OnlinePolicy
 from policies.problem import Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes

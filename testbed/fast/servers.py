@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from policies.rules import PagingRules
+
 from nodes.cache import CacheAccount, NoCapacityError
-from nodes.rules import PagingRules
 from policies.problem import BlockRange, Hop, Placement
 
 Key = tuple[int, int]

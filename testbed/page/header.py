@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from policies.links import Link
+
 from testbed.faultkinds import KINDS
 from testbed.page.layout import beside_nearest, by_round_trips, places, site_rtts_s, sites_of
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 
 
 def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from policies.links import Link
+
 from testbed.results.logs import RunRecords
-from testbed.scenario.experiment import Experiment, Link, NetworkChange
+from testbed.scenario.experiment import Experiment, NetworkChange
 
 
 def as_carried_out(experiment: Experiment, records: RunRecords) -> list[NetworkChange]:

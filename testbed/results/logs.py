@@ -19,7 +19,6 @@ from nodes.records import (
     Cancelled,
     Completed,
     Failed,
-    HopPlan,
     Interrupted,
     Opening,
     Preempted,
@@ -30,13 +29,14 @@ from nodes.records import (
     Routed,
     Token,
 )
+from policies.problem import Hop
 from testbed.rundir import MOVED, NETWORK_CHANGE, read_events
 
 
 class Attempt(NamedTuple):
     """A rejected attempt to open a chain; ``chain`` is None if the coordinator found none."""
 
-    chain: list[HopPlan] | None
+    chain: list[Hop] | None
     refusal: Rejected
 
 
@@ -100,14 +100,14 @@ class RequestRecord:
     """Time without a chain after preemptions, in total; replays are not included."""
     attempts: list[Attempt] = field(default_factory=list)
     """Rejected attempts to open the first chain, in order."""
-    asked_chain: list[HopPlan] | None = None
+    asked_chain: list[Hop] | None = None
     """The chain of the current attempt."""
     retried_at_s: float = 0.0
     """When a chain was last routed or rejected."""
     opening_at_s: float | None = None
     opened_at_s: float | None = None
     ended_at_s: float | None = None
-    chain: list[HopPlan] = field(default_factory=list)
+    chain: list[Hop] = field(default_factory=list)
     tokens: list[TokenTimes] = field(default_factory=list)
     recoveries: list[Recoveries] = field(default_factory=list)
 

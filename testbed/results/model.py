@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from nodes.batching import Batches, Step, batches_of
 from nodes.compute import StubProfile, Turns
-from nodes.records import BATCH, HopPlan
+from nodes.records import BATCH
+from policies.problem import Hop
 from testbed.results.changes import as_carried_out, as_intended
 from testbed.results.logs import RunRecords
 from testbed.results.slow import SlowServers
@@ -375,7 +376,7 @@ def _ends(profile: StubProfile, steps: Sequence[Step]) -> Iterator[float]:
 def model_setup_s(
     experiment: Experiment,
     client: str,
-    chain: Sequence[HopPlan],
+    chain: Sequence[Hop],
     timeline: Timeline | None = None,
     at_s: float = 0.0,
     opened_at_s: float | None = None,

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from policies.links import Link
+
 from nodes.clock import run_clock
 from testbed.control.faults.byhand import Fault
 from testbed.control.guarded import guarded
@@ -20,7 +22,7 @@ from testbed.runtime.processes import Processes
 from testbed.runtime.programs import Programs, check_namespaces
 from testbed.runtime.signals import handling
 from testbed.runtime.whereabouts import write_whereabouts
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.whole import whole_network
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from policies.links import Link
 
 from nodes import control, messages, records
 from nodes.clock import on_tick, run_clock
@@ -43,7 +44,7 @@ from testbed.runtime.progress import Progress
 from testbed.runtime.servermemory import ServerMemory
 from testbed.runtime.stage import Stage
 from testbed.runtime.whereabouts import write_whereabouts
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.whole import whole_network
 
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5

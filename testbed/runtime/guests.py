@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from policies.links import Link
+
 from nodes.messages import NewToken, ServerStatus
 from nodes.records import States
 from nodes.request import Generation
-from testbed.scenario.experiment import Link
 
 
 class Host(Protocol):

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from policies.links import Link
+
 from netem.networks import Network
-from netem.spec import Endpoint, LinkProfile, NetworkSpec
+from netem.spec import Endpoint, NetworkSpec
 from nodes import control
 
 OnExit = Callable[[str, int], None]
@@ -117,7 +119,7 @@ class Launcher(Protocol):
         """Send a signal to a node's process."""
         ...
 
-    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Change links; returns the instant of the change, which is before any effect of it can be seen."""
         ...
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from policies.links import Link
+
 from nodes import control
 from nodes.clock import RunClock
 from nodes.messages import A, Connect, Links, Message, Question, Reach, Start, Warm
@@ -19,7 +21,7 @@ from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.runtime.peering import Ends, Peering
 from testbed.runtime.processes import Processes
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 
 Pair = tuple[str, str]
 

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from policies.links import Link
+
 from nodes.control import ControlError, Peer
 from nodes.messages import Links, Message, Peers, Reach, Warm
 from policies.problem import Placement
 from testbed.errors import RunError
 from testbed.runtime import wiring
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 
 Pair = tuple[str, str]
 Ends = Mapping[str, tuple[str, int]]

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from netem.spec import LinkProfile, NetworkSpec
+from policies.links import Link
+
+from netem.spec import NetworkSpec
 from nodes.compute import StubProfile
 from nodes.links import DelayProfile
 from nodes.messages import ChangedLink, ServerEnd
@@ -18,7 +20,7 @@ from policies.problem import Placement
 from policies.workload import longest_tokens
 from testbed.errors import UserError
 from testbed.runtime.blocks import BlocksModel
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.whole import whole_network
 
 _IDLE_S = 300.0
@@ -47,9 +49,9 @@ def idle_s(experiment: Experiment) -> float:
     return _IDLE_S + experiment.calibration.session_setup_s + others_s
 
 
-def scaled(link: Link, time_scale: float) -> LinkProfile:
+def scaled(link: Link, time_scale: float) -> Link:
     """Return a link as the machine must emulate it: in real seconds and bits per real second."""
-    return LinkProfile(
+    return Link(
         link.delay_s / time_scale, link.rate_bps * time_scale, link.jitter_s / time_scale, link.loss_ratio
     )
 
@@ -64,7 +66,7 @@ def is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
 
 def scaled_links(
     experiment: Experiment, links: Mapping[tuple[str, str], Link], is_virtual: bool
-) -> dict[tuple[str, str], LinkProfile]:
+) -> dict[tuple[str, str], Link]:
     """Return those of ``links`` that the machine must emulate, in real seconds.
 
     In real time these are all links, since programs of the user's may run on any node.

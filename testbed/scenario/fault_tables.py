@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+from policies.rules import RecoveryRules
 from pydantic import BeforeValidator, Field, model_validator
 
 from policies.membership import MembershipRules
 from testbed.faultkinds import IN_CHURN, IN_FILES, KINDS, FaultKind, any_of
-from testbed.scenario.experiment import RecoveryRules
 from testbed.scenario.fields import Name, PositiveSeconds, Ratio, Seconds, Table, Tokens, rule
 from testbed.scenario.limits import MAX_NUMBER, MAX_REQUESTS
 from testbed.scenario.problems import shown

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
+from policies.rules import RecoveryRules
+
 from policies.membership import MembershipRules
 from policies.workload import RequestPlan
 from testbed.faultkinds import Join, Restart
-from testbed.scenario.experiment import After, Fault, RecoveryRules
+from testbed.scenario.experiment import After, Fault
 from testbed.scenario.fault_tables import (
     AfterTable,
     ChurnTable,

@@ -9,9 +9,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from policies.rules import PagingRules
+
 from netem.networks import NETWORKS
 from netem.spec import TcpSpec
-from nodes.rules import PagingRules
 from policies.problem import Problem
 from policies.workload import Backoff, QueueRules, RequestPlan, longest_tokens
 from testbed.scenario.blocks import check_steps, resolve_blocks

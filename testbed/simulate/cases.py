@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from policies.links import Link
+
 from netem.networks import IN_PROCESS
 from policies.interfaces import RoutingPolicy
 from policies.petals_routing import PetalsRouting
@@ -18,7 +20,6 @@ from testbed.scenario.experiment import (
     Calibration,
     ComputePart,
     Experiment,
-    Link,
     NetworkPart,
     PolicyPart,
     WorkloadPart,

@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from policies.links import Link
 
 from netem.backend import Backend
 from netem.networks import NETWORKS, Network
 from netem.probe import become_network_admin
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import NetworkSpec
 from tests.support.children import echo_s, in_child
 
 NODES = ("hub", "near", "far")
 LINKS = {
-    ("hub", "near"): LinkProfile(0.005, 100e6),
-    ("near", "hub"): LinkProfile(0.005, 100e6),
-    ("hub", "far"): LinkProfile(0.020, 1e9),
-    ("far", "hub"): LinkProfile(0.020, 1e9),
+    ("hub", "near"): Link(0.005, 100e6),
+    ("near", "hub"): Link(0.005, 100e6),
+    ("hub", "far"): Link(0.020, 1e9),
+    ("far", "hub"): Link(0.020, 1e9),
 }
 PORT = 7100
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from policies.rules import RecoveryRules
 
 from policies import BlockRange, Placement, Problem
 from testbed.runtime.stage import Stage
-from testbed.scenario.experiment import After, Fault, RecoveryRules
+from testbed.scenario.experiment import After, Fault
 from tests.support.failing import REAL, VIRTUAL, SystemRun, fail, pairs
 from tests.support.simulation import Scripted, arrivals
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from policies.rules import RecoveryRules
 
 from policies import Hop, Placement, Problem
-from testbed.scenario.experiment import Fault, RecoveryRules
+from testbed.scenario.experiment import Fault
 from tests.support.failing import SystemRun, fail, kill, pairs
 from tests.support.simulation import arrivals
 

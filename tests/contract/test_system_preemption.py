@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from policies.rules import PagingRules, RecoveryRules
 
-from nodes.rules import PagingRules
 from policies import BlockRange, Placement, Problem
 from policies.workload import Backoff, RequestPlan
-from testbed.scenario.experiment import Fault, RecoveryRules
+from testbed.scenario.experiment import Fault
 from tests.support.failing import SystemRun, fail, kill, pairs
 
 N_TOKENS = 30

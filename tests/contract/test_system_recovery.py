@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from policies.rules import RecoveryRules
 
 from policies import BlockRange, Hop, Placement, Problem
 from policies.membership import MembershipRules
 from policies.wsrr import WsRr
-from testbed.scenario.experiment import After, Fault, RecoveryRules
+from testbed.scenario.experiment import After, Fault
 from tests.support.failing import SystemRun, fail, kill, pairs
 from tests.support.simulation import arrivals
 

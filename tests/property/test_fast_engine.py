@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import event, given
 from hypothesis import strategies as st
+from policies.rules import RecoveryRules
 
 from policies import BlockRange, Placement, Problem, RequestSpec, RoutingPolicy, service_s
 from policies.checks import check_placement
@@ -19,7 +20,6 @@ from policies.replay import replay
 from policies.workload import Backoff, RequestPlan
 from policies.wsrr import ShortestPath, WsRr
 from testbed.fast.outcome import COMPLETED, FAILED, FastRun, SimulatedRequest
-from testbed.scenario.experiment import RecoveryRules
 from tests.support.problems import forwarded, placements, problems
 from tests.support.simulation import run_fast
 

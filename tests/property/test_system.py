@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from policies.rules import PagingRules, RecoveryRules
 
 from nodes.records import HOP_COLUMNS
-from nodes.rules import PagingRules
 from policies import BlockRange, Placement, Problem
 from policies.membership import MembershipRules
 from policies.optimal_rr import OptimalRr
@@ -21,7 +21,7 @@ from policies.workload import Backoff, QueueRules, RequestPlan
 from policies.wsrr import ShortestPath, WsRr
 from testbed.fast.outcome import FastRun
 from testbed.fast.steps import COLUMNS
-from testbed.scenario.experiment import After, Fault, RecoveryRules
+from testbed.scenario.experiment import After, Fault
 from tests.support.failing import SystemRun, fail
 from tests.support.problems import make_problem
 from tests.support.simulation import run_fast

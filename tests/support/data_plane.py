@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 import msgpack
 from aiohttp import web
+from policies.rules import PagingRules
 
 from nodes import wire
 from nodes.clock import Clock, ManualClock
 from nodes.compute import Compute, StubCompute, StubProfile
 from nodes.connection import Answered, Connection
 from nodes.messages import ServerStatus
-from nodes.rules import PagingRules
 from nodes.server import HostedBlocks, Server, ServerLimits
 from policies.steps import StepTimes
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from policies.rules import PagingRules, RecoveryRules
 
 from nodes import wire
 from nodes.clock import Clock, ManualClock
@@ -15,9 +16,7 @@ from nodes.compute import Computed, StubCompute
 from nodes.connection import Connection
 from nodes.hub import StubHub
 from nodes.records import AnyRecord, HopRecord, Plan, Recoveries, States, Token
-from nodes.recovery import RecoveryRules
 from nodes.request import Request
-from nodes.rules import PagingRules
 from nodes.server import HostedBlocks, Server
 from nodes.session import HubSession, SessionRules
 from tests.support.data_plane import INSTANT, TOKEN_BYTES, until

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
+from policies.rules import RecoveryRules
 
 from nodes.clock import Clock
 from nodes.connection import Connection
 from nodes.forwarding import Forwarding
-from nodes.rules import RecoveryRules
 from tests.support.farm import Farm, farm
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from policies.links import Link
+
 from policies import Hop, Placement, Problem, RequestSpec, Route, RoutingPolicy, SystemState
 from policies.online import OnlinePolicy, SystemView
 from policies.workload import RequestPlan
@@ -14,7 +16,7 @@ from testbed.control.placing import PlacedExperiment
 from testbed.fast.engine import simulate_fast
 from testbed.fast.outcome import FastRun
 from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Calibration, Experiment, Link
+from testbed.scenario.experiment import Calibration, Experiment
 
 WIRE_BPS = 1e15
 """Rate of links whose transmission takes no time."""

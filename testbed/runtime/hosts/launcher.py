@@ -17,7 +17,9 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from policies.links import Link
+
+from netem.spec import NetworkError, NetworkSpec
 from nodes import control
 from testbed.errors import RunError, UserError
 from testbed.runtime.hosts.agent import SILENCE_S, AgentOptions
@@ -282,14 +284,14 @@ class HostsLauncher:
         else:
             await self._local.kill(process, signal)
 
-    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Send the links to all machines, each of which changes its own; see ``Launcher.update``."""
         done_at: list[float] = await self._everywhere(
             self._local.update(links), lambda remote: self._updated(remote, links)
         )
         return max(done_at)
 
-    async def _updated(self, remote: _Remote, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def _updated(self, remote: _Remote, links: Mapping[tuple[str, str], Link]) -> float:
         done_at: float = await remote.host.call("update", links)
         return remote.clock.to_local(done_at)
 

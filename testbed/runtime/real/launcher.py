@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
+from policies.links import Link
 
 from netem.backend import Backend
 from netem.networks import choose
 from netem.probe import become_network_admin
 from netem.programs import end_all_in, exec_program
-from netem.spec import Endpoint, LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import Endpoint, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 from nodes.clock import NS
 from testbed.runtime.launching import Endpoints, OpenNetwork
@@ -224,7 +225,7 @@ class Launcher:
             if pid in self._children:
                 os.kill(pid, signal.SIGCONT if on else signal.SIGSTOP)
 
-    def _do_update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    def _do_update(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Change links; returns when that was done (``time.monotonic``), before any node is notified."""
         assert self._backend is not None, "update before open"
         self._backend.update(links)

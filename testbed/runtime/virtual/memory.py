@@ -14,9 +14,10 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from policies.links import Link
 
 from netem.memory import MemoryNetwork
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
 from nodes import control, node
 from nodes.clock import RunClock, run_clock
 from nodes.host import Watch
@@ -265,7 +266,7 @@ class MemoryLauncher(OnOneMachine):
         else:
             self._end(victim, -signal)
 
-    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         assert self._network is not None, "update before open"
         try:
             self._network.update(links)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import uvloop
+from policies.links import Link
 
 from netem.networks import NETWORKS, instead, named
-from netem.spec import LinkProfile
 from nodes import control
 from nodes.messages import A, Question
 from nodes.node import DATA_PORT, NodeConfig
@@ -185,7 +185,7 @@ class _Links:
         up, down = self._links(pair)
         return up.delay_s + down.delay_s
 
-    def _links(self, pair: Pair) -> tuple[LinkProfile, LinkProfile]:
+    def _links(self, pair: Pair) -> tuple[Link, Link]:
         links, scale = self._experiment.network.links, self._experiment.time_scale
         return wiring.scaled(links[pair], scale), wiring.scaled(links[pair[::-1]], scale)
 
@@ -272,7 +272,7 @@ class _Links:
             down=delays[1],
         )
 
-    def _bulk_bytes(self, pair: Pair, link: LinkProfile) -> int:
+    def _bulk_bytes(self, pair: Pair, link: Link) -> int:
         """Returns the size of a transfer: ``_BULK_S`` seconds, and enough round trips for TCP to find the
         rate.
         """

@@ -8,11 +8,11 @@ import threading
 from typing import Any
 
 import pytest
+from policies.rules import PagingRules
 
 from nodes import wire
 from nodes.clock import ManualClock
 from nodes.compute import Computed, ComputeError, open_session
-from nodes.rules import PagingRules
 from nodes.server import HostedBlocks, Server
 from tests.support.blocks import (
     BLOOM,

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from policies.links import Link
 
 from nodes.clock import ManualClock
 from testbed.control.links import ChangeLink, LinkChanges, link_command
 from testbed.errors import RunError, UserError
 from testbed.rundir import NETWORK_CHANGE, EventWriter, read_events
 from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Link
 from testbed.scenario.whole import whole_network
 
 Pair = tuple[str, str]

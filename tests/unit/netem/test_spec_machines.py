@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from policies.links import Link
 
 from netem.fabric import FabricBackend
 from netem.networks import NETWORKS, Network
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
 
 _NODES = ("a", "b", "c")
-_LINK = LinkProfile(0.01, 1e9)
+_LINK = Link(0.01, 1e9)
 _LINKS = {(source, target): _LINK for source in _NODES for target in _NODES if source != target}
 _TWO = {"a": "m0", "b": "m0", "c": "m1"}
 

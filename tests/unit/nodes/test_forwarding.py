@@ -7,12 +7,12 @@ import itertools
 from typing import Any
 
 import pytest
+from policies.rules import RecoveryRules
 
 from nodes import wire
 from nodes.clock import ManualClock
 from nodes.compute import ComputeError
 from nodes.forwarding_session import ForwardingSession
-from nodes.recovery import RecoveryRules
 from nodes.request import SessionError
 from tests.support.data_plane import (
     TOKEN_BYTES,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+from policies.rules import RecoveryRules
 
 from nodes.chain import Chain, HopFailed, OpenHop
 from nodes.clock import ManualClock
 from nodes.hub import HubModel
 from nodes.records import AnyRecord, Detected
-from nodes.recovery import Recovery, RecoveryRules
+from nodes.recovery import Recovery
 from nodes.request import Request, SessionError
 
 

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from policies.rules import PagingRules
 
 from nodes import wire
 from nodes.cache import CacheAccount, NoCapacityError
 from nodes.clock import ManualClock
 from nodes.digest import write_rows
 from nodes.forwarding_session import ForwardingSession
-from nodes.rules import PagingRules
 from nodes.session import HubSession
 from tests.support.data_plane import TOKEN_BYTES, RawClient, make_server, raw_client, serving, until
 from tests.support.farm import Session, expected_tokens, farm

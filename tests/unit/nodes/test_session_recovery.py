@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from policies.rules import RecoveryRules
 
 from nodes.clock import ManualClock
 from nodes.compute import ComputeError
-from nodes.recovery import RecoveryRules
 from nodes.request import SessionError
 from tests.support.data_plane import TOKEN_BYTES, JumpClock, drive, until
 from tests.support.farm import Farm, Session, expected_tokens, farm

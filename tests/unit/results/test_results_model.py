@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from policies.links import Link
 
 from testbed.results.logs import read_logs
 from testbed.results.model import HopTable, hop_table, model_setup_s
 from testbed.results.trace import write_trace
 from testbed.rundir import NETWORK_CHANGE, EventWriter
-from testbed.scenario.experiment import Calibration, Link, NetworkChange
+from testbed.scenario.experiment import Calibration, NetworkChange
 from testbed.scenario.timeline import Timeline
 from tests.unit.results.conftest import LINK, MakeRun, SyntheticRun, perfect_hop
 

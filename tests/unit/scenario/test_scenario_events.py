@@ -6,9 +6,10 @@ import tomllib
 from collections.abc import Callable
 
 import pytest
+from policies.links import Link
 
 from testbed.scenario import dump_toml, load_experiment
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 
 Load = Callable[..., Experiment]
 Complain = Callable[..., str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from policies.rules import RecoveryRules
 
 from policies import Hop, Placement, PolicyError, Problem
 from policies.cgbp import CgBp
@@ -10,7 +11,6 @@ from policies.online import TwoTimeScale
 from policies.wsrr import WsRr
 from testbed.fast.engine import Disturbed
 from testbed.fast.outcome import CompletedMove
-from testbed.scenario.experiment import RecoveryRules
 from tests.support.problems import make_problem, placed
 from tests.support.simulation import Always, Scripted, arrivals, run_fast
 
