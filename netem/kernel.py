@@ -19,13 +19,14 @@ import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from netem import probe, qdiscs, rtnetlink, tcp
 from netem.backend import Backend
+from netem.networks import NETWORKS
 from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import inside, new_network_namespace, setns
 from policies.links import Link
@@ -45,7 +46,7 @@ _MODULES = (
 class NetemBackend(Backend):
     """HTB classes with netem leaves on veth pairs; needs the kernel module ``sch_netem``."""
 
-    name: ClassVar[str] = "netem"
+    network = NETWORKS["netem"]
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__(spec)

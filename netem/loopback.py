@@ -6,18 +6,16 @@ It is the least faithful one: congestion control has no effect, and processes do
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from netem.backend import Backend
+from netem.networks import NETWORKS
 from policies.links import Link
 
 
 class LoopbackBackend(Backend):
     """All nodes are on 127.0.0.1; works everywhere."""
 
-    name: ClassVar[str] = "loopback"
-    delays_in_client: ClassVar[bool] = True
-    any_port: ClassVar[bool] = True
+    network = NETWORKS["loopback"]
 
     @classmethod
     def missing(cls) -> str | None:

@@ -8,6 +8,8 @@ from ipaddress import IPv4Network
 
 from policies.links import Link
 
+Endpoint = tuple[str, int]
+"""Address and port of one machine's part of a network over several machines."""
 SUBNET = IPv4Network("198.18.0.0/15")
 """RFC 2544 reserves it for benchmarks: no real network uses it. Here it exists only inside the namespaces."""
 SPARE_ADDRESSES = 4

@@ -41,6 +41,7 @@ from testbed.cli.programs import execute, link, net, ps, shell
 from testbed.cli.sweep import advise, capacity, explain, sweep
 from testbed.cli.workload import workload_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
+from testbed.faultkinds import KINDS, any_of
 from testbed.terminal import warn_once
 
 
@@ -290,7 +291,7 @@ def _changes(options: dict[str, Any]) -> list[str]:
 
 @app.command(rich_help_panel=_RUNS)
 def fault(
-    kind: Annotated[str, typer.Argument(help="kill, stop, cont, slow, restart, leave or join.")],
+    kind: Annotated[str, typer.Argument(help=f"{any_of(KINDS)}.")],
     server: Annotated[str, typer.Argument(help="The server's name.")],
     factor: Annotated[
         float | None,

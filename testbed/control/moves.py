@@ -12,7 +12,7 @@ from nodes.messages import Rehost
 from nodes.records import ENDED, Arrived, States
 from policies.online import OnlinePolicy
 from testbed.control.coordinator import Coordinator
-from testbed.control.faults.machines import Nodes
+from testbed.control.faults.machine import Nodes
 from testbed.control.guarded import guarded
 from testbed.control.mover import Mover, ServerMove
 from testbed.errors import RunError

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from policies.links import Link
+from testbed.faultkinds import KINDS
 from testbed.page.layout import beside_nearest, by_round_trips, places, site_rtts_s, sites_of
 from testbed.records.plan import Clock, Plan
 from testbed.scenario.experiment import Experiment
@@ -60,6 +61,10 @@ def header(experiment: Experiment, plan: Plan) -> dict[str, Any]:
                 "state": "absent" if j in experiment.faults.absent else "online",
             }
             for j, server in enumerate(problem.servers)
+        ],
+        "fault_kinds": [
+            {"name": kind.name, "what": kind.what, "has_factor": kind.has_factor, "is_bad": kind.is_bad}
+            for kind in KINDS.values()
         ],
         "clients": [{"name": name, "site": number[experiment.sites[name]]} for name in problem.clients],
         **_links(experiment, number),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from testbed.faultkinds import DIED, KINDS, Kill
 from testbed.records.events import (
     Event,
     FaultHappened,
@@ -60,7 +61,7 @@ def _after(before: ServerState, event: Event) -> ServerState:
     match event:
         case FaultHappened(applies=True):
             return _hit(before, event)
-        case FaultOver(kind="slow"):
+        case FaultOver() if event.kind in KINDS and KINDS[event.kind].has_factor:
             return replace(before, factor=1.0)
         case FaultOver() if before.state == "halted":
             return replace(before, state="online")
@@ -77,14 +78,13 @@ def _after(before: ServerState, event: Event) -> ServerState:
     return before
 
 
-def _hit(before: ServerState, fault: FaultHappened) -> ServerState:
-    if fault.kind == "slow":
-        return replace(before, factor=fault.factor or 1.0)
-    states = {
-        **dict.fromkeys(("kill", "died", "restart"), "dead"),
-        **{"stop": "halted", "cont": "online", "leave": "draining", "join": "joining"},
-    }
-    state = states.get(fault.kind)
+def _hit(before: ServerState, event: FaultHappened) -> ServerState:
+    fault = KINDS.get(Kill.name if event.kind == DIED else event.kind)
+    if fault is None:
+        return before
+    if fault.has_factor:
+        return replace(before, factor=event.factor or 1.0)
+    state = fault.state
     if state is None:
         return before
     kept = (before.first, before.last) if state == "draining" else (0, 0)

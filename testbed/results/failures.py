@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from testbed.faultkinds import KINDS
 from testbed.records.events import BY_SCENARIO, FaultHappened
 from testbed.records.plan import Plan
 from testbed.records.summary import RunSummary
@@ -12,9 +13,10 @@ from testbed.scenario.units import counted
 
 def add_failures(summary: RunSummary, records: RunRecords, plan: Plan, n_planned: int) -> None:
     """Add faults, recoveries, leaks and moves to ``summary``; ``n_planned``: faults in the scenario."""
+    ends = {kind.name for kind in KINDS.values() if kind.only_by_hand}  # they end a fault
     faults = [
-        event for event in records.faults if isinstance(event, FaultHappened) and event.kind != "cont"
-    ]  # cont ends a fault
+        event for event in records.faults if isinstance(event, FaultHappened) and event.kind not in ends
+    ]
     summary.n_faults = sum(fault.applies for fault in faults)
     summary.n_faults_without_effect = len(faults) - summary.n_faults
     summary.n_faults_never_came = max(0, n_planned - sum(fault.by == BY_SCENARIO for fault in faults))

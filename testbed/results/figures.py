@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodes.records import Rerouted
+from testbed.faultkinds import KINDS
 from testbed.records.events import FaultHappened
 from testbed.records.requests import RequestRow
 from testbed.results.logs import RequestRecord, RunRecords
@@ -80,7 +81,8 @@ def _bad_and_good(records: RunRecords) -> Iterator[tuple[float, str, str]]:
     """Yield (instant, server, colour) of each fault, and of each server that begins to serve (again)."""
     for event in records.faults:
         if event.at_s is not None and getattr(event, "applies", True):
-            is_bad = isinstance(event, FaultHappened) and event.kind != "join"
+            kind = KINDS.get(event.kind) if isinstance(event, FaultHappened) else None
+            is_bad = isinstance(event, FaultHappened) and (kind is None or kind.is_bad)
             yield event.at_s, event.server, _BAD if is_bad else _GOOD
 
 

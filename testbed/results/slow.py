@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from testbed.faultkinds import KINDS
 from testbed.records.events import FaultEvent, FaultHappened, FaultOver
 
 
@@ -17,10 +18,10 @@ class SlowServers:
         for event in events:
             factor = 1.0
             if isinstance(event, FaultHappened):
-                if event.kind != "slow" or not event.applies:
+                if not event.factor or not event.applies:
                     continue
-                factor = event.factor or 1.0
-            elif isinstance(event, FaultOver) and event.kind != "slow":
+                factor = event.factor
+            elif isinstance(event, FaultOver) and not KINDS[event.kind].has_factor:
                 continue
             assert event.at_s is not None, "faults have instants"
             self._steps.setdefault(numbers[event.server], []).append((event.at_s, factor))

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
+from netem.networks import NETWORKS
 from policies.problem import Hop, RequestSpec, decode_step_s
 from testbed.records.events import BY_HAND, ServerBegun
 from testbed.records.plan import Clock, Plan
@@ -87,7 +88,8 @@ def summarize(
     _add_emulation_error(summary, run, twin)
     summary.closed_model_lacks = _lacks(experiment, records)
     # In virtual time the testbed has no overhead: the difference is what the closed model leaves out.
-    has_overhead = clock.name == "real" and plan.network != "hosts"
+    network = NETWORKS.get(plan.network)
+    has_overhead = clock.name == "real" and (network is None or network.emulates)
     summary.overhead_per_hop_s = _median(overhead_s / experiment.time_scale) if has_overhead else None
     summary.startup_s = plan.startup_s.get("total")
     summary.forwarder, summary.machines = plan.forwarder, plan.machines

@@ -7,6 +7,7 @@ import io
 from rich.console import Console
 from rich.table import Table
 
+from netem.networks import NETWORKS
 from testbed.records.summary import ErrorFigures, RunSummary
 from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
@@ -202,15 +203,9 @@ def _footer(summary: RunSummary) -> str:
             f"time ran {summary.time_scale:g} times faster: a real delay of 1 ms counts as "
             f"{summary.time_scale:g} ms"
         )
-    if summary.network == "loopback":
-        lines.append(
-            "loopback network: clients apply the delays, which is the least faithful of all networks"
-        )
-    if summary.network == "hosts":
-        lines.append(
-            "hosts network: the real network between the machines; the model uses the scenario's links, "
-            "which nothing emulates"
-        )
+    network = NETWORKS.get(summary.network)  # none if simulated
+    if network is not None and network.caveat is not None:
+        lines.append(f"{network.name} network: {network.caveat}")
     lines += _machine_lines(summary)
     if without := summary.without_session_setup:
         lines.append(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import tomli_w
 
+from netem.networks import IN_PROCESS
 from testbed.control.placing import PlacedExperiment
 from testbed.errors import TestbedError
 from testbed.results import finish_run
@@ -40,12 +41,12 @@ _BLOCKS_KEYS = (
 
 
 def twin_of(experiment: Experiment, folder: Path) -> Experiment:
-    """Return ``experiment`` in virtual time on the network ``memory``; writes ``folder``/scenario.toml."""
+    """Return ``experiment`` in virtual time, all in this process; writes ``folder``/scenario.toml."""
     document = dict(experiment.document)
     if experiment.workload.endpoint_tokens:
         document = replayed_document(experiment, read_logs(folder.parent).requests)
     document.update(clock="virtual", time_scale=1)
-    document["network"] = {**document["network"], "backend": "memory"}
+    document["network"] = {**document["network"], "backend": IN_PROCESS.name}
     compute = {key: value for key, value in document["compute"].items() if key not in _BLOCKS_KEYS}
     document["compute"] = {
         **compute,
@@ -72,7 +73,7 @@ def run_twin(
     If the twin fails or is interrupted, announces that and removes the folder: the run is usable without it.
     """
     folder = run_dir / TWIN
-    stage = Stage("virtual", "memory", "the twin of a run in real time")
+    stage = Stage("virtual", IN_PROCESS, "the twin of a run in real time")
     try:
         make_run_dir(folder, experiment.name)
         twin = twin_of(experiment, folder)

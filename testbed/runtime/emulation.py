@@ -127,7 +127,7 @@ class Emulation:
         experiment = self.experiment
         keep_awake = experiment.network.keep_cpus_awake and not self.stage.is_virtual
         spec = wiring.network_spec(experiment, self.run_dir.name, self.stage.is_virtual)
-        self.network = await self.processes.open(self.stage.network, spec, keep_awake)
+        self.network = await self.processes.open(self.stage.wanted, spec, keep_awake)
         opened_at = time.monotonic()
         if self.stage.network_why is not None:
             self.network = replace(self.network, why=self.stage.network_why)
@@ -179,7 +179,7 @@ class Emulation:
     def _shares_links(self) -> bool | UnsetType:
         """Return whether pairs compete for the scenario's shared links; unset if it has none."""
         assert self.network is not None, "asked before the network was open"
-        return self.network.shares_links if self.experiment.network.shared_bps else UNSET
+        return self.network.network.shares_links if self.experiment.network.shared_bps else UNSET
 
     def network_text(self) -> str:
         """Return one line on the run's clock and network, and why these were chosen."""

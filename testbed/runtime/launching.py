@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from netem.spec import NetworkSpec
+from netem.networks import Network
+from netem.spec import Endpoint, NetworkSpec
 from nodes import control
 from policies.links import Link
 from testbed.records.summary import MachineState
@@ -17,26 +18,24 @@ OnExit = Callable[[str, int], None]
 """Called with a node's name and its process's exit status (negative: the signal that ended it)."""
 
 
-Endpoints = tuple[Mapping[str, tuple[str, int]], bytes]
+Endpoints = tuple[Mapping[str, Endpoint], bytes]
 """For a network over several machines: each machine's (address, port) by name, and the run's key."""
 
 
 @dataclass(frozen=True)
 class OpenNetwork:
-    """An open network: its name, why it was chosen, and the address of every node."""
+    """An open network: what it can do, why it was chosen, and the address of every node."""
 
-    name: str
+    network: Network
     why: str
     addresses: Mapping[str, str]
-    delays_in_client: bool = False
-    """Nodes delay messages themselves (no kernel does)."""
-    any_port: bool = False
-    """Nodes listen on any free port."""
-    shares_links: bool = True
-    """Pairs whose paths share a link compete for its rate."""
     namespaces: Mapping[str, int] = field(default_factory=dict)
     """By node: descriptor of its network namespace in the process ``holder``; empty without namespaces."""
     holder: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.network.name
 
 
 class OnOneMachine:
@@ -78,7 +77,7 @@ class Launcher(Protocol):
         ...
 
     async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
-        """Build the network of backend ``wanted``; with ``keep_awake`` no CPU sleeps while it is open."""
+        """Build the network called ``wanted``, or for "auto" the first that works here; with ``keep_awake`` no CPU sleeps while it is open."""
         ...
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:

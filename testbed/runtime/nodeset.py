@@ -147,7 +147,7 @@ class NodeSet:
 
     @property
     def _delays_in_client(self) -> bool:
-        return self._network.delays_in_client
+        return self._network.network.delays_in_client
 
     @property
     def _network(self) -> OpenNetwork:
@@ -169,7 +169,7 @@ class NodeSet:
             server,
             self._processes.control_path,
             self._processes.address(name),
-            self._network.any_port,
+            self._network.network.any_port,
             self._blocks,
         )
         if self._processes.port(name):  # a server that begins again keeps its port

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from netem.networks import NETWORKS, instead
 from testbed.errors import RunError, UserError
 from testbed.records.events import EventWriter, ProgramBegun, ProgramEnded
 from testbed.rundir import HOSTS, NODE_VARIABLE, marks
@@ -44,9 +45,9 @@ def check_namespaces(network: OpenNetwork) -> None:
 
 def without_namespaces(network: str) -> UserError:
     """Return the error for programs on a network whose nodes have no namespaces."""
+    others = instead(each for each in NETWORKS.values() if each.has_namespaces)
     return UserError(
-        f"nodes have no namespaces on the network {network}, but programs need them; use --network fabric or "
-        "netem"
+        f"nodes have no namespaces on the network {network}, but programs need them; use --network {others}"
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import IPv4Network
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from netem.spec import SUBNET, TcpSpec
 from policies.links import Link
@@ -56,11 +56,6 @@ class Calibration:
         return bool(self.token_overhead_s or self.input_overhead_base_s or self.input_overhead_slope_s)
 
 
-FaultKind = Literal["kill", "stop", "slow", "restart", "join", "leave"]
-KINDS_BY_HAND = (*get_args(FaultKind), "cont")
-"""Faults that a user can cause in a running testbed; ``cont`` lets a stopped server continue."""
-
-
 class After(NamedTuple):
     """The moment at which ``request`` (an index) has ``tokens`` output tokens."""
 
@@ -72,12 +67,13 @@ class After(NamedTuple):
 class Fault:
     """One fault of ``server`` (an index), at ``at_s`` or at the moment ``after``; see ``fault_tables``.
 
+    ``kind`` is a name of ``testbed.faultkinds``.
     ``for_s`` later a killed server serves again (the time to load its blocks included), a stopped one
     continues, and a slow one is as fast as before; ``None``: never. ``factor`` multiplies the compute times
     of a slow server.
     """
 
-    kind: FaultKind
+    kind: str
     server: int
     at_s: float | None = None
     after: After | None = None
@@ -153,7 +149,7 @@ class NetworkPart:
     """The emulated network. ``links`` maps (from, to) node names; nodes are clients and servers."""
 
     backend: str
-    """As asked for: auto, netem, fabric, memory, loopback, hosts."""
+    """The network asked for: "auto", or a name of ``netem.networks.NETWORKS``."""
     links: Mapping[tuple[str, str], Link]
     """By (from, to): every client with every server, servers with servers, and each ``[[node]]`` with all."""
     changes: tuple[NetworkChange, ...] = ()

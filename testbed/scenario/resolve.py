@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
+from netem.networks import NETWORKS
 from netem.spec import TcpSpec
 from policies.interfaces import PlacementPolicy
 from policies.problem import Batching, Problem
@@ -72,7 +73,7 @@ from testbed.scenario.topologies import ANY, as_matrix, choose_nodes, topology_o
 from testbed.scenario.workload import join_order, make_requests, stream, workload_source
 
 GroupT = TypeVar("GroupT", ServersTable, ClientsTable)
-_OUR_PROCESSES = ("launcher", "fabric", "still")
+_OUR_PROCESSES = ("launcher", "still", *(each.name for each in NETWORKS.values() if each.has_forwarder))
 """Processes of a run that are no nodes. A node cannot have their names, since logs are named alike."""
 FolderOf = Callable[..., Path]
 """Called with a key of the scenario; returns the folder where its relative path starts."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from netem.networks import IN_PROCESS
 from policies.interfaces import RoutingPolicy, session_setup_of
 from policies.links import Link
 from policies.petals_routing import PetalsRouting
@@ -128,7 +129,7 @@ def instance_experiment(instance: Instance, placement: str, routing: str, sessio
             initial_delay_s=problem.initial_delay_s,
             session_setup_s=setup_s,
         ),
-        network=NetworkPart("loopback", links),
+        network=NetworkPart(IN_PROCESS.name, links),
         compute=ComputePart(),
         policy=PolicyPart(placement, routing),
         workload=WorkloadPart(instance.requests),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+from netem.networks import IN_PROCESS
 from testbed.control.placing import PlacedExperiment
 from testbed.errors import RunError, UserError
 from testbed.records.plan import read_plan
@@ -25,7 +26,7 @@ from testbed.runtime.wiring import check_frames
 from testbed.scenario.experiment import Experiment
 from testbed.simulate.cases import Case, Served
 
-_STAGE = Stage("virtual", "memory", "simulated")
+_STAGE = Stage("virtual", IN_PROCESS, "simulated")
 
 
 def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None, *, live: bool = True) -> Served:

@@ -48,8 +48,8 @@ def with_changes(
     links: Links = LINKS,
 ) -> Any:
     """Run ``work(running, change)`` inside the hub; ``change(n)`` puts ``changes[n]`` into force."""
-    if kind.delays_in_client:
-        pytest.skip(f"{kind.name}: clients delay messages and are told of changes, by design")
+    if kind.network.delays_in_client:
+        pytest.skip(f"{kind.network.name}: clients delay messages and are told of changes, by design")
 
     def whole() -> Any:
         become_network_admin()
@@ -253,7 +253,7 @@ def test_a_stream_over_a_lossy_link_arrives_whole(backend_class: type[Backend]) 
 
 
 def test_a_pair_without_a_link_cannot_change(backend_class: type[Backend]) -> None:
-    if backend_class.delays_in_client:
+    if backend_class.network.delays_in_client:
         pytest.skip("loopback: clients are told of changes, by design")
 
     def whole() -> str:

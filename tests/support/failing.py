@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from netem.networks import NETWORKS
 from policies import BlockRange, Hop, Placement, Problem, RoutingPolicy
 from policies.online import OnlinePolicy
 from policies.workload import RequestPlan
@@ -28,8 +29,8 @@ from testbed.simulate.virtual import serve_by_system
 from tests.support.problems import make_problem
 from tests.support.simulation import experiment_of, placed_experiment
 
-VIRTUAL = Stage("virtual", "memory", "a test")
-REAL = Stage("real", "loopback", "a test")
+VIRTUAL = Stage("virtual", NETWORKS["memory"], "a test")
+REAL = Stage("real", NETWORKS["loopback"], "a test")
 
 
 class SystemRun(NamedTuple):

@@ -14,7 +14,8 @@ from nodes.messages import GetStatus, ServerStatus
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults import leaks
 from testbed.control.faults.byhand import Fault, fault_by_hand
-from testbed.control.faults.machines import Machines, Nodes
+from testbed.control.faults.machine import Nodes
+from testbed.control.faults.machines import Machines
 from testbed.control.faults.recoveries import Recoveries
 from testbed.control.faults.schedule import Schedule
 from testbed.records.events import EventWriter, Leaked

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from policies.chains import Chains
 from policies.problem import BlockRange, Hop, RequestSpec, service_s
 from testbed.errors import UserError
+from testbed.faultkinds import KINDS
 from testbed.records.events import OF_FAULTS, Detected, FaultHappened, Replayed, read_events
 from testbed.records.plan import is_simulated, read_plan
 from testbed.records.requests import RequestRow
@@ -34,8 +35,7 @@ beyond that.
 """
 PARTS = ("queue_s", "setup_s", *OF_HOPS, "replays_s", "preempted_s", "rest_s")
 """All parts. They add up to ``e2e_s``; ``rest_s`` is the time that is in none of the others."""
-_TAKE_AWAY = ("kill", "stop", "restart", "leave")
-"""Faults after which a server is down until it has begun again."""
+_TAKE_AWAY = {kind.name for kind in KINDS.values() if kind.takes_away}
 
 
 def account(run_dir: Path, request: int) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from netem.fabric import EARLY_S
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_far import FarForwarder
 from netem.forwarder_stats import StatsPage
-from netem.forwarder_underlay import SETTLED_SAMPLES, Endpoint, Underlay, bind_socket, piece_bytes_to
-from netem.spec import NetworkError, NetworkSpec
+from netem.forwarder_underlay import SETTLED_SAMPLES, Underlay, bind_socket, piece_bytes_to
+from netem.spec import Endpoint, NetworkError, NetworkSpec
 from policies.links import Link
 from tests.support.packets import tcp_packet
 from tests.support.runs import wait_until
