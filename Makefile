@@ -6,7 +6,7 @@
 # make petals an environment for the real PETALS (docs/petals.md)
 
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # Extras of `make setup`. torch is large: `make setup EXTRAS=dev` leaves it out.
@@ -67,4 +67,4 @@ $(PETALS_VENV)/.done: scenarios/petals/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PETALS_VENV) .cache build dist
+	rm -rf $(VENV) .venv-* .cache build dist

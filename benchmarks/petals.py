@@ -380,7 +380,7 @@ def _lines(path: Path, process: subprocess.Popen[bytes]) -> Iterator[dict[str, A
             raise SystemExit(f"the network ended with {process.returncode}: see {path.parents[1]}.log")
         yield {"event": "waiting"}
         time.sleep(0.2)
-    with path.open() as file:
+    with path.open(encoding="utf-8") as file:
         rest = ""
         while True:
             rest += file.readline()

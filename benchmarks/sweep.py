@@ -79,7 +79,9 @@ def usage(without: int | None = None) -> Usage:
     while new:
         inside |= new
         new = {pid for pid, (parent, _) in of.items() if parent in inside} - inside - {without}
-    busy = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    busy = [
+        int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:9]
+    ]
     own_s = {pid: of[pid][1] for pid in inside}
     return Usage(time.monotonic(), own_s, (sum(busy) - busy[3] - busy[4]) / _TICKS)
 

@@ -61,6 +61,12 @@ class _Channel:
     listeners: dict[int, OnAnswer] = field(default_factory=dict)
     reader: asyncio.Task[None] | None = None
 
+    def fail(self, why: str) -> None:
+        """Fail all requests that wait. Their futures stay in no frame that lasts: they hold what was asked."""
+        for future in self.waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionLost(why))
+
 
 class Connection:
     """A connection to one server. ``up`` and ``down`` delay messages where the network does not.
@@ -242,9 +248,7 @@ class Connection:
         except wire.FrameError as error:
             reason = f"carried an invalid answer: {error}"
         finally:
-            for future in channel.waiting.values():
-                if not future.done():
-                    future.set_exception(ConnectionLost(f"the connection to {self._url} {reason}"))
+            channel.fail(f"the connection to {self._url} {reason}")
             for listener in list(channel.listeners.values()):
                 listener(None, self._clock.now_s())
             channel.listeners.clear()

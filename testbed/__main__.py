@@ -1,5 +1,6 @@
 """``testbed`` and ``python -m testbed``: the command line."""
 
+import io
 import sys
 
 from testbed.errors import EXIT_INTERRUPTED
@@ -7,7 +8,12 @@ from testbed.terminal import say
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it with ``EXIT_INTERRUPTED`` also while its modules are being imported."""
+    """Run the command line; Ctrl-C ends it with ``EXIT_INTERRUPTED`` also while its modules are being imported.
+
+    Answers hold characters such as ±; where the locale has none of them, they are printed as ``?``.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="replace")
     try:
         from testbed.cli import main as command
     except KeyboardInterrupt:

@@ -55,4 +55,5 @@ def save(figure: Any, path: Path, *, dpi: int = DPI, tight: bool = False) -> Non
     box = {"bbox_inches": "tight"} if tight else {}
     figure.savefig(image, format=ending[1:] or "png", dpi=dpi, metadata=_METADATA.get(ending, {}), **box)
     with replacing(path) as temporary:
-        temporary.write_bytes(image.getbuffer())
+        # A copy: a view would live on in the traceback of an error, and an image with a view cannot be closed.
+        temporary.write_bytes(image.getvalue())

@@ -158,8 +158,10 @@ def _json_line(line: str) -> Row:
 
 
 def _azure(record: dict[str, str]) -> Row:
-    at_s = datetime.fromisoformat(record["TIMESTAMP"]).timestamp()
-    return at_s, int(record["ContextTokens"]), int(record["GeneratedTokens"])
+    at = datetime.fromisoformat(record["TIMESTAMP"])
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)  # not this machine's time zone: see _azure_text
+    return at.timestamp(), int(record["ContextTokens"]), int(record["GeneratedTokens"])
 
 
 def _burstgpt(record: dict[str, str]) -> Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -189,3 +190,13 @@ def test_contributing_lists_the_studies() -> None:
     [line] = [line for line in _CONTRIBUTING.splitlines() if line.startswith("| `studies/`")]
     folders = {path.parent.name for path in (ROOT / "testbed/studies").glob("*/__init__.py")}
     assert set(re.findall(r"`(\w+)`", line)) == folders
+
+
+def test_readme_and_classifiers_name_the_pythons_that_ci_tests() -> None:
+    ci, readme = ((ROOT / name).read_text(encoding="utf-8") for name in (".ci/run", "README.md"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    tested = re.findall(r'^pythons="([\d. ]+)"$', ci, re.MULTILINE)[0].split()
+    prefix = "Programming Language :: Python :: "
+    assert [c.removeprefix(prefix) for c in project["classifiers"] if c.startswith(prefix)] == tested
+    assert f"(tested: {', '.join(tested)})" in readme
+    assert project["requires-python"] == f">={tested[0]}"

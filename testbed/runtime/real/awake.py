@@ -41,7 +41,7 @@ def cpus_to_keep_awake(
     On hardware a core is awake if one of its threads is, and spinning on both would slow down work on the
     core. A virtual machine's host lets each virtual CPU sleep separately.
     """
-    flags = (line for line in about.read_text().splitlines() if line.startswith("flags"))
+    flags = (line for line in about.read_text(encoding="utf-8").splitlines() if line.startswith("flags"))
     if any("hypervisor" in line.split() for line in flags):
         return sorted(cpus)
     chosen: dict[str, int] = {}

@@ -111,10 +111,10 @@ def test_the_profile_gives_the_stub_the_law_and_says_how_well_it_fits(
 ) -> None:
     found = batches()
     text = profile_text("here", calibrate(KNOWN), SUBJECT, batches=found)
-    (tmp_path / "profile.toml").write_text(text)
+    (tmp_path / "profile.toml").write_text(text, encoding="utf-8")
     assert "which the fit has not seen, off by 0.0 % in the mean" in text
     scenario = tmp_path / "scenario.toml"
-    scenario.write_text(SCENARIO.format(hardware="here-batched", model=OWN))
+    scenario.write_text(SCENARIO.format(hardware="here-batched", model=OWN), encoding="utf-8")
     stub = stub_profile(load_experiment(str(scenario)), 0)
     assert stub.batching == "continuous"
     for n_blocks, positions, prompt in (
@@ -157,10 +157,11 @@ def test_a_profile_that_was_measured_for_another_model_warns(
     calibrate: Calibrate,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    (tmp_path / "profile.toml").write_text(profile_text("here", calibrate(KNOWN), SUBJECT))
+    (tmp_path / "profile.toml").write_text(profile_text("here", calibrate(KNOWN), SUBJECT), encoding="utf-8")
     scenario = tmp_path / "scenario.toml"
     scenario.write_text(
-        SCENARIO.format(hardware="mine", model=model) + '[hardware.mine]\nbase = "here"\nmemory = "1 GB"\n'
+        SCENARIO.format(hardware="mine", model=model) + '[hardware.mine]\nbase = "here"\nmemory = "1 GB"\n',
+        encoding="utf-8",
     )
     load_experiment(str(scenario))
     if words is None:

@@ -95,14 +95,14 @@ def test_warm_up_does_not_count_and_a_point_is_the_median() -> None:
 def load(tmp_path: Path, calibrate: Callable[..., Fit]) -> Load:
     """The experiment of a scenario beside a profile of ``CLIENT``, and more options."""
     fit = calibrate(TIMES)
-    (tmp_path / "profile.toml").write_text(profile_text("here", fit, SUBJECT, CLIENT))
-    (tmp_path / "plain.toml").write_text(profile_text("there", fit, SUBJECT))
+    (tmp_path / "profile.toml").write_text(profile_text("here", fit, SUBJECT, CLIENT), encoding="utf-8")
+    (tmp_path / "plain.toml").write_text(profile_text("there", fit, SUBJECT), encoding="utf-8")
     other = ClientFit(ClientTime(1, 28, 3e-3, 3e-3, 3e-3), ())
-    (tmp_path / "other.toml").write_text(profile_text("there", fit, SUBJECT, other))
+    (tmp_path / "other.toml").write_text(profile_text("there", fit, SUBJECT, other), encoding="utf-8")
 
     def run(*options: str, files: tuple[str, ...] = ("profile.toml",)) -> Experiment:
         path = tmp_path / "scenario.toml"
-        path.write_text(SCENARIO.format(files=list(files)))
+        path.write_text(SCENARIO.format(files=list(files)), encoding="utf-8")
         return load_experiment(str(path), options)
 
     return run
@@ -120,7 +120,7 @@ def test_a_scenarios_own_time_replaces_the_profiles(load: Load, given: str, expe
 def test_the_resolved_scenario_keeps_the_clients_time_without_the_file(load: Load, tmp_path: Path) -> None:
     experiment = load()
     path = tmp_path / "resolved.toml"
-    path.write_text(dump_toml(experiment))
+    path.write_text(dump_toml(experiment), encoding="utf-8")
     (tmp_path / "profile.toml").unlink()
     assert load_experiment(str(path)).problem == experiment.problem
 
@@ -150,7 +150,7 @@ def test_a_wrong_client_table_is_named_with_what_to_change(
     load: Load, tmp_path: Path, text: str, words: str
 ) -> None:
     path = tmp_path / "plain.toml"
-    path.write_text(path.read_text() + text)
+    path.write_text(path.read_text(encoding="utf-8") + text, encoding="utf-8")
     with pytest.raises(ScenarioError, match=words):
         load(files=("profile.toml", "plain.toml"))
 

@@ -45,7 +45,7 @@ def model(tmp_path: Path) -> Path:
     """A folder with a ``config.json`` and no weights."""
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     return folder
 
 
@@ -55,7 +55,7 @@ def test_a_calibration_leaves_samples_results_profile_report_and_figures(model: 
     answer, text = calibrate_command(replace(SMALL, model=str(model), out=out))
     assert answer["subject"]["n_blocks"] == 4 and n_findings(answer) == 7
     assert all(sentence in text for sentence in answer["verdict"])
-    assert answer == {**json.loads((out / "calibration.json").read_text()), "out": str(out)}
+    assert answer == {**json.loads((out / "calibration.json").read_text(encoding="utf-8")), "out": str(out)}
     with (out / "measurements.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["round"] for row in rows} == {"-1", "0"}
@@ -70,7 +70,7 @@ def test_a_calibration_leaves_samples_results_profile_report_and_figures(model: 
         "memory",
     }
     assert {path.suffix for path in (out / "figures").iterdir()} == {".png", ".pdf"}
-    report = (out / "report.md").read_text()
+    report = (out / "report.md").read_text(encoding="utf-8")
     assert "\nCPUs may sleep, as asked for.\n" in report
     assert all(sentence in report for sentence in answer["verdict"])
     assert all(
@@ -119,7 +119,8 @@ def experiment_beside(out: Path) -> Experiment:
         [network]
         kind = "clusters"
         pairs = [{ sites = ["A", "A"], rtt = "1 ms", rate = "1 Gbit/s" }]
-        """
+        """,
+        encoding="utf-8",
     )
     return load_experiment(str(scenario))
 
@@ -136,8 +137,8 @@ def test_a_client_without_room_for_its_part_leaves_the_blocks_calibration_as_it_
     out, said = tmp_path / "out", list[str]()
     answer, text = calibrate_command(replace(SMALL, model=str(model), out=out), said.append)
     assert answer["client"] is None and n_findings(answer) == 6 and "client (per" not in text
-    assert "[hub]" not in (out / "profile.toml").read_text()
-    for where in ((out / "report.md").read_text(), "".join(said)):
+    assert "[hub]" not in (out / "profile.toml").read_text(encoding="utf-8")
+    for where in ((out / "report.md").read_text(encoding="utf-8"), "".join(said)):
         assert "its embeddings and head may need 7 GB and 1 GB are free" in where
     assert experiment_beside(out).problem.hub_token_s == 0.0
 

@@ -48,7 +48,7 @@ def load(tmp_path: Path) -> Load:
 
     def run(hardware: str, files: Sequence[str] = ("profile.toml",), more: str = "") -> Experiment:
         path = tmp_path / "scenario.toml"
-        path.write_text(SCENARIO.format(hardware=hardware, files=list(files)) + more)
+        path.write_text(SCENARIO.format(hardware=hardware, files=list(files)) + more, encoding="utf-8")
         return load_experiment(str(path))
 
     return run
@@ -57,7 +57,7 @@ def load(tmp_path: Path) -> Load:
 @pytest.fixture
 def profile(tmp_path: Path, calibrate: Calibrate) -> Path:
     path = tmp_path / "profile.toml"
-    path.write_text(profile_text("here", calibrate(TIMES), SUBJECT))
+    path.write_text(profile_text("here", calibrate(TIMES), SUBJECT), encoding="utf-8")
     return path
 
 
@@ -111,12 +111,12 @@ def test_the_resolved_scenario_holds_the_profile_and_needs_the_file_no_more(
     assert "hardware_files" not in resolved
     profile.unlink()
     path = tmp_path / "resolved.toml"
-    path.write_text(resolved)
+    path.write_text(resolved, encoding="utf-8")
     assert load_experiment(str(path)).problem == experiment.problem
 
 
 def test_the_papers_numbers_stand_beside_the_better_ones(profile: Path) -> None:
-    tables = tomllib.loads(profile.read_text())["hardware"]
+    tables = tomllib.loads(profile.read_text(encoding="utf-8"))["hardware"]
     assert list(tables) == ["here", "here-paper"]
     assert {"step_base", "context_slope", "prefill_curve"} <= set(tables["here"]) - set(tables["here-paper"])
     assert tables["here"]["decode"] == "2 ms"
@@ -154,7 +154,7 @@ def test_a_wrong_hardware_file_is_named_with_what_to_change(
     load: Load, tmp_path: Path, files: list[str], text: str | None, words: str
 ) -> None:
     if text is not None:
-        (tmp_path / "bad.toml").write_text(text)
+        (tmp_path / "bad.toml").write_text(text, encoding="utf-8")
     with pytest.raises(ScenarioError, match=words) as caught:
         load("here", ["profile.toml", *files] if "also" in words else files)
     assert "\n" not in str(caught.value)

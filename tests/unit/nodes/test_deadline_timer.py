@@ -34,7 +34,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Body], None]:
 
 def test_deadlines_fire_in_order_and_never_early(run: Callable[[Body], None]) -> None:
     async def body(timer: DeadlineTimer) -> None:
-        started_at = time.monotonic()
+        started_at = time.monotonic() + 0.02  # so that all wait before the first is due
         delays_s = [0.013, 0.001, 0.02, 0.005, 0.00501, 0.00502, 0.0001, 0.005]
         fired: list[tuple[float, float]] = []
 
@@ -52,12 +52,14 @@ def test_deadlines_fire_in_order_and_never_early(run: Callable[[Body], None]) ->
 def test_an_earlier_deadline_that_is_added_later_fires_first(run: Callable[[Body], None]) -> None:
     async def body(timer: DeadlineTimer) -> None:
         now = time.monotonic()
-        late = timer.at(now + 3600)
-        middle = timer.at(now + 0.01)
-        await timer.at(now + 0.002)
-        assert not middle.done()
-        await middle
-        assert not late.done()
+        fired: list[str] = []
+        instants_s = {"late": now + 3600, "middle": now + 0.01, "early": now + 0.002}
+        futures = {name: timer.at(instant_s) for name, instant_s in instants_s.items()}
+        for name, future in futures.items():
+            future.add_done_callback(lambda _, name=name: fired.append(name))  # type: ignore[misc]
+        await futures["middle"]
+        await asyncio.sleep(0)
+        assert fired == ["early", "middle"] and not futures["late"].done()
 
     run(body)
 

@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_written_is_named_and_the_others_are_written(
 
 def spans(path: Path) -> dict[tuple[int, int], list[tuple[float, float]]]:
     by_thread: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
-    for event in json.loads(path.read_text())["traceEvents"]:
+    for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"]:
         if event["ph"] == "X":
             by_thread[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     return by_thread
@@ -121,7 +121,7 @@ def test_spans_of_one_trace_thread_nest_or_lie_apart(make_run: MakeRun) -> None:
 
 def test_the_trace_has_sites_as_processes_and_servers_and_sessions_as_threads(mixed: SyntheticRun) -> None:
     finish_run(mixed.path, mixed.experiment)
-    events = json.loads((mixed.path / "trace.json").read_text())["traceEvents"]
+    events = json.loads((mixed.path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     sites = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     threads = {(sites[e["pid"]], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
     assert set(sites.values()) == {"East", "North", "West"}
@@ -135,7 +135,7 @@ def test_the_trace_has_sites_as_processes_and_servers_and_sessions_as_threads(mi
 
 def test_a_request_that_never_got_in_is_in_the_trace_with_its_reason(mixed: SyntheticRun) -> None:
     finish_run(mixed.path, mixed.experiment)
-    events = json.loads((mixed.path / "trace.json").read_text())["traceEvents"]
+    events = json.loads((mixed.path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     [failed] = [event for event in events if event["name"] == "request 2"]
     assert failed["dur"] == pytest.approx(1e6)
     assert failed["args"]["reason"] == "server 1: <gone>"
@@ -145,7 +145,7 @@ def test_the_report_is_one_page_that_loads_nothing_and_lists_what_did_not_comple
     mixed: SyntheticRun,
 ) -> None:
     finish_run(mixed.path, mixed.experiment)
-    page = write_report(mixed.path, mixed.experiment).read_text()
+    page = write_report(mixed.path, mixed.experiment).read_text(encoding="utf-8")
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
     assert len(sources) == 4
     assert all(source.startswith("data:image/png;base64,") for source in sources)
@@ -160,7 +160,7 @@ def test_the_report_is_one_page_that_loads_nothing_and_lists_what_did_not_comple
 def test_a_run_without_a_single_token_has_a_report_too(make_run: MakeRun) -> None:
     run = make_run()
     finish_run(run.path, run.experiment)
-    page = write_report(run.path, run.experiment).read_text()
+    page = write_report(run.path, run.experiment).read_text(encoding="utf-8")
     assert "request 0: not-started" in page
     assert "<img" not in page
 
@@ -175,7 +175,7 @@ def test_a_report_that_cannot_be_written_is_one_sentence(mixed: SyntheticRun) ->
 def test_a_killed_run_is_read_back_with_the_experiment_that_it_ran(tmp_path: Path) -> None:
     experiment = load_experiment("clustered", ["workload.n_requests=2", "time_scale=3"])
     run = SyntheticRun(tmp_path / "killed", experiment)
-    (run.path / "scenario.toml").write_text(dump_toml(experiment))
+    (run.path / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
     run.arrive(0, 0.0)
     run.admit(0, [(7, 0, 49), (8, 49, 70)], 0.0, 0.1)
     run.token(0, 0, 0.1, [perfect_hop(7, 0, 49, 0.1), perfect_hop(8, 49, 70, 1.0)])

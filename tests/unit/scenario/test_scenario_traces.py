@@ -2,6 +2,8 @@ import gzip
 import json
 import logging
 import shlex
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -69,9 +71,27 @@ def test_azure_rows_are_read(tmp_path: Path) -> None:
     assert read_trace(_file(tmp_path, AZURE)).requests == [[0, 374, 44], [pytest.approx(1.5), 396, 109]]
 
 
+@pytest.fixture(params=["UTC0", "CET-1CEST,M3.5.0,M10.5.0/3"], ids=["UTC", "Berlin"])
+def time_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The machine's time zone."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield request.param
+    time.tzset()
+
+
+@pytest.mark.usefixtures("time_zone")
 def test_a_byte_order_mark_and_time_zones_do_no_harm(tmp_path: Path) -> None:
     text = "\ufeff" + AZURE.replace("9799600,", "979960+00:00,")
     assert read_trace(_file(tmp_path, text)).requests[1] == [pytest.approx(1.5), 396, 109]
+
+
+@pytest.mark.usefixtures("time_zone")
+def test_times_are_as_far_apart_when_summer_time_begins(tmp_path: Path) -> None:
+    rows = ["2024-03-31 01:59:00,5,5", "2024-03-31 03:01:00,5,5"]
+    text = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows])
+    assert [row[0] for row in read_trace(_file(tmp_path, text)).requests] == [0, 62 * 60]
 
 
 def test_burstgpt_rows_without_tokens_are_left_out_with_a_warning(
