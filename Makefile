@@ -16,6 +16,8 @@ TEST_EXTRAS ?= dev
 # For `make petals`: its folder, and where its torch comes from.
 PETALS_VENV := .venv-petals
 PETALS_TORCH ?= torch==2.13.0
+# Compiled modules are kept, whatever the environment says: tests begin many processes, and each would compile all again.
+unexport PYTHONDONTWRITEBYTECODE
 # Extra arguments for the run, e.g. make run ARGS="--policy petals"
 ARGS ?=
 
