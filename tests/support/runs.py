@@ -25,6 +25,9 @@ FAST = ("--set", "workload.n_requests=3", "--set", "workload.n_output_tokens=4",
 FAST += ("--no-report",)
 """A run of five scenario seconds: in virtual time, unless the test adds what needs real time."""
 
+PATIENCE_S = 150.0
+"""How long anything may take on a machine that does many other things. It ends what hangs, and decides nothing else."""
+
 MEMORY = ("--network", "memory")
 """All nodes in one process: under a second with ``FAST``."""
 
@@ -51,12 +54,16 @@ def require(capability: str, missing: str | None) -> None:
     pytest.skip(f"{capability}: {missing}", allow_module_level=True)
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-    """Poll until ``condition()`` is truthy and answer it; fail with ``what`` after ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+    """Poll until ``condition()`` is truthy and answer it; fail with ``what`` after ``timeout_s``.
+
+    The longer it has waited, the more rarely it asks: what it waits for may need the CPU.
+    """
+    deadline, pause_s = time.monotonic() + timeout_s, 0.005
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s for: {what}"
-        time.sleep(0.005)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, 0.05)
     return value
 
 
@@ -123,7 +130,7 @@ class Running:
     def stderr(self) -> str:
         return self._err.read_text(encoding="utf-8")
 
-    def wait(self, timeout_s: float = 60.0) -> Outcome:
+    def wait(self, timeout_s: float = PATIENCE_S) -> Outcome:
         """The outcome. A command that takes longer is killed, and fails the test."""
         try:
             code = self.process.wait(timeout_s)
@@ -174,7 +181,7 @@ class Testbed:
         self._started.append(running)
         return running
 
-    def __call__(self, *arguments: str, timeout_s: float = 60.0, **options: Any) -> Outcome:
+    def __call__(self, *arguments: str, timeout_s: float = PATIENCE_S, **options: Any) -> Outcome:
         return self.start(*arguments, **options).wait(timeout_s)
 
     def start_up(self, *arguments: str, **options: Any) -> Running:
@@ -183,7 +190,7 @@ class Testbed:
         out = str(self.runs / f"run-{self._count}")
         return self.start("up", *arguments, "--out", out, **options)
 
-    def up(self, *arguments: str, timeout_s: float = 60.0, **options: Any) -> Outcome:
+    def up(self, *arguments: str, timeout_s: float = PATIENCE_S, **options: Any) -> Outcome:
         return self.start_up(*arguments, **options).wait(timeout_s)
 
     def close(self) -> None:

@@ -11,9 +11,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from tests.support.runs import Running, wait_until
-
-PATIENCE_S = 120.0
+from tests.support.runs import PATIENCE_S, Running, wait_until
 
 
 @dataclass
