@@ -56,7 +56,7 @@ def test_a_machine_that_is_busy_for_a_moment_is_looked_at_again() -> None:
 
 def test_a_machine_that_stays_busy_is_refused_in_the_end() -> None:
     with pytest.raises(
-        NetworkError, match="from hub to far has a delay of 5 ms, but packets .* take 50.1 ms"
+        NetworkError, match=r"from hub to far has a delay of 5 ms, but packets .* take 50\.1 ms"
     ):
         checked(Seeing(BUSY), 0.01)
 
