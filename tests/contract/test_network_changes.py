@@ -64,7 +64,7 @@ def with_changes(
             assert asker.recv(1) == b"+", "the change was refused"
 
         def inside_hub() -> None:
-            signal.alarm(50)
+            signal.alarm(140)
             holder.close()
             backend.enter("hub")
             try:

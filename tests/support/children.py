@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-_DEADLINE_S = 60
+_DEADLINE_S = 150
 
 
 def in_child(work: Callable[[], Any]) -> Any:
@@ -51,6 +51,14 @@ def echo_s(connection: socket.socket, payload: bytes) -> float:
     return took_s
 
 
-def within(bound_s: float, measured_s: Callable[[], float]) -> bool:
-    """Whether one of many measurements is below ``bound_s``; the first that is ends them."""
-    return any(measured_s() < bound_s for _ in range(200))
+def best_s(measured_s: Callable[[], float], below_s: float) -> float:
+    """The smallest of up to 100 measurements; the first below ``below_s`` ends them.
+
+    On a machine that does other things most may be late, but what is always late has no good one.
+    """
+    best = measured_s()
+    for _ in range(99):
+        if best < below_s:
+            break
+        best = min(best, measured_s())
+    return best
