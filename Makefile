@@ -16,10 +16,12 @@ TEST_EXTRAS ?= dev
 # For `make petals`: its folder, and where its torch comes from.
 PETALS_VENV := .venv-petals
 PETALS_TORCH ?= torch==2.13.0
+# Compiled modules are kept, whatever the environment says: tests begin many processes, and each would compile all again.
+unexport PYTHONDONTWRITEBYTECODE
 # Extra arguments for the run, e.g. make run ARGS="--policy petals"
 ARGS ?=
 
-.PHONY: setup run test check format bench petals clean
+.PHONY: setup run test tests check lint types format bench petals clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "testbed needs Python 3.11 or newer")'
@@ -42,17 +44,24 @@ setup: $(VENV)/.all
 run: $(VENV)/.run
 	$(BIN)/testbed up scenarios/clustered.toml $(ARGS)
 
-check: $(VENV)/.test-$(TEST_EXTRAS)
+check: lint types
+
+lint: $(VENV)/.test-$(TEST_EXTRAS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: $(VENV)/.test-$(TEST_EXTRAS)
 	$(BIN)/mypy
 
 format: $(VENV)/.test-$(TEST_EXTRAS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(VENV)/.test-$(TEST_EXTRAS) check
-	@$(if $(strip $(ARGS)),:,echo "All tests, two at a time: about 15 minutes on two cores; what is not there is skipped by name")
+test: lint
+	@$(MAKE) --no-print-directory --jobs=2 types tests
+
+tests: $(VENV)/.test-$(TEST_EXTRAS)
+	@$(if $(strip $(ARGS)),:,echo "All tests, two at a time, while types are checked; what is not there is skipped by name")
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(VENV)/.test-$(TEST_EXTRAS)

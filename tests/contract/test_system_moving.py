@@ -150,10 +150,10 @@ def test_under_churn_every_request_completes_while_servers_move(policy: str) -> 
         "policy.online_period='10 s'",
         "policy.load_rate='20 Gbit/s'",
         "servers.1.count=4",
-        "workload.n_requests=30",
+        "workload.n_requests=15",
     ]
     simulation = simulate(Case(load_experiment("churn", options)), "testbed")
-    assert [r.status for r in simulation.rows] == ["completed"] * 30
+    assert [r.status for r in simulation.rows] == ["completed"] * 15
     assert simulation.served.moves or policy == "two-time-scale"
     again = simulate(Case(load_experiment("churn", options)), "testbed")
     assert (again.rows, again.served.moves) == (simulation.rows, simulation.served.moves)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from benchmarks import chaos
 
-PER_TEST = 20
+N_SEEDS = int(os.environ.get("TESTBED_CHAOS_SEEDS", "60"))
+"""How many are played: each takes a third of a second. ``.ci/run`` plays 200."""
 
 
-@pytest.mark.parametrize("first", range(0, 200, PER_TEST))
-def test_two_hundred_seeds_hold_every_invariant(first: int) -> None:
-    for seed in range(first, first + PER_TEST):
+@pytest.mark.parametrize("tenth", range(10))
+def test_seeds_hold_every_invariant(tenth: int) -> None:
+    for seed in range(tenth, N_SEEDS, 10):
         outcome = chaos.try_seed(seed)
         assert not outcome.broken, f"python -m benchmarks chaos --seeds 1 --first {seed}: {outcome.broken}"
 

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-_DEADLINE_S = 60
+_DEADLINE_S = 150
 
 
 def in_child(work: Callable[[], Any]) -> Any:
@@ -49,3 +49,16 @@ def echo_s(connection: socket.socket, payload: bytes) -> float:
     took_s = time.monotonic() - started_at
     assert bytes(back) == payload
     return took_s
+
+
+def best_s(measured_s: Callable[[], float], below_s: float) -> float:
+    """The smallest of up to 100 measurements; the first below ``below_s`` ends them.
+
+    On a machine that does other things most may be late, but what is always late has no good one.
+    """
+    best = measured_s()
+    for _ in range(99):
+        if best < below_s:
+            break
+        best = min(best, measured_s())
+    return best

@@ -159,7 +159,7 @@ class Machine:
         assert worker is not None
         self._fork(worker)
 
-    def do_check(self, links: list[Any] | None = None, patience_s: float = 20.0) -> None:
+    def do_check(self, links: list[Any] | None = None, patience_s: float = 60.0) -> None:
         self._backend.check(_links(links) if links is not None else None, patience_s)
 
     def do_update(self, links: list[Any]) -> None:

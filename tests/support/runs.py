@@ -1,4 +1,4 @@
-"""Whole runs for tests: the command as a subprocess, its processes, and what it leaves behind."""
+"""Whole runs for tests: the command as a process, its processes, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,14 @@ import pytest
 
 from nodes.eventlog import read_log
 from nodes.records import Token
-
-COMMAND = str(Path(sys.executable).with_name("testbed"))
+from tests.support.forked import COMMAND, Forked, fork_command
 
 FAST = ("--set", "workload.n_requests=3", "--set", "workload.n_output_tokens=4", "--set", "workload.rate=2")
 FAST += ("--no-report",)
 """A run of five scenario seconds: in virtual time, unless the test adds what needs real time."""
+
+PATIENCE_S = 150.0
+"""How long anything may take on a machine that does many other things. It ends what hangs, and decides nothing else."""
 
 MEMORY = ("--network", "memory")
 """All nodes in one process: under a second with ``FAST``."""
@@ -52,12 +54,16 @@ def require(capability: str, missing: str | None) -> None:
     pytest.skip(f"{capability}: {missing}", allow_module_level=True)
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-    """Poll until ``condition()`` is truthy and answer it; fail with ``what`` after ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+    """Poll until ``condition()`` is truthy and answer it; fail with ``what`` after ``timeout_s``.
+
+    The longer it has waited, the more rarely it asks: what it waits for may need the CPU.
+    """
+    deadline, pause_s = time.monotonic() + timeout_s, 0.005
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s for: {what}"
-        time.sleep(0.005)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, 0.05)
     return value
 
 
@@ -86,14 +92,35 @@ def announced(stderr: str) -> list[Path]:
 
 
 class Running:
-    """A command in progress; its output goes to files, so that it can be read at any time."""
+    """A command in progress; its output goes to files, so that it can be read at any time.
 
-    def __init__(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+    It is forked (``tests.support.forked``) unless it must be ``anew``, as it is where a ``wrapper`` begins it.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        wrapper: Sequence[str] = (),
+        anew: bool = False,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self._out, self._err = folder / "stdout", folder / "stderr"
+        its_env = {**os.environ, **(env or {})}
+        self.process: subprocess.Popen[bytes] | Forked
         with open(self._out, "wb") as out, open(self._err, "wb") as err:
-            self.process = subprocess.Popen(
-                list(arguments), stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=folder, env=dict(env)
-            )
+            if wrapper or anew:
+                self.process = subprocess.Popen(
+                    [*wrapper, COMMAND, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    cwd=folder,
+                    env=its_env,
+                )
+            else:
+                self.process = fork_command(arguments, folder, its_env, out, err)
 
     @property
     def stdout(self) -> str:
@@ -103,7 +130,7 @@ class Running:
     def stderr(self) -> str:
         return self._err.read_text(encoding="utf-8")
 
-    def wait(self, timeout_s: float = 60.0) -> Outcome:
+    def wait(self, timeout_s: float = PATIENCE_S) -> Outcome:
         """The outcome. A command that takes longer is killed, and fails the test."""
         try:
             code = self.process.wait(timeout_s)
@@ -121,18 +148,19 @@ class Running:
 
     def run_dir(self) -> Path:
         """The run directory, as soon as it is announced."""
-        return wait_until(lambda: announced(self.stderr) or self._ended(), "the run directory")[0]
+        return wait_until(lambda: announced(self.stderr) or self.ended(), "the run directory")[0]
 
     def serving(self, n_tokens: int = 20) -> Path:
         """The run directory, as soon as its logs hold so many tokens."""
         run_dir = self.run_dir()
-        wait_until(lambda: len(logged_tokens(run_dir)) >= n_tokens or self._ended(), f"{n_tokens} tokens")
+        wait_until(lambda: len(logged_tokens(run_dir)) >= n_tokens or self.ended(), f"{n_tokens} tokens")
         return run_dir
 
     def says(self, text: str) -> None:
-        wait_until(lambda: text in self.stderr or self._ended(), repr(text))
+        wait_until(lambda: text in self.stderr or self.ended(), repr(text))
 
-    def _ended(self) -> None:
+    def ended(self) -> None:
+        """Fails, with what it said, if it has ended."""
         assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.stderr}"
 
 
@@ -147,16 +175,13 @@ class Testbed:
         self._started: list[Running] = []
         self._count = 0
 
-    def start(
-        self, *arguments: str, env: Mapping[str, str] | None = None, wrapper: Sequence[str] = ()
-    ) -> Running:
-        folder = self.folder / f"command-{len(self._started)}"
-        folder.mkdir(parents=True)
-        running = Running([*wrapper, COMMAND, *arguments], folder, {**os.environ, **(env or {})})
+    def start(self, *arguments: str, **options: Any) -> Running:
+        """The command in progress; ``options`` are those of ``Running``."""
+        running = Running(arguments, self.folder / f"command-{len(self._started)}", **options)
         self._started.append(running)
         return running
 
-    def __call__(self, *arguments: str, timeout_s: float = 60.0, **options: Any) -> Outcome:
+    def __call__(self, *arguments: str, timeout_s: float = PATIENCE_S, **options: Any) -> Outcome:
         return self.start(*arguments, **options).wait(timeout_s)
 
     def start_up(self, *arguments: str, **options: Any) -> Running:
@@ -165,7 +190,7 @@ class Testbed:
         out = str(self.runs / f"run-{self._count}")
         return self.start("up", *arguments, "--out", out, **options)
 
-    def up(self, *arguments: str, timeout_s: float = 60.0, **options: Any) -> Outcome:
+    def up(self, *arguments: str, timeout_s: float = PATIENCE_S, **options: Any) -> Outcome:
         return self.start_up(*arguments, **options).wait(timeout_s)
 
     def close(self) -> None:
@@ -210,9 +235,8 @@ def node_pid(run_dir: Path, name: str) -> int:
 
 
 def links() -> list[str]:
-    """The network devices of this namespace, without their numbers."""
-    text = subprocess.run(["ip", "-o", "link"], check=True, capture_output=True, text=True).stdout
-    return sorted(line.split(": ")[1] for line in text.splitlines())
+    """The network devices of this namespace."""
+    return sorted(name for _, name in socket.if_nameindex())
 
 
 def namespaces(pids: Sequence[int]) -> set[str]:

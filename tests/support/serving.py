@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +11,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from tests.support.runs import COMMAND
-
-PATIENCE_S = 120.0
+from tests.support.runs import PATIENCE_S, Running, wait_until
 
 
 @dataclass
@@ -41,7 +37,7 @@ class Answer:
 class Serving:
     """A testbed that serves at ``url``."""
 
-    process: subprocess.Popen[str]
+    command: Running
     url: str
     run_dir: Path
 
@@ -66,10 +62,10 @@ class Serving:
 
     def end(self) -> str:
         """As Ctrl-C does; returns what was said on the way. Fails unless it ends with 0."""
-        self.process.send_signal(signal.SIGINT)
-        _, said = self.process.communicate(timeout=PATIENCE_S)
-        assert self.process.returncode == 0, said
-        return said
+        self.command.interrupt()
+        outcome = self.command.wait(PATIENCE_S)
+        assert outcome.code == 0, outcome.stderr
+        return outcome.stderr
 
 
 @contextlib.contextmanager
@@ -79,19 +75,12 @@ def serving(folder: Path, scenario: str, *options: str) -> Iterator[Serving]:
     Without its page, whose process takes time to begin, unless that is asked for.
     """
     page = () if "--page" in options else ("--no-page",)
-    with subprocess.Popen(
-        [COMMAND, "serve", scenario, "--port", "0", "--out", str(folder), *page, *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            url = process.stdout.readline().strip()
-            if not url:
-                raise AssertionError(process.communicate(timeout=PATIENCE_S)[1])
-            yield Serving(process, url, folder)
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-                process.communicate(timeout=PATIENCE_S)
+    said = folder.with_name(f"{folder.name}-said")
+    command = Running(["serve", scenario, "--port", "0", "--out", str(folder), *page, *options], said)
+    try:
+        wait_until(lambda: "\n" in command.stdout or command.ended(), "the endpoint's address", PATIENCE_S)
+        yield Serving(command, command.stdout.splitlines()[0], folder)
+    finally:
+        if command.process.poll() is None:
+            command.interrupt()
+            command.wait(PATIENCE_S)

@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-
-def run_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "testbed", *arguments], capture_output=True, text=True, timeout=110, cwd=cwd
-    )
+from tests.support.runs import Running, Testbed
 
 
-def test_capacity_and_explain_answer_in_json() -> None:
-    done = run_command(
-        "capacity", "clustered", "--slo", "tpot_mean=1ms", "--runs", "2", "--jobs", "2", "--json"
-    )
+def test_capacity_and_explain_answer_in_json(testbed: Testbed) -> None:
+    done = testbed("capacity", "clustered", "--slo", "tpot_mean=1ms", "--runs", "2", "--jobs", "2", "--json")
     (row,) = json.loads(done.stdout)["policies"]
-    assert done.returncode == 0 and row["max_rate"] is None and row["limited_by"] == "tpot_mean"
+    assert done.code == 0 and row["max_rate"] is None and row["limited_by"] == "tpot_mean"
     assert {"policy", "max_rate", "low", "high", "limited_by", "goodput_rps", "reason"} <= row.keys()
-    done = run_command("explain", "clustered", "--request", "3", "--set", "workload.n_requests=5", "--json")
+    done = testbed("explain", "clustered", "--request", "3", "--set", "workload.n_requests=5", "--json")
     answer = json.loads(done.stdout)
     assert sum(answer["parts"].values()) - answer["e2e_s"] < 1e-9 and abs(answer["parts"]["rest_s"]) < 1e-6
 
 
-def test_advice_is_given_in_json() -> None:
+def test_advice_is_given_in_json(testbed: Testbed) -> None:
     candidates = ("--budget", "4", "--candidates", "a100@Cluster1=3.5,mig-1g@Cluster0=0.5")
-    done = run_command("advise", "clustered", *candidates, "--runs", "2", "--jobs", "2", "--json")
+    done = testbed("advise", "clustered", *candidates, "--runs", "2", "--jobs", "2", "--json")
     answer = json.loads(done.stdout)
-    assert done.returncode == 0 and answer["method"] == "exact" and answer["n_tried"] == 11
+    assert done.code == 0 and answer["method"] == "exact" and answer["n_tried"] == 11
     assert {"best", "first", "losses", "now", "tried", "candidates", "goal", "policy"} <= answer.keys()
     assert answer["best"]["add"] == {"a100@Cluster1": 1} and answer["losses"][0]["server"] == "a100-1"
 
 
-def test_a_mistake_is_one_sentence() -> None:
-    done = run_command("capacity", "clustered", "--slo", "ttft=5s")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "METRIC_STATISTIC" in done.stderr
-    done = run_command("advise", "clustered", "--budget", "4", "--candidates", "a100x@Cluster1=1")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and 'did you mean "a100"' in done.stderr
+def test_a_mistake_is_one_sentence(testbed: Testbed) -> None:
+    done = testbed("capacity", "clustered", "--slo", "ttft=5s")
+    assert done.code == 2 and done.stderr.count("\n") == 1 and "METRIC_STATISTIC" in done.stderr
+    done = testbed("advise", "clustered", "--budget", "4", "--candidates", "a100x@Cluster1=1")
+    assert done.code == 2 and done.stderr.count("\n") == 1 and 'did you mean "a100"' in done.stderr
 
 
 OWN = """
@@ -68,7 +60,7 @@ def test_a_policy_of_ones_own_in_the_current_folder_is_taken(
     name = "cg-bp+own_policy_here:Mine"
     last_two = [last, name] if last.startswith("--") else [last + name]
     options = ("--runs", "1", "--jobs", "1", "--set", "workload.n_requests=5")
-    done = run_command(first[0], "clustered", *first[1:], *last_two, *options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = Running([first[0], "clustered", *first[1:], *last_two, *options], tmp_path).wait()
+    assert done.code == 0, done.stderr
     found = done.stdout + "".join(path.read_text() for path in tmp_path.glob("out/*.md"))
     assert name in found

@@ -143,7 +143,7 @@ def assert_clocks_are_known(run: Run) -> None:
     assert [machine["name"] for machine in run.summary["machines"]] == ["second", "third"]
     assert [machine["n_nodes"] for machine in run.summary["machines"]] == [2, 1]
     for number, machine in enumerate(run.summary["machines"], 1):
-        assert abs(machine["offset_s"] - number * AHEAD_S) <= machine["uncertainty_s"] < 0.05
+        assert abs(machine["offset_s"] - number * AHEAD_S) <= machine["uncertainty_s"] < 0.1
 
 
 @pytest.mark.parametrize("network", ["hosts", "fabric"])
@@ -162,7 +162,8 @@ def test_a_run_over_three_machines(
     assert (run_dir / "twin").exists() == (network == "fabric")
     if network == "fabric":
         ways_s = [hop["arrived_at_s"] - hop["sent_at_s"] for hop in rows_of(run_dir / "hops.parquet")]
-        assert 0.0245 < min(ways_s) < 0.040, "a link's 25 ms, whatever the machines are apart"
+        known_s = sum(machine["uncertainty_s"] for machine in run.summary["machines"])
+        assert 0.0245 - known_s < min(ways_s) < 0.050 + known_s, "a link's 25 ms, as far as clocks are known"
     assert_nothing_left(machines)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,7 @@ import pytest
 from testbed.serving.app import CLIENT_HEADER, INDEX_HEADER
 from testbed.serving.text import SMALL, StubCodec
 from tests.support.runs import (
-    COMMAND,
-    Outcome,
+    Testbed,
     assert_one_sentence,
     assert_tables_hold_the_whole_log,
     processes,
@@ -36,9 +34,10 @@ MODEL = "bloom-176b"
 HELLO = {"model": MODEL, "prompt": "Hello there", "max_tokens": 5}
 
 
-def run(*arguments: str) -> Outcome:
-    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False)
-    return Outcome(done.returncode, done.stdout, done.stderr)
+@pytest.fixture
+def run(tmp_path: Path) -> Testbed:
+    """Other commands than the one that serves."""
+    return Testbed(tmp_path / "commands")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +67,9 @@ def events_of(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
-def test_a_run_that_served_has_every_request_as_a_row_and_a_twin_beside_it(tmp_path: Path) -> None:
+def test_a_run_that_served_has_every_request_as_a_row_and_a_twin_beside_it(
+    run: Testbed, tmp_path: Path
+) -> None:
     with serving(tmp_path / "run", "clustered", *QUICK, "--page") as testbed:
         page = json.loads((testbed.run_dir / "page.json").read_text(encoding="utf-8"))["url"]
         with urlopen(page) as response:
@@ -199,7 +200,7 @@ def test_bytes_that_are_no_http_harm_nobody(quick: Serving) -> None:
     assert quick.ask("/v1/completions", HELLO).status == 200
 
 
-def test_a_reader_that_has_gone_ends_its_session_and_frees_its_caches(tmp_path: Path) -> None:
+def test_a_reader_that_has_gone_ends_its_session_and_frees_its_caches(run: Testbed, tmp_path: Path) -> None:
     with serving(tmp_path / "run", "clustered", *SLOW) as testbed:
         with streaming(testbed, max_tokens=2000) as stream:
             assert stream.readline().startswith(b"data: ")
@@ -230,7 +231,7 @@ def _n_running(testbed: Serving) -> float:
     return next(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
 
 
-def test_a_stream_goes_on_over_a_server_that_is_killed(tmp_path: Path) -> None:
+def test_a_stream_goes_on_over_a_server_that_is_killed(run: Testbed, tmp_path: Path) -> None:
     with serving(tmp_path / "run", "clustered", *SLOW) as testbed:
         with streaming(testbed, max_tokens=40) as stream:
             stream.readline()
@@ -254,9 +255,9 @@ def test_ctrl_c_ends_streams_with_an_error_and_keeps_the_trace_whole(tmp_path: P
     with serving(tmp_path / "run", "clustered", *SLOW) as testbed:
         with streaming(testbed, max_tokens=2000) as stream:
             stream.readline()
-            testbed.process.send_signal(2)
+            testbed.command.process.send_signal(2)
             rest = stream.read().decode()
-        assert testbed.process.wait(60) == 0
+        assert testbed.command.process.wait(60) == 0
     *_, error, done = [line.removeprefix("data: ") for line in rest.splitlines() if line]
     assert json.loads(error)["error"]["message"] == "the testbed ends"
     assert done == "[DONE]"
@@ -346,14 +347,14 @@ def _n_ended(testbed: Serving) -> float:
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(
-    tmp_path: Path, options: tuple[str, ...], expected: str
+    run: Testbed, tmp_path: Path, options: tuple[str, ...], expected: str
 ) -> None:
     outcome = run("serve", "clustered", "--port", "0", "--out", str(tmp_path / "run"), *options)
     assert_one_sentence(outcome, expected)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_one_sentence(run: Testbed, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         outcome = run("serve", "clustered", "--port", str(port), "--out", str(tmp_path / "run"))
@@ -361,12 +362,14 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_serving_testbed_that_is_killed_leaves_a_run_that_can_be_reported(tmp_path: Path) -> None:
+def test_a_serving_testbed_that_is_killed_leaves_a_run_that_can_be_reported(
+    run: Testbed, tmp_path: Path
+) -> None:
     with serving(tmp_path / "run", "clustered", *QUICK) as testbed:
         assert testbed.ask("/v1/completions", HELLO).status == 200
-        testbed.process.kill()
-        testbed.process.wait()
-    subprocess.run([COMMAND, "clean", "--out", str(tmp_path)], check=True, stdout=subprocess.DEVNULL)
+        testbed.command.process.kill()
+        testbed.command.process.wait()
+    assert run("clean", "--out", str(tmp_path)).code == 0
     wait_until(lambda: not processes(tmp_path), "processes to end")
     outcome = run("report", str(tmp_path / "run"), "--json")
     assert json.loads(outcome.stdout)["n_completed"] == 1

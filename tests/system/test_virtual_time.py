@@ -68,9 +68,9 @@ def written(tmp_path: Path) -> Any:
     return write
 
 
-def up(testbed: Testbed, *arguments: str) -> Outcome:
+def up(testbed: Testbed, *arguments: str, anew: bool = False) -> Outcome:
     """A run in virtual time in which every request completes. The stub's hub checks every token."""
-    outcome = testbed.up(*arguments, "--json", "--no-report", env=ENV)
+    outcome = testbed.up(*arguments, "--json", "--no-report", env=ENV, anew=anew)
     assert outcome.code == 0, outcome.stderr
     summary = outcome.json()
     assert (summary["clock"], summary["n_completed"]) == ("virtual", summary["n_requests"])
@@ -78,6 +78,10 @@ def up(testbed: Testbed, *arguments: str) -> Outcome:
     assert summary["leaks"] == NOTHING_LEFT
     assert_tables_hold_the_whole_log(outcome.run_dir)
     return outcome
+
+
+OTHER_HASHES = (False, True)
+"""Whether a run is begun anew: then it has other hashes, and sets another order, than one that is forked."""
 
 
 def contents(run_dir: Path) -> dict[str, bytes]:
@@ -130,14 +134,14 @@ def happened(run_dir: Path) -> dict[int | None, list[Any]]:
 
 
 def test_the_same_seed_repeats_a_run_on_memory_to_the_last_byte(testbed: Testbed, written: Any) -> None:
-    runs = [up(testbed, written(RESTLESS), *MEMORY).run_dir for _ in range(2)]
+    runs = [up(testbed, written(RESTLESS), *MEMORY, anew=anew).run_dir for anew in OTHER_HASHES]
     assert contents(runs[0]) == contents(runs[1])
     other = up(testbed, written(RESTLESS), *MEMORY, "--seed", "2").run_dir
     assert contents(other)["hops.parquet"] != contents(runs[0])["hops.parquet"]
 
 
 def test_the_same_seed_repeats_moves_of_blocks_on_memory_to_the_last_byte(testbed: Testbed) -> None:
-    runs = [up(testbed, *SHIFT, *MEMORY).run_dir for _ in range(2)]
+    runs = [up(testbed, *SHIFT, *MEMORY, anew=anew).run_dir for anew in OTHER_HASHES]
     assert contents(runs[0]) == contents(runs[1])
 
 
@@ -151,7 +155,7 @@ def test_the_same_seed_repeats_a_run_on_fabric(
     faults: str, within_s: float, testbed: Testbed, written: Any
 ) -> None:
     """To the microsecond; where histories are replayed, to what one of them takes on a link."""
-    runs = [up(testbed, written(faults), "--network", "fabric").run_dir for _ in range(2)]
+    runs = [up(testbed, written(faults), "--network", "fabric", anew=anew).run_dir for anew in OTHER_HASHES]
     assert happened(runs[0]) == happened(runs[1])
     assert_rows_agree(*runs, within_s)
 
@@ -433,10 +437,10 @@ def test_a_run_on_memory_needs_nothing_that_only_linux_has(testbed: Testbed, tmp
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "sitecustomize.py").write_text(ELSEWHERE)
     env = {"PYTHONPATH": str(tmp_path / "lib")}
-    outcome = testbed.up("clustered", "--json", *MEMORY, *FAST, env=env)
+    outcome = testbed.up("clustered", "--json", *MEMORY, *FAST, env=env, anew=True)
     assert outcome.code == 0, outcome.stderr
     assert (outcome.json()["network"], outcome.json()["n_completed"]) == ("memory", 3)
-    chosen = testbed.up("clustered", "--json", *FAST, env=env)
+    chosen = testbed.up("clustered", "--json", *FAST, env=env, anew=True)
     assert chosen.code == 0, chosen.stderr
     assert (chosen.json()["network"], chosen.json()["clock"]) == ("memory", "virtual")
     assert contents(chosen.run_dir)["hops.parquet"] == contents(outcome.run_dir)["hops.parquet"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -97,13 +98,18 @@ async def run_plan(plan: Plan, times: StepTimes, noise: float = 0.0, is_serial: 
     return compute, work.result()
 
 
+@functools.cache
+def _fits(times: StepTimes, noise: float, is_serial: bool, options: frozenset[tuple[str, int]]) -> Fit:
+    plan = make_plan(8, 600, lengths=(16, 128, 512), **{"n_output_tokens": 64, "rounds": 2, **dict(options)})
+    _, samples = asyncio.run(run_plan(plan, times, noise, is_serial))
+    return fit_times(points_of(samples))
+
+
 @pytest.fixture
 def calibrate() -> Callable[..., Fit]:
-    """The fits of a plan for 8 blocks and 600 tokens on known times."""
+    """The fits of a plan for 8 blocks and 600 tokens on known times; made once for the same arguments."""
 
     def run(times: StepTimes, noise: float = 0.0, is_serial: bool = False, **options: int) -> Fit:
-        plan = make_plan(8, 600, lengths=(16, 128, 512), **{"n_output_tokens": 64, "rounds": 2, **options})
-        _, samples = asyncio.run(run_plan(plan, times, noise, is_serial))
-        return fit_times(points_of(samples))
+        return _fits(times, noise, is_serial, frozenset(options.items()))
 
     return run

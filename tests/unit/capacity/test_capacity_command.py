@@ -41,7 +41,12 @@ def test_one_session_at_a_time_serves_as_many_as_its_time_says() -> None:
 
 
 def test_two_workers_find_the_same_as_one_and_rows_stay_in_order() -> None:
-    given: dict[str, Any] = {"policies": ("proposed", "petals"), "n_runs": 2, "width": 0.2}
+    given: dict[str, Any] = {
+        "policies": ("proposed", "petals"),
+        "n_runs": 2,
+        "width": 0.5,
+        "most_requests": 100,
+    }
     slo = "ttft_p95=20s,tpot_p95=0.7s"
     one = capacity(slo, "workload.n_output_tokens=16", **given)
     two = capacity(slo, "workload.n_output_tokens=16", **given, jobs=2)

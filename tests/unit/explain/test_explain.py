@@ -75,8 +75,13 @@ def test_waiting_counts_attempts_and_hindsight_shows_a_worse_chain() -> None:
     assert answer["lost_to_others_s"] == pytest.approx(asked.times.queue_s, abs=0.01)
 
 
-def test_a_session_that_outlived_a_server_has_its_replays_named() -> None:
-    answers = [explain(n, *VARIANTS["a server that dies"]) for n in range(8)]
+def test_a_session_that_outlived_a_server_has_its_replays_named(tmp_path: Path) -> None:
+    from testbed.simulate.command import Options, simulate_command
+
+    overrides = (*SHORT, *VARIANTS["a server that dies"])
+    options = Options((PolicyChoice(),), overrides=overrides, out=tmp_path / "run")
+    simulate_command(["clustered"], options, as_json=True)
+    answers = [explain_command(str(tmp_path / "run"), n, None, [], None)[0] for n in range(8)]
     hit = [answer for answer in answers if answer["n_recoveries"]]
     assert hit, "the fault met a session"
     for answer in hit:
