@@ -8,13 +8,14 @@ from netem import fabric
 from netem.fabric import EARLY_S, FabricBackend
 from netem.forwarder_stats import MachineStats
 from netem.forwarder_underlay import SETTLED_SAMPLES
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
+from policies.links import Link
 
 DELAY_S = 0.005
 SPEC = NetworkSpec(
     "check",
     ("hub", "far"),
-    {("hub", "far"): LinkProfile(DELAY_S, 1e9), ("far", "hub"): LinkProfile(DELAY_S, 1e9)},
+    {("hub", "far"): Link(DELAY_S, 1e9), ("far", "hub"): Link(DELAY_S, 1e9)},
     machines={"hub": "m0", "far": "m1"},
 )
 QUIET = MachineStats(rtt_s=0.002, rtt_min_s=0.001, n_samples=SETTLED_SAMPLES)
