@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks import chaos
+from tests.stress import chaos
 
 PER_TEST = 20
 

@@ -19,9 +19,6 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import msgspec
 
-from benchmarks import hostile_http
-from benchmarks.hostile_http import AUTHORIZED, KEY, MAX_MODEL_LEN, MOST_TOKENS, Ask, request, to_json
-from benchmarks.hostile_tasks import n_tasks_left
 from nodes import messages
 from nodes.records import Admitted, Arrived, Cancelled, Completed, Rejected, Routed
 from nodes.request import Generation, Request
@@ -30,6 +27,9 @@ from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment, Link
 from testbed.serving.app import Endpoint, Rules
 from testbed.serving.text import SMALL, Codec, StubCodec
+from tests.stress import hostile_http
+from tests.stress.hostile_http import AUTHORIZED, KEY, MAX_MODEL_LEN, MOST_TOKENS, Ask, request, to_json
+from tests.stress.hostile_tasks import n_tasks_left
 
 MAX_REQUESTS = 8
 _PATIENCE_S = 5.0

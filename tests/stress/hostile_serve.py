@@ -19,9 +19,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks import hostile_http
-from benchmarks.hostile_endpoint import MAX_REQUESTS, Witness, play
-from benchmarks.hostile_http import AUTHORIZED, MAX_MODEL_LEN, MODELS, request
+from tests.stress import hostile_http
+from tests.stress.hostile_endpoint import MAX_REQUESTS, Witness, play
+from tests.stress.hostile_http import AUTHORIZED, MAX_MODEL_LEN, MODELS, request
 
 _OPTIONS = ("--network", "loopback", "--time-scale", "50", "--no-page", "--no-twin", "--no-report")
 _TOKEN_S = 0.01

@@ -17,8 +17,6 @@ import aiohttp
 import msgpack
 from aiohttp import web
 
-from benchmarks.hostile_frames import CASES, N_BLOCKS, N_PEERS, TOKEN_BYTES
-from benchmarks.hostile_tasks import n_tasks_left
 from nodes import wire
 from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
@@ -26,6 +24,8 @@ from nodes.connection import Connection
 from nodes.digest import apply_blocks, embed, read_rows, write_rows
 from nodes.server import HostedBlocks, Server, ServerLimits
 from policies.steps import StepTimes
+from tests.stress.hostile_frames import CASES, N_BLOCKS, N_PEERS, TOKEN_BYTES
+from tests.stress.hostile_tasks import n_tasks_left
 
 LIMITS = ServerLimits(
     max_payload_bytes=65_536,

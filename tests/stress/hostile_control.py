@@ -17,11 +17,11 @@ from typing import Any
 import msgpack
 from hypothesis import strategies as st
 
-from benchmarks.hostile_frames import CLAIMS, DEEP, VALUES
-from benchmarks.hostile_tasks import n_tasks_left
 from nodes import control
 from nodes.control import ControlError, Handlers, Peer
 from nodes.messages import Question
+from tests.stress.hostile_frames import CLAIMS, DEEP, VALUES
+from tests.stress.hostile_tasks import n_tasks_left
 
 Strategy = st.SearchStrategy[Any]
 _PATIENCE_S = 5.0

@@ -26,8 +26,6 @@ from typing import Any
 
 import tomli_w
 
-from benchmarks import chaos_cases, chaos_checks
-from benchmarks.chaos_cases import Document
 from nodes.load import LoadGenerator
 from nodes.records import Token
 from nodes.request import Request
@@ -36,6 +34,8 @@ from testbed.errors import TestbedError, UserError
 from testbed.runs.up import run_quietly
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
+from tests.stress import chaos_cases, chaos_checks
+from tests.stress.chaos_cases import Document
 
 ENDED_BADLY = 0
 """The number of the invariant that a run which raised an exception breaks."""

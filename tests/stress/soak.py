@@ -24,12 +24,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import soak_figures
-from benchmarks.soak_figures import SERVER, Sample
 from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.rundir import process_start
 from testbed.runtime.real.handle import open_descriptors
 from testbed.scenario.sources import read_source
+from tests.stress import soak_figures
+from tests.stress.soak_figures import SERVER, Sample
 
 _EVERY_S = 10.0
 _WARM_UP_RATIO = 0.5

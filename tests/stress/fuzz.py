@@ -25,12 +25,12 @@ from typing import Any, Protocol
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from benchmarks.hostile_codec import CodecTarget
-from benchmarks.hostile_control import ControlTarget
-from benchmarks.hostile_endpoint import EndpointTarget
-from benchmarks.hostile_packets import PacketTarget
-from benchmarks.hostile_serve import ServeTarget
-from benchmarks.hostile_server import ServerTarget
+from tests.stress.hostile_codec import CodecTarget
+from tests.stress.hostile_control import ControlTarget
+from tests.stress.hostile_endpoint import EndpointTarget
+from tests.stress.hostile_packets import PacketTarget
+from tests.stress.hostile_serve import ServeTarget
+from tests.stress.hostile_server import ServerTarget
 
 BATCH = 250
 SHARES: dict[str, float] = {
