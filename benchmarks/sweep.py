@@ -25,6 +25,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import proc
 from testbed.studies.sweep.pool import Executor, Local
 from testbed.studies.sweep.runs import Record, Run, Runner, Setup, lost_record
 from testbed.studies.sweep.store import Lines
@@ -33,7 +34,6 @@ SCENARIO = "clustered"
 POLICIES = ("petals", "proposed")
 N_POINTS = 10
 WARM_RATIO = 0.2
-_TICKS = os.sysconf("SC_CLK_TCK")
 _UP_S = 60.0
 
 
@@ -73,15 +73,14 @@ def usage(without: int | None = None) -> Usage:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError):
-                fields = (folder / "stat").read_text(encoding="utf-8").rpartition(") ")[2].split()
-                of[int(folder.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS
+                of[int(folder.name)] = proc.usage(int(folder.name))
     inside, new = set[int](), {os.getpid()}
     while new:
         inside |= new
         new = {pid for pid, (parent, _) in of.items() if parent in inside} - inside - {without}
     busy = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     own_s = {pid: of[pid][1] for pid in inside}
-    return Usage(time.monotonic(), own_s, (sum(busy) - busy[3] - busy[4]) / _TICKS)
+    return Usage(time.monotonic(), own_s, (sum(busy) - busy[3] - busy[4]) / proc.TICKS)
 
 
 def window(

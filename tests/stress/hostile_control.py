@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,10 @@ from hypothesis import strategies as st
 from nodes import control
 from nodes.control import ControlError, Handlers, Peer
 from nodes.messages import Question
+from tests.stress.hostile_common import PATIENCE_S, LoopTarget
 from tests.stress.hostile_frames import CLAIMS, DEEP, VALUES
-from tests.stress.hostile_tasks import n_tasks_left
 
 Strategy = st.SearchStrategy[Any]
-_PATIENCE_S = 5.0
-_RESIDENT_TASKS = 2
-"""Number of tasks that always run."""
 
 
 class Double(Question[int], frozen=True):
@@ -100,26 +96,20 @@ attacker leaves.
 """
 
 
-class ControlTarget:
+class ControlTarget(LoopTarget):
     """The control plane under attack."""
 
     name = "control"
     cases = CASES
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._failures: list[str] = []
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(self._unhandled)
+        super().__init__(n_resident=2)
         self._folder = tempfile.TemporaryDirectory()
         self._path = Path(self._folder.name) / "control.sock"
         self._hostile_path = Path(self._folder.name) / "hostile.sock"
         self._never: asyncio.Event
         self._serving: set[Peer] = set()
         self._loop.run_until_complete(self._start())
-
-    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self._failures.append(f"{context.get('message')}: {context.get('exception')!r}")
 
     def _handlers(self) -> Handlers:
         async def double(message: Double) -> int:
@@ -164,15 +154,13 @@ class ControlTarget:
 
     def check(self, case: tuple[str, list[bytes], int, str]) -> None:
         """Play a case. Raises ``AssertionError`` if a promise is broken."""
-        self._loop.run_until_complete(self._check(case))
-        failures, self._failures = self._failures, []
-        assert not failures, failures
+        self._play(self._check(case))
 
     async def _check(self, case: tuple[str, list[bytes], int, str]) -> None:
         end, pieces, n_missing, leave = case
         data = b"".join(pieces)
         self._attack = (data[: max(1, len(data) - n_missing)], leave)
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             if end == "orchestrator":
                 await self._send(*await asyncio.open_unix_connection(self._path))
             else:
@@ -223,9 +211,6 @@ class ControlTarget:
                     message = msgpack.unpackb(await reader.readexactly(size), strict_map_key=False)
                 text = str(message[2])[:30] if message[0] == 2 else ""
                 self.counts[" ".join(("kind", str(message[0]), text.partition(":")[0])).strip()] += 1
-
-    def n_left(self) -> int:
-        return n_tasks_left(self._loop, _RESIDENT_TASKS)
 
     def close(self) -> None:
         async def stop() -> None:

@@ -7,10 +7,7 @@ must still get the right answers. The cases advance the server's clock.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import struct
-from collections import Counter
 from typing import Any
 
 import aiohttp
@@ -24,8 +21,8 @@ from nodes.connection import Connection
 from nodes.digest import apply_blocks, embed, read_rows, write_rows
 from nodes.server import HostedBlocks, Server, ServerLimits
 from policies.steps import StepTimes
+from tests.stress.hostile_common import PATIENCE_S, LoopTarget, RawLine, connected
 from tests.stress.hostile_frames import CASES, N_BLOCKS, N_PEERS, TOKEN_BYTES
-from tests.stress.hostile_tasks import n_tasks_left
 
 LIMITS = ServerLimits(
     max_payload_bytes=65_536,
@@ -42,27 +39,20 @@ _HELLO = (
     b"GET /v1/sessions HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
-_PATIENCE_S = 5.0
-_RESIDENT_TASKS = 3
-"""Number of tasks that always run."""
-_SMALL_BUFFER_BYTES = 4096
 
 
-class Line:
+class Line(RawLine):
     """A client's end of a WebSocket, written by hand so that it can send any bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self.writer = reader, writer
-        self.deaf = self._ended = False
+        super().__init__(writer)
+        self._reader = reader
         self.positions: dict[str, int] = {}
         self.answers: list[list[Any]] = []
 
     @classmethod
     async def open(cls, port: int) -> Line:
-        raw = socket.socket()
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
-        raw.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", port))
+        raw = await connected(("127.0.0.1", port), takes_little=True)
         return cls(*await asyncio.open_connection(sock=raw))
 
     async def greet(self) -> bool:
@@ -73,11 +63,6 @@ class Line:
         except (asyncio.IncompleteReadError, ConnectionError):
             return False
         return status.startswith(b"HTTP/1.1 101 ")
-
-    def send(self, data: bytes) -> None:
-        """Send bytes unchanged. Does nothing if the connection is closing."""
-        if not self._ended and not self.writer.is_closing():
-            self.writer.write(data)
 
     async def answer(self) -> list[Any] | None:
         """Returns the next frame that the server sends; None at the end of the connection."""
@@ -102,20 +87,6 @@ class Line:
             if answer is None:
                 return
             self.answers.append(answer)
-
-    def leave(self, how: str) -> None:
-        """Hang up: ``reset`` with an RST, ``close`` without, ``half`` only stops sending."""
-        raw = self.writer.get_extra_info("socket")
-        if how == "reset" and raw is not None:
-            with contextlib.suppress(OSError):
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        if how == "half":
-            if not self._ended and not self.writer.is_closing():
-                with contextlib.suppress(OSError):  # the server was faster
-                    self.writer.write_eof()
-            self._ended = True
-        else:
-            self.writer.transport.abort()
 
 
 def ws_frame(data: bytes, opcode: int = 2, last: bool = True) -> bytes:
@@ -153,7 +124,7 @@ class Witness:
     async def _ask(self, *fields: Any) -> list[Any] | None:
         self._line.send(ws_frame(msgpack.packb(fields)))
         answering = asyncio.ensure_future(self._line.answer())
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not answering.done():
                 await asyncio.wait({answering}, timeout=0.002)
                 if not answering.done():
@@ -161,21 +132,15 @@ class Witness:
         return answering.result()
 
 
-class ServerTarget:
+class ServerTarget(LoopTarget):
     """The data plane under attack."""
 
     name = "server"
     cases = CASES
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(self._unhandled)
-        self._failures: list[str] = []
+        super().__init__(n_resident=3)
         self._loop.run_until_complete(self._start())
-
-    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self._failures.append(f"{context.get('message')}: {context.get('exception')!r}")
 
     async def _start(self) -> None:
         self.clock = ManualClock()
@@ -196,9 +161,7 @@ class ServerTarget:
 
     def check(self, case: list[tuple[int, Any]]) -> None:
         """Play a case. Raises ``AssertionError`` if a promise is broken."""
-        self._loop.run_until_complete(self._check(case))
-        failures, self._failures = self._failures, []
-        assert not failures, failures
+        self._play(self._check(case))
 
     async def _check(self, case: list[tuple[int, Any]]) -> None:
         """Plays a case. The server forwards to itself, over connections that are closed after the case."""
@@ -233,7 +196,7 @@ class ServerTarget:
                     self.counts["refused connections"] += 1
                     continue
                 listening.append(asyncio.ensure_future(line.listen()))
-            await self._play(lines[at], what, rest)
+            await self._move(lines[at], what, rest)
         await self._witness.step()
         for line in everything:
             line.leave("close")
@@ -241,7 +204,7 @@ class ServerTarget:
             self._count(line)
         await asyncio.gather(*listening)
 
-    async def _play(self, line: Line, what: str, rest: list[Any]) -> None:
+    async def _move(self, line: Line, what: str, rest: list[Any]) -> None:
         if what in ("chain", "push on"):
             self._chained(line, what, *rest)
         elif what in ("begin", "go on", "end"):
@@ -319,15 +282,12 @@ class ServerTarget:
         """Waits until only the witness's session and cache are left. Raises ``AssertionError`` if more cache
         is held.
         """
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.server.sessions.live) != 1:  # noqa: ASYNC110 - there is no event for the last one
                 await asyncio.sleep(0.0005)
         account = self.server.account
         assert len(account) == 1, f"{len(account) - 1} sessions are left"
         assert account.used_bytes == 201 * N_BLOCKS, f"{account.used_bytes} bytes of cache are held"
-
-    def n_left(self) -> int:
-        return n_tasks_left(self._loop, _RESIDENT_TASKS)
 
     def close(self) -> None:
         async def stop() -> None:

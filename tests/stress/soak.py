@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.proc import TICKS, memory_bytes
 from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.rundir import process_start
 from testbed.runtime.real.handle import open_descriptors
@@ -90,11 +91,10 @@ def sample(pid: int, name: str, elapsed_s: float) -> Sample | None:
     if role is None or n_descriptors is None or not started:
         return None
     try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+        sizes = memory_bytes(pid)
     except OSError:
         return None
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in rollup.splitlines()[1:]}
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / TICKS
     load = os.getloadavg()[0]
     return Sample(elapsed_s, name, role, pid, age_s, sizes["Rss"], sizes["Pss"], n_descriptors, load)
 
