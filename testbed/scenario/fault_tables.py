@@ -61,7 +61,7 @@ class FaultTable(Table):
         if self.at is None and self.after is None:
             raise rule('is missing; give a time such as at = "30 s", or after', "at")
         if self.at is not None and self.after is not None:
-            raise rule("contradicts at; keep one of the two", "after")
+            raise rule("has both at and after; keep one")
         if self.for_ is not None and self.kind not in _ENDING:
             raise rule(f'is only for kind = "kill", "stop" or "slow"; kind is "{self.kind}"', "for")
         if self.factor is not None and self.kind != "slow":
