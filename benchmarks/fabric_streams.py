@@ -52,7 +52,7 @@ class Streams:
 
 
 def in_fork(work: Callable[[], Any]) -> Any:
-    """Run ``work`` in a forked process, which may change its own namespaces. Returns its result."""
+    """Runs ``work`` in a forked process, which may change its own namespaces. Returns its result."""
 
     def run(answer: Connection) -> None:
         answer.send(work())

@@ -34,7 +34,7 @@ _TIMED_HERE = ("streams", "graphs", "steps")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the parts that ``arguments`` select. Returns the exit code."""
+    """Runs the parts that ``arguments`` select. Returns the exit code."""
     given = _parser().parse_args(arguments)
     if given.part:
         folder = given.out or Path()

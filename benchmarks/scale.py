@@ -107,7 +107,7 @@ def _processes(run_dir: Path, orchestrator: int) -> dict[int, str]:
 
 
 def _wait_for(log: Path, text: str, process: subprocess.Popen[bytes], limit_s: float) -> None:
-    """Wait until ``text`` is in ``log``. Raises ``SystemExit`` if the process ends first, or after
+    """Waits until ``text`` is in ``log``. Raises ``SystemExit`` if the process ends first, or after
     ``limit_s``.
     """
     until_s = time.monotonic() + limit_s
@@ -120,7 +120,7 @@ def _wait_for(log: Path, text: str, process: subprocess.Popen[bytes], limit_s: f
 
 
 def run_once(network: str, n_servers: int, n_sessions: int) -> Cost:
-    """Do one run, with ``n_sessions`` sessions that all begin in the first second."""
+    """Does one run, with ``n_sessions`` sessions that all begin in the first second."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         plan, scenario, log = place / "plan.json", place / "scale.toml", place / "stderr"

@@ -92,7 +92,7 @@ def window(
     without: int | None,
     n_workers: int = 1,
 ) -> Window:
-    """Do the tasks, and measure all but the first of them.
+    """Does the tasks, and measures all but the first of them.
 
     Not counted are the first ``WARM_RATIO`` of the tasks, and those done before ``n_workers`` have begun, but
     at most half of all tasks. ``took`` returns the wall seconds of a task from its record.
@@ -199,7 +199,7 @@ def load() -> str:
 
 
 def efficiency(n_runs: int, n_blocks: int, n_workers: int, head: int) -> tuple[list[str], dict[str, Any]]:
-    """Do blocks of runs with the executors local and ray in turn. Returns lines of text, and the ratios of
+    """Does blocks of runs with the executors local and ray in turn. Returns lines of text, and the ratios of
     the rates.
     """
     from testbed.studies.sweep.on_ray import OnRay
@@ -237,7 +237,7 @@ def efficiency(n_runs: int, n_blocks: int, n_workers: int, head: int) -> tuple[l
 
 
 def scaling(workers: Sequence[int], task_s: float, seconds: float) -> tuple[list[str], dict[str, Any]]:
-    """Do tasks that only wait, on more and more workers. Returns lines of text, and the measured rates."""
+    """Does tasks that only wait, on more and more workers. Returns lines of text, and the measured rates."""
     from testbed.studies.sweep.on_ray import OnRay
 
     record = Runner(Setup(SCENARIO))(runs_of(20)[0][0])
@@ -314,7 +314,7 @@ def limits(n_tasks: int, run_s: float) -> tuple[list[str], dict[str, Any]]:
 
 
 def plot(found: dict[str, Any], file: Path) -> None:
-    """Draw results per second over workers, and what they would be without any overhead."""
+    """Draws results per second over workers, and what they would be without any overhead."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -41,31 +41,31 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def missing(cls) -> str | None:
-        """Return ``None`` if this machine and user can run it, else what is missing and how to get it."""
+        """Returns ``None`` if this machine and user can run it, else what is missing and how to get it."""
 
     @abstractmethod
     def open(self) -> None:
-        """Build the network. Raises ``NetworkUnavailable`` or ``NetworkError``."""
+        """Builds the network. Raises ``NetworkUnavailable`` or ``NetworkError``."""
 
     @abstractmethod
     def enter(self, node: str) -> None:
-        """Move the calling (single-threaded) process into the network of ``node``."""
+        """Moves the calling (single-threaded) process into the network of ``node``."""
 
     @abstractmethod
     def address(self, node: str) -> str:
-        """Return the IPv4 address on which ``node`` listens and from which it connects."""
+        """Returns the IPv4 address on which ``node`` listens and from which it connects."""
 
     def namespaces(self) -> Mapping[str, int]:
-        """Return the descriptors of the nodes' network namespaces, by node; empty if they have none."""
+        """Returns the descriptors of the nodes' network namespaces, by node; empty if they have none."""
         return {}
 
     def worker(self) -> Callable[[], None] | None:
-        """Return the function that must run in a process of its own, or ``None`` if there is none."""
+        """Returns the function that must run in a process of its own, or ``None`` if there is none."""
         return None
 
     @abstractmethod
     def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
-        """Change the profiles of these pairs, which must be links of ``spec``, while packets flow.
+        """Changes the profiles of these pairs, which must be links of ``spec``, while packets flow.
 
         Packets already on their way keep their instants of arrival. Called by the launcher, which
         holds the network open. Raises ``NetworkError``. A backend with ``delays_in_client`` does nothing:
@@ -74,4 +74,4 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Remove everything that ``open`` made. May be called more than once."""
+        """Removes everything that ``open`` made. May be called more than once."""

@@ -14,7 +14,7 @@ BACKENDS: tuple[type[Backend], ...] = (NetemBackend, FabricBackend, LoopbackBack
 
 
 def choose_backend(wanted: str, sharing: bool = False, joining: bool = False) -> tuple[type[Backend], str]:
-    """Return the backend called ``wanted``, or for ``auto`` the first that works here, and one sentence why.
+    """Returns the backend called ``wanted``, or for ``auto`` the first that works here, and one sentence why.
 
     ``sharing``: pairs share links, so ``auto`` tries the backends that can emulate this before all others.
     ``joining``: nodes are on several machines, so ``auto`` tries only backends that can join machines.

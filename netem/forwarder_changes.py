@@ -30,11 +30,11 @@ class ChangeChannel:
         self._asking.settimeout(patience_s)
 
     def fileno(self) -> int:
-        """Return the descriptor of the forwarder's end."""
+        """Returns the descriptor of the forwarder's end."""
         return self._answering.fileno()
 
     def send(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
-        """Send the changes, and return when the forwarder has read them all. Raises ``NetworkError``."""
+        """Sends the changes, and returns when the forwarder has read them all. Raises ``NetworkError``."""
         for pair in links:
             if pair not in self._numbers:
                 raise NetworkError(f"the network has no link from {pair[0]} to {pair[1]} that could change")
@@ -50,7 +50,7 @@ class ChangeChannel:
                 raise NetworkError(f"the forwarder does not accept changes of links: {error}") from error
 
     def receive(self) -> list[tuple[int, LinkProfile]]:
-        """Read and acknowledge one message; return (number of the pair, its new profile) for each change.
+        """Reads and acknowledges one message; returns (number of the pair, its new profile) for each change.
 
         Called in the forwarder when ``fileno`` is readable.
         """

@@ -28,27 +28,27 @@ class HostsBackend(Backend):
         return None
 
     def bind(self, machine: str, address: str) -> tuple[str, int]:
-        """Return the endpoint of this machine's nodes: ``address`` and port 0, as each uses any free port."""
+        """Returns the endpoint of this machine's nodes: ``address`` and port 0, as each uses any free port."""
         return address, 0
 
     def join(self, endpoints: Mapping[str, tuple[str, int]], key: bytes) -> None:
-        """Store what ``bind`` returned on all machines, by machine name. ``key`` is not used."""
+        """Stores what ``bind`` returned on all machines, by machine name. ``key`` is not used."""
         self._addresses = {machine: address for machine, (address, _) in endpoints.items()}
 
     def open(self) -> None:
-        """Do nothing: there is nothing to build."""
+        """Does nothing: there is nothing to build."""
 
     def enter(self, node: str) -> None:
-        """Do nothing: nodes stay in the machine's network."""
+        """Does nothing: nodes stay in the machine's network."""
 
     def address(self, node: str) -> str:
         return self._addresses[self.spec.machines[node]]
 
     def check(self) -> None:
-        """Do nothing: there are no wanted delays to compare the real network with."""
+        """Does nothing: there are no wanted delays to compare the real network with."""
 
     def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
         raise NetworkError("the links of the hosts network are real and cannot be changed")
 
     def close(self) -> None:
-        """Do nothing: there is nothing to remove."""
+        """Does nothing: there is nothing to remove."""

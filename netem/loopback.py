@@ -24,16 +24,16 @@ class LoopbackBackend(Backend):
         return None
 
     def open(self) -> None:
-        """Do nothing: there is nothing to build."""
+        """Does nothing: there is nothing to build."""
 
     def enter(self, node: str) -> None:
-        """Do nothing: nodes stay in the machine's network."""
+        """Does nothing: nodes stay in the machine's network."""
 
     def address(self, node: str) -> str:
         return "127.0.0.1"
 
     def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
-        """Do nothing: clients are notified of new delays and apply them."""
+        """Does nothing: clients are notified of new delays and apply them."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing to remove."""
+        """Does nothing: there is nothing to remove."""

@@ -119,7 +119,7 @@ class Sessions:
         """Connections by number; keys of ``account`` are ``(number, session)``."""
 
     def drop(self, connection: Connection) -> None:
-        """Cancel all pending work of a connection, and release its sessions."""
+        """Cancels all pending work of a connection, and releases its sessions."""
         for task in (*connection.tasks, *connection.openings):
             task.cancel()
         for key in list(connection.sessions):
@@ -128,7 +128,7 @@ class Sessions:
     def open(
         self, connection: Connection, frame: wire.Open | wire.Join
     ) -> wire.Answer | Awaitable[wire.Answer | None]:
-        """Open a session, with a place in a chain if ``frame`` is a ``Join``.
+        """Opens a session, with a place in a chain if ``frame`` is a ``Join``.
 
         Returns the answer, or an awaitable of it if the backend needs time to allocate the session's cache.
         The awaitable results in ``None`` if a chain's session was ended meanwhile: its client has been
@@ -223,7 +223,7 @@ class Sessions:
         return paging.paged(frame.first_tokens or frame.max_tokens, frame.max_tokens), frame.arrived_at_s
 
     def _grow(self, connection: Connection, session: Session, n_tokens: int) -> bool:
-        """Reserve cache for ``n_tokens`` in total; sessions whose requests arrived last are preempted for it.
+        """Reserves cache for ``n_tokens`` in total; sessions whose requests arrived last are preempted for it.
 
         Returns False if ``session`` itself was preempted.
         """
@@ -249,7 +249,7 @@ class Sessions:
         return True
 
     def _preempt(self, connection: Connection, key: str, reason: str) -> None:
-        """End a session to free its cache.
+        """Ends a session to free its cache.
 
         A chain's client is notified at once, others at their next request.
         """
@@ -264,7 +264,7 @@ class Sessions:
         return self.live[key[0]].sessions[key[1]].arrived_at_s, key[1]
 
     def close(self, connection: Connection, frame: wire.Close) -> wire.Answer:
-        """Close a session. One that the server has ended already counts as closed."""
+        """Closes a session. One that the server has ended already counts as closed."""
         key = frame.session
         if key in connection.sessions:
             self._release(connection, key)
@@ -282,14 +282,14 @@ class Sessions:
         self.released.set()
 
     def forget(self, connection: Connection, key: str, code: str, reason: str) -> None:
-        """End a session that its client did not close. Later requests for it get ``code`` and ``reason``."""
+        """Ends a session that its client did not close. Later requests for it get ``code`` and ``reason``."""
         self._release(connection, key)
         connection.ended[key] = code, cut(f"session {shown(key)} {reason}")
         while len(connection.ended) > _ENDED_REMEMBERED:
             connection.ended.popitem(last=False)
 
     def check_step(self, connection: Connection, frame: wire.Step, is_pushed: bool = False) -> Session | None:
-        """Check a step and reserve cache for it.
+        """Checks a step and reserves cache for it.
 
         Returns its session, or ``None`` if the server has ended that session. Raises ``FrameError``.
         """
@@ -328,7 +328,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def expiring(self, connection: Connection) -> AsyncIterator[None]:
-        """Close the connection's idle sessions while the body runs."""
+        """Closes the connection's idle sessions while the body runs."""
 
         async def watch() -> None:
             while True:
@@ -352,7 +352,7 @@ class Sessions:
         log.warning("session %s was idle for %g s: closed", shown(key), self.limits.idle_s)
 
     async def end(self, key: tuple[int, str], code: str, reason: str) -> None:
-        """End the session of ``account`` with that key.
+        """Ends the session of ``account`` with that key.
 
         A chain's client is sent the error at once, others at their next request.
         """

@@ -47,7 +47,7 @@ class OptimizedNumber:
     name: str = "petals-optimized-number"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Place windows of m_j = floor(M_j / (s_m + s_c |R|)) blocks. Raises ``InfeasiblePlacement``."""
+        """Places windows of m_j = floor(M_j / (s_m + s_c |R|)) blocks. Raises ``InfeasiblePlacement``."""
         concurrency = given_or_chosen(problem, design_concurrency)
         counts = block_counts(problem, concurrency, honour_cap=self.honour_block_cap)
         ranges = choose_ranges(problem, counts, problem.join_order)

@@ -65,7 +65,7 @@ class RawLine:
         self.deaf = self._ended = False
 
     def send(self, data: bytes) -> None:
-        """Send bytes unchanged. Does nothing if the connection is closing."""
+        """Sends bytes unchanged. Does nothing if the connection is closing."""
         if not self._ended and not self.writer.is_closing():
             self.writer.write(data)
 

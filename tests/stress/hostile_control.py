@@ -153,7 +153,7 @@ class ControlTarget(LoopTarget):
         self._hostile_listener = await asyncio.start_unix_server(orchestrate, self._hostile_path)
 
     def check(self, case: tuple[str, list[bytes], int, str]) -> None:
-        """Play a case. Raises ``AssertionError`` if a promise is broken."""
+        """Plays a case. Raises ``AssertionError`` if a promise is broken."""
         self._play(self._check(case))
 
     async def _check(self, case: tuple[str, list[bytes], int, str]) -> None:
@@ -172,7 +172,7 @@ class ControlTarget(LoopTarget):
             self._never.clear()
 
     async def _be_a_node(self) -> None:
-        """Connect a node to a hostile orchestrator: the node must stop, and its question must be answered or
+        """Connects a node to a hostile orchestrator: the node must stop, and its question must be answered or
         fail.
         """
         self._attacked.clear()
@@ -203,7 +203,7 @@ class ControlTarget(LoopTarget):
         writer.close()
 
     async def _count(self, reader: asyncio.StreamReader) -> None:
-        """Read and count answers, until none arrives for 2 ms."""
+        """Reads and counts answers, until none arrives for 2 ms."""
         with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError):
             while True:
                 async with asyncio.timeout(0.002):

@@ -184,7 +184,7 @@ class Line(RawLine):
 async def play(
     moves: Sequence[tuple[int, Any]], address: tuple[str, int], model: str, pause: Pause, counts: Counter[str]
 ) -> None:
-    """Play a case's moves. Raises ``AssertionError`` if a promise is broken."""
+    """Plays a case's moves. Raises ``AssertionError`` if a promise is broken."""
     everything: list[Line] = []
     try:
         await _play_all(moves, address, pause, everything)
@@ -283,7 +283,7 @@ class Witness:
         self._reader, self._writer = await asyncio.open_connection(*self._address)
 
     async def ask(self, data: bytes, pause: Pause) -> Answer:
-        """Send a request and return its answer. Raises ``TimeoutError`` if none arrives."""
+        """Sends a request and returns its answer. Raises ``TimeoutError`` if none arrives."""
         self._writer.write(data)
         came = b""
         async with asyncio.timeout(PATIENCE_S):
@@ -358,7 +358,7 @@ class Hall:
         asyncio.get_running_loop().call_soon(end)
 
     def give(self, n_tokens: int) -> None:
-        """Compute so many more tokens for each request. Requests that have no room yet are rejected or
+        """Computes so many more tokens for each request. Requests that have no room yet are rejected or
         admitted.
         """
         for index, (n_done, n_asked) in list(self.live.items()):
@@ -488,7 +488,7 @@ class EndpointTarget(LoopTarget):
         self._n_resident = len(asyncio.all_tasks(self._loop))
 
     def check(self, case: tuple[int, list[tuple[int, Any]]]) -> None:
-        """Play a case. Raises ``AssertionError`` if a promise is broken."""
+        """Plays a case. Raises ``AssertionError`` if a promise is broken."""
         which, moves = case
         self._play(self._hosted[which].check(moves, self.counts))
 

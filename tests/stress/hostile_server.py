@@ -56,7 +56,7 @@ class Line(RawLine):
         return cls(*await asyncio.open_connection(sock=raw))
 
     async def greet(self) -> bool:
-        """Request a WebSocket. Returns whether the server accepted it."""
+        """Requests a WebSocket. Returns whether the server accepted it."""
         self.writer.write(_HELLO)
         try:
             status = await self._reader.readuntil(b"\r\n\r\n")
@@ -81,7 +81,7 @@ class Line(RawLine):
             return None
 
     async def listen(self) -> None:
-        """Read all answers until the connection ends, or until ``deaf`` is set."""
+        """Reads all answers until the connection ends, or until ``deaf`` is set."""
         while not self.deaf:
             answer = await self.answer()
             if answer is None:
@@ -160,7 +160,7 @@ class ServerTarget(LoopTarget):
         await self._witness.step()
 
     def check(self, case: list[tuple[int, Any]]) -> None:
-        """Play a case. Raises ``AssertionError`` if a promise is broken."""
+        """Plays a case. Raises ``AssertionError`` if a promise is broken."""
         self._play(self._check(case))
 
     async def _check(self, case: list[tuple[int, Any]]) -> None:
@@ -241,7 +241,7 @@ class ServerTarget(LoopTarget):
             await asyncio.sleep(0.001)
 
     def _chained(self, line: Line, what: str, token: str, given: Any) -> None:
-        """Open a session that forwards its results to the session with the next access token on the same
+        """Opens a session that forwards its results to the session with the next access token on the same
         server, or push to one.
         """
         if what == "push on" and token not in self._chains:

@@ -100,7 +100,7 @@ def sample(pid: int, name: str, elapsed_s: float) -> Sample | None:
 
 
 def watch(run: subprocess.Popen[bytes], path: Path) -> list[Sample]:
-    """Sample all processes of ``run``, write the samples to ``path`` and return them.
+    """Samples all processes of ``run``, writes the samples to ``path`` and returns them.
 
     It ends when the launcher has ended and the run has written its tables.
     """
@@ -187,7 +187,7 @@ def judge(summary: Mapping[str, Any] | None, growth: Mapping[str, Any]) -> list[
 
 
 def evaluate(out: Path, samples: Sequence[Sample], status: int) -> dict[str, Any]:
-    """Write ``soak.json`` and the figure. Returns the content of ``soak.json``: what was served, how memory
+    """Writes ``soak.json`` and the figure. Returns the content of ``soak.json``: what was served, how memory
     grew, what was left behind, and what is wrong.
     """
     real_s = samples[-1].elapsed_s if samples else 0.0
@@ -254,7 +254,7 @@ def report(soak: Mapping[str, Any]) -> str:
 
 
 def run(arguments: list[str]) -> int:
-    """Do a soak. Returns exit code 1 if anything grew, was left behind or got lost, 2 if an option is
+    """Does a soak. Returns exit code 1 if anything grew, was left behind or got lost, 2 if an option is
     invalid, else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks soak")

@@ -44,7 +44,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def require(capability: str, missing: str | None) -> None:
-    """Skip by name what this machine cannot do; fail if it is among what must run here."""
+    """Skips by name what this machine cannot do; fails if it is among what must run here."""
     if missing is None:
         return
     if os.environ.get("CI") == "true" or capability in os.environ.get("TESTBED_REQUIRE", "").split(","):
@@ -53,7 +53,7 @@ def require(capability: str, missing: str | None) -> None:
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-    """Poll until ``condition()`` is truthy and answer it; fail with ``what`` after ``timeout_s``."""
+    """Polls until ``condition()`` is truthy and returns it; fails with ``what`` after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s for: {what}"
@@ -169,7 +169,7 @@ class Testbed:
         return self.start_up(*arguments, **options).wait(timeout_s)
 
     def close(self) -> None:
-        """End what a failed test left running."""
+        """Ends what a failed test left running."""
         for running in self._started:
             if running.process.poll() is None:
                 running.kill()
