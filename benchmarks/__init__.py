@@ -8,5 +8,6 @@
 - ``results``, ``endpoint``, ``page``: costs of the tables, of the endpoint of ``testbed serve``, and of the
   page
 - ``gpu``: transformer blocks on a GPU, only if it is named; see ``docs/gpu.md``
+- ``chaos``, ``chaos-mutations``, ``fuzz`` and ``soak`` are commands, too: their modules are in ``tests/stress/``
 - the others are commands of their own: see their modules
 """

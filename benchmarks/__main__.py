@@ -1,7 +1,6 @@
 """Runs all benchmarks, or those named on the command line, and prints their figures.
 
-``batches``, ``chaos``, ``chaos-mutations``, ``fuzz``, ``gpu``, ``petals``, ``rivals``, ``scale``, ``soak``
-and ``sweep`` are commands with options of their own: see the modules of these names.
+The names in ``COMMANDS`` have options of their own: see their modules.
 """
 
 from __future__ import annotations
@@ -24,26 +23,17 @@ NAMES = (
     "endpoint",
     "page",
 )
+_OWN = ("batches", "gpu", "petals", "rivals", "scale", "sweep")
+_STRESS = ("chaos", "chaos-mutations", "fuzz", "soak")
+COMMANDS = {name: f"benchmarks.{name}" for name in _OWN} | {
+    name: f"tests.stress.{name.replace('-', '_')}" for name in _STRESS
+}
+"""Modules of the commands that take minutes or hours, or need a device."""
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["gpu"]:  # not in NAMES, since it needs minutes, a device and its own options
-        from benchmarks import gpu
-
-        return gpu.main(sys.argv[2:])
-    if sys.argv[1:2] in (
-        ["batches"],
-        ["chaos"],
-        ["chaos-mutations"],
-        ["fuzz"],
-        ["petals"],
-        ["rivals"],
-        ["scale"],
-        ["soak"],
-        ["sweep"],
-    ):
-        module = sys.argv[1].replace("-", "_")
-        return int(importlib.import_module(f"benchmarks.{module}").run(sys.argv[2:]))
+    if sys.argv[1:] and sys.argv[1] in COMMANDS:
+        return int(importlib.import_module(COMMANDS[sys.argv[1]]).run(sys.argv[2:]))
     wanted = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or list(NAMES)
     unknown = [name for name in wanted if name not in NAMES]
     if unknown:

@@ -94,7 +94,7 @@ async def _measure(given: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print a table. Returns the exit code."""
+    """Measures and prints a table. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks batches", description=__doc__)
     parser.add_argument("--model", choices=sorted(SIZES), default="bloom-560m")
     parser.add_argument("--blocks", type=int, default=4, help="number of blocks of the server; default 4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -9,7 +10,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -52,7 +53,7 @@ class Streams:
 
 
 def in_fork(work: Callable[[], Any]) -> Any:
-    """Run ``work`` in a forked process, which may change its own namespaces. Returns its result."""
+    """Runs ``work`` in a forked process, which may change its own namespaces. Returns its result."""
 
     def run(answer: Connection) -> None:
         answer.send(work())
@@ -88,10 +89,8 @@ def _streams(n_pairs: int, link: Link, seconds: float, shared_bps: float | None,
     paths = {("hub", node): ("core",) for node in nodes[1:]} if shared else {}
     machines = {node: "m0" if node == "hub" or n_machines == 1 else "m1" for node in nodes}
     spec = NetworkSpec("streams", nodes, links, shared=shared, paths=paths, machines=machines)
-    pids: list[int] = []
-    backends = _open(spec, pids)
-    sender, receiver = backends[0], backends[-1]
-    try:
+    with _opened(spec) as (backends, pids):
+        sender, receiver = backends[0], backends[-1]
         ready_in, ready_out = os.pipe()
         counted_in, counted_out = os.pipe()
         for node in nodes[1:]:
@@ -122,22 +121,28 @@ def _streams(n_pairs: int, link: Link, seconds: float, shared_bps: float | None,
             (after[-1].packets - before[-1].packets) / took_s,
             sum(each.underlay_lost for each in after),
         )
+
+
+@contextlib.contextmanager
+def _opened(spec: NetworkSpec) -> Iterator[tuple[list[FabricBackend], list[int]]]:
+    """Yields the backends of one machine or two, and the list of their forwarders' process ids. At the end all
+    processes in that list are killed, and the backends closed.
+    """
+    pids: list[int] = []
+    if spec.spans_machines:
+        backends = list(open_two(spec, lambda run: pids.append(_fork(run))).values())
+    else:
+        backends = [FabricBackend(spec)]
+        backends[0].open()
+        pids.append(_fork(backends[0].worker()))
+    try:
+        yield backends, pids
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         for backend in backends:
             backend.close()
-
-
-def _open(spec: NetworkSpec, pids: list[int]) -> list[FabricBackend]:
-    """Opens the backends of one machine or two, and adds the processes of their forwarders to ``pids``."""
-    if spec.spans_machines:
-        return list(open_two(spec, lambda run: pids.append(_fork(run))).values())
-    backend = FabricBackend(spec)
-    backend.open()
-    pids.append(_fork(backend.worker()))
-    return [backend]
 
 
 def one_way(delay_s: float, n_datagrams: int, n_machines: int) -> list[float]:
@@ -153,9 +158,8 @@ def _one_way(delay_s: float, n_datagrams: int, n_machines: int) -> list[float]:
     become_network_admin()
     machines = {"a": "m0", "b": "m0" if n_machines == 1 else "m1"}
     link = Link(delay_s, 10e9)
-    pids: list[int] = []
-    backends = _open(NetworkSpec("ways", ("a", "b"), {("a", "b"): link}, machines=machines), pids)
-    try:
+    spec = NetworkSpec("ways", ("a", "b"), {("a", "b"): link}, machines=machines)
+    with _opened(spec) as (backends, pids):
         ready_in, ready_out = os.pipe()
         seen_in, seen_out = os.pipe()
         target = backends[-1].address("b")
@@ -180,12 +184,6 @@ def _one_way(delay_s: float, n_datagrams: int, n_machines: int) -> list[float]:
         assert os.read(ready_in, 1) == b"+", "the receiver did not start"
         pids.append(_fork(send))
         return [struct.unpack("d", os.read(seen_in, 8))[0] for _ in range(n_datagrams)]
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        for backend in backends:
-            backend.close()
 
 
 def _fork(run: Callable[[], None]) -> int:

@@ -33,8 +33,8 @@ _TIMED_HERE = ("streams", "graphs", "steps")
 """Parts that time steps in their own process; the others' runs keep CPUs awake themselves."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the parts that ``arguments`` select. Returns the exit code."""
+def run(arguments: Sequence[str]) -> int:
+    """Runs the parts that ``arguments`` select. Returns the exit code."""
     given = _parser().parse_args(arguments)
     if given.part:
         folder = given.out or Path()
@@ -103,4 +103,4 @@ def _run(given: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:]))

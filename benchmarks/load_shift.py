@@ -15,7 +15,7 @@ _WITH, _WITHOUT, _MOVE = "#1f5a99", "#d1762b", "#7a3d8a"
 
 
 def draw(adapted: Path, fixed: Path, figure: Path) -> None:
-    """Draw one dot per request of either run, and bands for the times at which servers moved."""
+    """Draws one dot per request of either run, and bands for the times at which servers moved."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -9,7 +9,6 @@ page; each is run twice, in turn.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figure import figure
+from benchmarks.proc import usage
 from nodes.eventlog import EventLog, LogReader
 from nodes.records import Admitted, Arrived, HopRecord, Opening, Token
 from policies.problem import Hop
@@ -96,11 +96,11 @@ def _measure(folder: Path) -> list[dict[str, Any]]:
             url = server.stdout.readline().partition("#")[0]
             pages = [_Watching(url) for _ in range(2)]
             clients.run_for(_WARM_S)
-            before_s, n_before = _cpu_s(server.pid), pages[0].n_updates
+            before_s, n_before = usage(server.pid)[1], pages[0].n_updates
             started = time.monotonic()
             clients.run_for(_SECONDS)
             took_s = time.monotonic() - started
-            used_s, n_updates = _cpu_s(server.pid) - before_s, pages[0].n_updates - n_before
+            used_s, n_updates = usage(server.pid)[1] - before_s, pages[0].n_updates - n_before
             size = pages[0].n_bytes
         finally:
             server.terminate()
@@ -197,8 +197,3 @@ def _until_there(url: str) -> None:
         else:
             return
     raise RuntimeError("the run has not started within a minute")
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -91,7 +91,7 @@ class Times:
     """
 
     def add(self, n_input: int, at_s: Sequence[float]) -> None:
-        """Add a request that began at ``at_s[0]`` and whose tokens arrived at the other times."""
+        """Adds a request that began at ``at_s[0]`` and whose tokens arrived at the other times."""
         gaps = [1e3 * float(gap) for gap in np.diff(at_s)]
         self.first_ms.setdefault(n_input, []).append(gaps[0])
         self.gaps_ms.extend(gaps[1:])

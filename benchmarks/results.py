@@ -61,7 +61,7 @@ def _logs(run: Path) -> list[Path]:
 
 
 def _repeat(once: Path, run: Path, n_hops: int) -> int:
-    """Make the run ``run`` from so many copies of ``once`` that it has ``n_hops``. Returns the number of
+    """Makes the run ``run`` from so many copies of ``once`` that it has ``n_hops``. Returns the number of
     copies.
     """
     shutil.copytree(once, run)
@@ -99,7 +99,7 @@ def _later(record: AnyRecord, n_requests: int, by_s: float) -> AnyRecord:
 
 
 def _run(command: Sequence[str]) -> tuple[float, float]:
-    """Run a command. Returns its CPU seconds and its largest resident memory in bytes.
+    """Runs a command. Returns its CPU seconds and its largest resident memory in bytes.
 
     Raises ``RuntimeError`` if the exit code is not 0.
     """

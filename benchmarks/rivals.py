@@ -397,7 +397,7 @@ def _rate(value: float | None) -> str:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do all studies and print or write the tables. Returns the exit code."""
+    """Does all studies and prints or writes the tables. Returns the exit code."""
     options = _options(arguments)
     found: list[Table] = []
     saturations: list[str] = []

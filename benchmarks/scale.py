@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+from benchmarks.proc import memory_bytes, usage
+
 _SCENARIO = """
 name = "scale"
 seed = 1
@@ -84,17 +85,9 @@ def _kind(name: str) -> str:
 
 def _cpu_s(pid: int) -> float:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return usage(pid)[1]
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
-
-
-def _pss_mb(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
 
 
 def _processes(run_dir: Path, orchestrator: int) -> dict[int, str]:
@@ -114,7 +107,7 @@ def _processes(run_dir: Path, orchestrator: int) -> dict[int, str]:
 
 
 def _wait_for(log: Path, text: str, process: subprocess.Popen[bytes], limit_s: float) -> None:
-    """Wait until ``text`` is in ``log``. Raises ``SystemExit`` if the process ends first, or after
+    """Waits until ``text`` is in ``log``. Raises ``SystemExit`` if the process ends first, or after
     ``limit_s``.
     """
     until_s = time.monotonic() + limit_s
@@ -127,7 +120,7 @@ def _wait_for(log: Path, text: str, process: subprocess.Popen[bytes], limit_s: f
 
 
 def run_once(network: str, n_servers: int, n_sessions: int) -> Cost:
-    """Do one run, with ``n_sessions`` sessions that all begin in the first second."""
+    """Does one run, with ``n_sessions`` sessions that all begin in the first second."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         plan, scenario, log = place / "plan.json", place / "scale.toml", place / "stderr"
@@ -169,7 +162,7 @@ def run_once(network: str, n_servers: int, n_sessions: int) -> Cost:
                 used = {pid: _cpu_s(pid) - cpu_s for pid, cpu_s in before.items()}
                 memory: dict[str, list[float]] = {}
                 for pid, name in names.items():
-                    memory.setdefault(_kind(name), []).append(_pss_mb(pid))
+                    memory.setdefault(_kind(name), []).append(memory_bytes(pid)["Pss"] / 2**20)
                 process.send_signal(signal.SIGINT)
                 process.wait(120)
             finally:

@@ -64,7 +64,7 @@ _SWEEP_FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "simulator-spee
 def timed_run(
     problem: Problem, policy: str, requests: Sequence[RequestPlan], setup_s: float = 0.0
 ) -> tuple[float, float, Placement, list[ReplayedRequest]]:
-    """Do one run. Returns (seconds to place, seconds to bind the router and replay, placement, requests).
+    """Does one run. Returns (seconds to place, seconds to bind the router and replay, placement, requests).
 
     Raises ``InfeasiblePlacement`` and other ``PolicyError``.
     """
@@ -108,7 +108,7 @@ def _served_fast(
 def run_large(
     n_servers: int, n_requests: int, policy: str, seed: int, *, setup: bool, engine: str = "reference"
 ) -> dict[str, Any]:
-    """Do one run on ``large_problem``. Returns its figures; those of a run without a placement are None or
+    """Does one run on ``large_problem``. Returns its figures; those of a run without a placement are None or
     missing.
 
     - ``seconds``: ``placement_s + replay_s``, without the time to make the problem and its requests
@@ -141,7 +141,7 @@ def run_large(
 
 
 def run_fresh(n_servers: int, n_requests: int, policy: str) -> dict[str, Any]:
-    """Do ``run_large`` in a new process, so that ``peak_memory_bytes`` is that of this run alone."""
+    """Does ``run_large`` in a new process, so that ``peak_memory_bytes`` is that of this run alone."""
     command = [sys.executable, "-m", "benchmarks.simulator", "--servers", str(n_servers)]
     command += ["--requests", str(n_requests), "--policy", policy, "--json"]
     answer: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
@@ -204,7 +204,7 @@ def _cpu_s() -> float:
 
 
 def sweep(path: Path) -> list[dict[str, Any]]:
-    """Do runs of growing size and draw them to ``path`` (PNG). Returns their figures. Takes some minutes.
+    """Does runs of growing size and draws them to ``path`` (PNG). Returns their figures. Takes some minutes.
 
     A run has 10 requests per server, at least 2,000. The figure shows the CPU time of binding and replay
     alone.

@@ -16,6 +16,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.figure import figure
+from benchmarks.proc import memory_bytes
 from testbed.control.placing import place_experiment
 from testbed.rundir import make_run_dir
 from testbed.runtime.emulation import Emulation
@@ -70,8 +71,7 @@ async def _start(sets: list[str], folder: Path) -> tuple[float, list[float], str
 
 
 def _private_bytes(pid: int) -> float:
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-    return sum(1024.0 * int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_"))
+    return sum(float(size) for kind, size in memory_bytes(pid).items() if kind.startswith("Private_"))
 
 
 def _interpreters(count: int) -> float:

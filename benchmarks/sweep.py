@@ -25,6 +25,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import proc
 from testbed.studies.sweep.pool import Executor, Local
 from testbed.studies.sweep.runs import Record, Run, Runner, Setup, lost_record
 from testbed.studies.sweep.store import Lines
@@ -33,7 +34,6 @@ SCENARIO = "clustered"
 POLICIES = ("petals", "proposed")
 N_POINTS = 10
 WARM_RATIO = 0.2
-_TICKS = os.sysconf("SC_CLK_TCK")
 _UP_S = 60.0
 
 
@@ -73,8 +73,7 @@ def usage(without: int | None = None) -> Usage:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError):
-                fields = (folder / "stat").read_text(encoding="utf-8").rpartition(") ")[2].split()
-                of[int(folder.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS
+                of[int(folder.name)] = proc.usage(int(folder.name))
     inside, new = set[int](), {os.getpid()}
     while new:
         inside |= new
@@ -83,7 +82,7 @@ def usage(without: int | None = None) -> Usage:
         int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:9]
     ]
     own_s = {pid: of[pid][1] for pid in inside}
-    return Usage(time.monotonic(), own_s, (sum(busy) - busy[3] - busy[4]) / _TICKS)
+    return Usage(time.monotonic(), own_s, (sum(busy) - busy[3] - busy[4]) / proc.TICKS)
 
 
 def window(
@@ -95,7 +94,7 @@ def window(
     without: int | None,
     n_workers: int = 1,
 ) -> Window:
-    """Do the tasks, and measure all but the first of them.
+    """Does the tasks, and measures all but the first of them.
 
     Not counted are the first ``WARM_RATIO`` of the tasks, and those done before ``n_workers`` have begun, but
     at most half of all tasks. ``took`` returns the wall seconds of a task from its record.
@@ -202,7 +201,7 @@ def load() -> str:
 
 
 def efficiency(n_runs: int, n_blocks: int, n_workers: int, head: int) -> tuple[list[str], dict[str, Any]]:
-    """Do blocks of runs with the executors local and ray in turn. Returns lines of text, and the ratios of
+    """Does blocks of runs with the executors local and ray in turn. Returns lines of text, and the ratios of
     the rates.
     """
     from testbed.studies.sweep.on_ray import OnRay
@@ -240,7 +239,7 @@ def efficiency(n_runs: int, n_blocks: int, n_workers: int, head: int) -> tuple[l
 
 
 def scaling(workers: Sequence[int], task_s: float, seconds: float) -> tuple[list[str], dict[str, Any]]:
-    """Do tasks that only wait, on more and more workers. Returns lines of text, and the measured rates."""
+    """Does tasks that only wait, on more and more workers. Returns lines of text, and the measured rates."""
     from testbed.studies.sweep.on_ray import OnRay
 
     record = Runner(Setup(SCENARIO))(runs_of(20)[0][0])
@@ -317,7 +316,7 @@ def limits(n_tasks: int, run_s: float) -> tuple[list[str], dict[str, Any]]:
 
 
 def plot(found: dict[str, Any], file: Path) -> None:
-    """Draw results per second over workers, and what they would be without any overhead."""
+    """Draws results per second over workers, and what they would be without any overhead."""
     import matplotlib
 
     matplotlib.use("Agg")

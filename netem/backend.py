@@ -56,7 +56,7 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def missing(cls) -> str | None:
-        """Return ``None`` if this machine and user can run it, else what is missing and how to get it."""
+        """Returns ``None`` if this machine and user can run it, else what is missing and how to get it."""
 
     def bind(self, machine: str, address: str) -> Endpoint:
         """Begin this machine's part of a network over several; return its endpoint, for ``join`` elsewhere.
@@ -82,22 +82,22 @@ class Backend(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Build the network. Raises ``NetworkUnavailable`` or ``NetworkError``."""
+        """Builds the network. Raises ``NetworkUnavailable`` or ``NetworkError``."""
 
     @abstractmethod
     def enter(self, node: str) -> None:
-        """Move the calling (single-threaded) process into the network of ``node``."""
+        """Moves the calling (single-threaded) process into the network of ``node``."""
 
     @abstractmethod
     def address(self, node: str) -> str:
-        """Return the IPv4 address on which ``node`` listens and from which it connects."""
+        """Returns the IPv4 address on which ``node`` listens and from which it connects."""
 
     def namespaces(self) -> Mapping[str, int]:
-        """Return the descriptors of the nodes' network namespaces, by node; empty if they have none."""
+        """Returns the descriptors of the nodes' network namespaces, by node; empty if they have none."""
         return {}
 
     def worker(self) -> Callable[[], None] | None:
-        """Return the function that must run in a process of its own, or ``None`` if there is none."""
+        """Returns the function that must run in a process of its own, or ``None`` if there is none."""
         return None
 
     def stats(self) -> ForwarderStats | None:
@@ -115,4 +115,4 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Remove everything that ``open`` made. May be called more than once."""
+        """Removes everything that ``open`` made. May be called more than once."""

@@ -82,7 +82,7 @@ class FabricBackend(Backend):
         return probe_tun()
 
     def bind(self, machine: str, address: str, port: int = 0) -> Endpoint:
-        """Open this machine's UDP socket; return its endpoint, which the other machines need for ``join``.
+        """Opens this machine's UDP socket; returns its endpoint, which the other machines need for ``join``.
 
         ``machine`` is this machine's name in ``spec.machines``, ``address`` its IPv4 address in the underlay.
         Call it before ``open``, in the network namespace of the underlay. Raises ``NetworkError``.
@@ -97,7 +97,7 @@ class FabricBackend(Backend):
         return bound
 
     def join(self, endpoints: Mapping[str, Endpoint], key: bytes) -> None:
-        """Set the endpoints of the other machines' forwarders, by machine name, and the run's key.
+        """Sets the endpoints of the other machines' forwarders, by machine name, and the run's key.
 
         ``key`` is the same on all machines: 16 to 64 secret bytes. Call it after ``bind`` and before
         ``worker``. Raises ``NetworkError`` for a machine without endpoint or that cannot be reached.
@@ -194,7 +194,7 @@ class FabricBackend(Backend):
         self._changes.send({pair: profile for pair, profile in links.items() if pair not in elsewhere})
 
     def underlay(self) -> dict[str, MachineStats]:
-        """Return the statistics of the other machines, by name; they are as old as those of ``stats``."""
+        """Returns the statistics of the other machines, by name; they are as old as those of ``stats``."""
         assert self._page is not None, "underlay() before open()"
         return {
             name: self._page.machine(number)
@@ -205,7 +205,7 @@ class FabricBackend(Backend):
     def check(
         self, links: Mapping[tuple[str, str], Link] | None = None, patience_s: float = 10.0
     ) -> dict[str, MachineStats]:
-        """Wait until the other machines' clocks are known; then check that the underlay is fast enough.
+        """Waits until the other machines' clocks are known; then checks that the underlay is fast enough.
 
         ``links`` are those of ``spec`` by default; other profiles may be checked, such as those of later
         changes. Pairs whose sender is on another machine are ignored. Returns ``underlay()``. Raises
@@ -258,7 +258,7 @@ class FabricBackend(Backend):
         return seen
 
     def stats(self) -> ForwarderStats:
-        """Return the forwarder's counters.
+        """Returns the forwarder's counters.
 
         They are at most 0.1 s old, or 0.5 s while no packet is under way. In virtual time they are those of
         the instant before time last moved.
@@ -267,18 +267,18 @@ class FabricBackend(Backend):
         return self._page.read()
 
     def lateness(self) -> Lateness:
-        """Return the histogram of how late packets were delivered so far; as old as ``stats``."""
+        """Returns the histogram of how late packets were delivered so far; as old as ``stats``."""
         assert self._page is not None, "lateness() before open()"
         return self._page.lateness()
 
     def _close_devices(self) -> None:
-        """Close this process's descriptors; a device vanishes with its last descriptor."""
+        """Closes this process's descriptors; a device vanishes with its last descriptor."""
         for fd in self._devices.values():
             os.close(fd)
         self._devices.clear()
 
     def _remove_devices(self) -> None:
-        """Remove all devices at the same time: for each, the kernel waits 20 ms for its other CPUs."""
+        """Removes all devices at the same time: for each, the kernel waits 20 ms for its other CPUs."""
         with ThreadPoolExecutor(_CLOSERS) as closers:
             deque(closers.map(os.close, self._devices.values()), maxlen=0)
         self._devices.clear()

@@ -101,7 +101,7 @@ class Forwarder:
         return Pipe(f"{pair[0]} to {pair[1]}", devices[pair[1]], profile, early_s, route, self.repairs)
 
     def run(self) -> None:
-        """Forward packets for ever. Uses real-time priority if the system grants it."""
+        """Forwards packets for ever. Uses real-time priority if the system grants it."""
         set_timer_slack(1)
         with contextlib.suppress(PermissionError):  # rootless: runs at normal priority
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -140,7 +140,7 @@ class Forwarder:
                 next_at_s = self._regularly(now)
 
     def _regularly(self, now: float) -> float:
-        """Update the meter and publish the counters; return the instant at which to call this again."""
+        """Updates the meter and publishes the counters; returns the instant at which to call this again."""
         self._meter.read(now, self.stats)
         self._page.write(self.stats, self._lateness)
         return now + _REPORT_EVERY_S
@@ -151,7 +151,7 @@ class Forwarder:
             self._by_number[number].release()
 
     def _take(self, fd: int, now: float) -> None:
-        """Read what a node has sent, at most ``_PACKETS_PER_TURN`` packets, and put it on its links.
+        """Reads what a node has sent, at most ``_PACKETS_PER_TURN`` packets, and puts it on its links.
 
         Raises ``NetworkError`` if the node's device is gone.
         """
@@ -183,7 +183,7 @@ class Forwarder:
                 self._enter(now, pipe, packet, size)
 
     def now_s(self) -> float:
-        """Return the time that counts for packets."""
+        """Returns the time that counts for packets."""
         return time.monotonic()
 
     def _enter(self, now: float, pipe: Pipe, packet: bytes, size: int) -> None:
@@ -205,7 +205,7 @@ class Forwarder:
         heappush(self._queue, (at_s, self._sequence, pipe, packet, transit))
 
     def _deliver(self) -> None:
-        """Pass on every packet that is due, to its receiver or to its next shared link."""
+        """Passes on every packet that is due, to its receiver or to its next shared link."""
         queue, stats, lateness = self._queue, self.stats, self._lateness
         now = time.monotonic()
         while queue and queue[0][0] <= now:

@@ -31,7 +31,7 @@ class ChangeChannel:
         self._asking.settimeout(patience_s)
 
     def fileno(self) -> int:
-        """Return the descriptor of the forwarder's end."""
+        """Returns the descriptor of the forwarder's end."""
         return self._answering.fileno()
 
     def send(self, links: Mapping[tuple[str, str], Link]) -> None:

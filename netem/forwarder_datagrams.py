@@ -125,7 +125,7 @@ class Seal:
         packet: bytes,
         piece_bytes: int,
     ) -> list[tuple[bytes, bytes]]:
-        """Return the packet's datagrams, each in two parts: the bytes before the piece, and the piece.
+        """Returns the packet's datagrams, each in two parts: the bytes before the piece, and the piece.
 
         ``number`` is that of the first datagram, ``pair`` the numbers of the sending and the receiving node.
         For the others see ``Head``.
@@ -151,13 +151,13 @@ class Seal:
         ]
 
     def times(self, times: Times) -> bytes:
-        """Return the datagram of a question or an answer."""
+        """Returns the datagram of a question or an answer."""
         is_answer, *values = times
         head = _TIMES.pack(_PONG if is_answer else _PING, _VERSION, *values)
         return head + self._head_tag(head)
 
     def read(self, datagram: bytes, receiver: int) -> Piece | Times | None:
-        """Decode a datagram; return ``None`` if it is malformed, of another run, or for another receiver."""
+        """Decodes a datagram; returns ``None`` if it is malformed, of another run, or for another receiver."""
         if len(datagram) == _TIMES_BYTES:
             return self._read_times(datagram, receiver)
         if len(datagram) <= PIECE_AT:
@@ -212,14 +212,14 @@ class Numbers:
         return self._next - self._n_came
 
     def skip_to(self, next_number: int) -> None:
-        """Note that all datagrams below ``next_number`` have been sent."""
+        """Notes that all datagrams below ``next_number`` have been sent."""
         if next_number > self._next:
             ahead = next_number - self._next
             self._came = (self._came << ahead) & _WINDOW_MASK if ahead < WINDOW else 0
             self._next = next_number
 
     def take(self, number: int) -> bool:
-        """Record a datagram's number. Returns False if it has arrived before or is too old to know."""
+        """Records a datagram's number. Returns False if it has arrived before or is too old to know."""
         self.skip_to(number + 1)
         behind = self._next - 1 - number
         if behind >= WINDOW or self._came >> behind & 1:
@@ -261,11 +261,11 @@ class Assembly:
         return len(self._incomplete)
 
     def learn(self, times: Times) -> None:
-        """Count datagrams below ``times.next_number`` that have not arrived as lost."""
+        """Counts datagrams below ``times.next_number`` that have not arrived as lost."""
         self._numbers.skip_to(times.next_number)
 
     def take(self, piece: Piece) -> bytes | None:
-        """Add a piece. Returns its packet if that is now complete and unchanged, else ``None``."""
+        """Adds a piece. Returns its packet if that is now complete and unchanged, else ``None``."""
         head = piece.head
         if not self._numbers.take(head.number + piece.number):
             self.n_refused += 1
@@ -296,6 +296,6 @@ class Assembly:
 
 
 def split(buffer: bytes | memoryview, datagram_bytes: int) -> Iterator[bytes]:
-    """Yield the datagrams that the kernel merged into one buffer (UDP_GRO), each of ``datagram_bytes``."""
+    """Yields the datagrams that the kernel merged into one buffer (UDP_GRO), each of ``datagram_bytes``."""
     for at in range(0, len(buffer), datagram_bytes):
         yield bytes(buffer[at : at + datagram_bytes])

@@ -130,7 +130,7 @@ class FarForwarder(Forwarder):
             self.stats.dropped += 1
 
     def _hear(self) -> None:
-        """Receive what other machines have sent, and queue it for delivery."""
+        """Receives what other machines have sent, and queues it for delivery."""
         for head, due_s, packet in self._underlay.receive():
             arrivals = self._arrivals.get((head.source, head.target))
             if arrivals is None:

@@ -34,11 +34,11 @@ class Losses:
         self._spared = self._draw()
 
     def _draw(self) -> int:
-        """Draw how many segments get through before the next one is lost (geometric)."""
+        """Draws how many segments get through before the next one is lost (geometric)."""
         return int(math.log(1.0 - self._random.random()) / self._log_kept)
 
     def lost_of(self, n_segments: int) -> list[int]:
-        """Return which of the next ``n_segments`` segments are lost: their numbers from 0, ascending."""
+        """Returns which of the next ``n_segments`` segments are lost: their numbers from 0, ascending."""
         lost = []
         at = self._spared
         while at < n_segments:
@@ -81,7 +81,7 @@ class Transit:
         self._hop = 0
 
     def enter(self, now_s: float) -> tuple[float, Transit | None] | None:
-        """Enter the next shared link with the first segment at ``now_s``; returns as ``Pipe.enter`` does."""
+        """Enters the next shared link with the first segment at ``now_s``; returns as ``Pipe.enter`` does."""
         link = self._pipe.route[self._hop]
         start_s = max(now_s, link.free_at_s)
         if start_s - now_s > MAX_BACKLOG_S and not self._pipe.repairs:
@@ -148,7 +148,7 @@ class Pipe:
             self._losses = Losses(self._draws[1], profile.loss_ratio)
 
     def release(self) -> None:
-        """Send the held packets, unless the link is still cut."""
+        """Sends the held packets, unless the link is still cut."""
         while self.held and not self.cut:
             self.held.pop(0)()
 
@@ -168,7 +168,7 @@ class Pipe:
         return bool(self.route) or (self.repairs and self._losses is not None)
 
     def survivors(self, packet: bytes) -> tuple[list[bytes], int]:
-        """Draw losses; return the packets left of ``packet``, and how many of its segments are lost."""
+        """Draws losses; returns the packets left of ``packet``, and how many of its segments are lost."""
         n_segments, _ = segments(packet)
         if self.cut:
             return [], n_segments
@@ -178,7 +178,7 @@ class Pipe:
     def enter(
         self, now_s: float, size: int, n_segments: int = 1, segment_bytes: int = 0
     ) -> tuple[float, Transit | None] | None:
-        """Put a packet of ``size`` bytes on the wire on the link at ``now_s``.
+        """Puts a packet of ``size`` bytes on the wire on the link at ``now_s``.
 
         If the link ``counts``, ``n_segments`` and ``segment_bytes``, the size of the first one, must be
         given.
@@ -201,14 +201,14 @@ class Pipe:
         return self.arrive(through_at_s + delay_s), None
 
     def _n_repairs(self, losses: Losses, n_segments: int) -> int:
-        """Draw how often lost segments of a packet are sent again until none is lost."""
+        """Draws how often lost segments of a packet are sent again until none is lost."""
         n_rounds = 0
         while n_segments := len(losses.lost_of(n_segments)):
             n_rounds += 1
         return n_rounds
 
     def arrive(self, at_s: float) -> float:
-        """Return ``at_s``, or later if needed: no packet arrives before one that was sent before it."""
+        """Returns ``at_s``, or later if needed: no packet arrives before one that was sent before it."""
         if at_s < self._last_at_s:
             return self._last_at_s
         self._last_at_s = at_s

@@ -42,7 +42,7 @@ def is_whole(packet: bytes) -> bool:
 
 
 def wire_bytes(packet: bytes) -> int:
-    """Return the bytes that ``packet`` has on a wire, all segments' headers included, its vnet header not."""
+    """Returns the bytes that ``packet`` has on a wire, all segments' headers included, its vnet header not."""
     size = len(packet) - VNET_HEADER_BYTES
     segment_bytes = packet[4] | packet[5] << 8
     if not packet[1] or not segment_bytes:
@@ -52,7 +52,7 @@ def wire_bytes(packet: bytes) -> int:
 
 
 def segments(packet: bytes) -> tuple[int, int]:
-    """Return how many segments ``packet`` has on a wire, and the bytes of the first one, headers included."""
+    """Returns how many segments ``packet`` has on a wire, and the bytes of the first one, headers included."""
     size = len(packet) - VNET_HEADER_BYTES
     segment_bytes = packet[4] | packet[5] << 8
     if not packet[1] or not segment_bytes:
@@ -62,7 +62,7 @@ def segments(packet: bytes) -> tuple[int, int]:
 
 
 def without(packet: bytes, lost: Sequence[int]) -> list[bytes]:
-    """Return a packet without its ``lost`` segments (ascending numbers): one packet per run that is left."""
+    """Returns a packet without its ``lost`` segments (ascending numbers): one packet per run that is left."""
     n_segments, _ = segments(packet)
     borders = [-1, *lost, n_segments]
     return [_run(packet, before + 1, after) for before, after in pairwise(borders) if after - before > 1]
@@ -74,7 +74,7 @@ def _header_bytes(packet: bytes) -> int:
 
 
 def _run(packet: bytes, first: int, last: int) -> bytes:
-    """Return segments ``first`` up to ``last`` (not included) of a super-packet as a packet of its own."""
+    """Returns segments ``first`` up to ``last`` (not included) of a super-packet as a packet of its own."""
     segment_bytes = packet[4] | packet[5] << 8
     header_bytes = _header_bytes(packet)
     tcp = _IP + (packet[_IP] & 15) * 4
@@ -104,7 +104,7 @@ def _run(packet: bytes, first: int, last: int) -> bytes:
 
 
 def _sum(data: bytes | bytearray) -> int:
-    """Return the Internet checksum's ones'-complement sum, not inverted."""
+    """Returns the Internet checksum's ones'-complement sum, not inverted."""
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)

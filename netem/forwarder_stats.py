@@ -102,7 +102,7 @@ class Lateness:
         self.bins[bisect_left(LATE_BOUNDS_S, late_s)] += 1
 
     def quantile(self, share: float) -> float:
-        """Return an upper bound in seconds of that quantile (``share`` from 0 to 1).
+        """Returns an upper bound in seconds of that quantile (``share`` from 0 to 1).
 
         It is the bound of a bin that is 15 % wide; infinite beyond the last bound, 0 without packets.
         """
@@ -115,7 +115,7 @@ class Lateness:
         return 0.0
 
     def since(self, earlier: Lateness) -> Lateness:
-        """Return the packets counted since ``earlier``, an earlier copy of the same histogram."""
+        """Returns the packets counted since ``earlier``, an earlier copy of the same histogram."""
         return Lateness([now - then for now, then in zip(self.bins, earlier.bins, strict=True)])
 
 

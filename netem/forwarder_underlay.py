@@ -50,7 +50,7 @@ _OPEN_QUESTIONS = 64
 
 
 def bind_socket(address: str, port: int) -> socket.socket:
-    """Return a UDP socket bound there, with buffers as large as allowed. Raises ``NetworkError``."""
+    """Returns a UDP socket bound there, with buffers as large as allowed. Raises ``NetworkError``."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         sock.bind((address, port))
@@ -68,7 +68,7 @@ def bind_socket(address: str, port: int) -> socket.socket:
 
 
 def piece_bytes_to(probe: socket.socket, endpoint: Endpoint) -> int:
-    """Return how many bytes of a packet fit into one datagram to ``endpoint``.
+    """Returns how many bytes of a packet fit into one datagram to ``endpoint``.
 
     ``probe`` is a UDP socket in the machine's own network that nothing else uses. Raises ``NetworkError`` if
     the kernel has no route to ``endpoint``.
@@ -146,7 +146,7 @@ class Underlay:
         return self._socket.fileno()
 
     def send(self, machine: int, pair: tuple[int, int], at_s: float, packet: bytes) -> bool:
-        """Send a packet to ``machine``. Returns False if the kernel did not accept all of it.
+        """Sends a packet to ``machine``. Returns False if the kernel did not accept all of it.
 
         ``pair``: the numbers of the sending and the receiving node. ``at_s``: when the packet has to arrive,
         on this machine's clock.
@@ -182,7 +182,7 @@ class Underlay:
         return True
 
     def receive(self) -> Iterator[Arrived]:
-        """Read at most ``_READS_PER_TURN`` times; yield packets that are complete, and answer questions."""
+        """Reads at most ``_READS_PER_TURN`` times; yields packets that are complete, and answers questions."""
         for _ in range(_READS_PER_TURN):
             try:
                 n_bytes, options, _, _ = self._socket.recvmsg_into((self._buffer,), _OPTION_BYTES)
@@ -245,7 +245,7 @@ class Underlay:
                 other.stats.uncertainty_max_s = max(other.stats.uncertainty_max_s, other.clock.uncertainty_s)
 
     def ask(self) -> float:
-        """Ask machines for their time, each at its interval. Returns the seconds until the next call."""
+        """Asks machines for their time, each at its interval. Returns the seconds until the next call."""
         now = time.monotonic()
         wait_s = _PING_S
         for number, other in self._machines.items():
@@ -262,11 +262,11 @@ class Underlay:
         return wait_s
 
     def broke(self, machine: int) -> None:
-        """Count a packet of that machine that arrived too late to be delivered in order."""
+        """Counts a packet of that machine that arrived too late to be delivered in order."""
         self._machines[machine].assembly.n_broken += 1
 
     def report(self) -> Iterator[tuple[int, MachineStats]]:
-        """Yield every other machine's number and updated statistics."""
+        """Yields every other machine's number and updated statistics."""
         for number, other in self._machines.items():
             stats, clock, assembly = other.stats, other.clock, other.assembly
             stats.n_samples, stats.n_forgotten = clock.n_samples, clock.n_forgotten
@@ -284,7 +284,7 @@ class Underlay:
 
 
 def _came_at(stamp: bytes) -> float:
-    """Return when a datagram reached this machine, as ``time.monotonic``.
+    """Returns when a datagram reached this machine, as ``time.monotonic``.
 
     It is derived from the kernel's ``stamp``, which is wall time. Without a usable stamp it is now.
     """

@@ -25,11 +25,11 @@ class TimeKeeper(Protocol):
     def now_ns(self) -> int: ...
 
     def learn(self) -> None:
-        """Register new processes."""
+        """Registers new processes."""
         ...
 
     def quiet(self) -> bytes | None:
-        """Return ``None`` while a process is busy, else a value that changes once any was busy again."""
+        """Returns ``None`` while a process is busy, else a value that changes once any was busy again."""
         ...
 
     def anything_ready(self) -> bool:
@@ -37,15 +37,15 @@ class TimeKeeper(Protocol):
         ...
 
     def next_timer(self) -> tuple[int, int]:
-        """Return the next instant, in nanoseconds, at which a process wants to be woken, and its slot."""
+        """Returns the next instant, in nanoseconds, at which a process wants to be woken, and its slot."""
         ...
 
     def move(self, at_ns: int) -> None:
-        """Set virtual time to ``at_ns``."""
+        """Sets virtual time to ``at_ns``."""
         ...
 
     def wake(self, slot: int) -> None:
-        """Make the process in that slot check its timers."""
+        """Makes the process in that slot check its timers."""
         ...
 
 
@@ -56,7 +56,7 @@ class VirtualForwarder(Forwarder):
     keeper: TimeKeeper
 
     def run(self) -> None:
-        """Forward packets and move time, for ever."""
+        """Forwards packets and moves time, for ever."""
         gc.disable()
         keeper, queue = self.keeper, self._queue
         idle, new = keeper.descriptors
@@ -87,7 +87,7 @@ class VirtualForwarder(Forwarder):
                 events.poll()
 
     def _take_all(self, found: list[tuple[int, int]], new: int) -> bool:
-        """Read what nodes have sent, in the nodes' order. Returns whether there was anything to do."""
+        """Reads what nodes have sent, in the nodes' order. Returns whether there was anything to do."""
         took = has_changed = False
         for fd, _ in sorted(found):
             if fd in self._pipes:
@@ -106,7 +106,7 @@ class VirtualForwarder(Forwarder):
         return self.keeper.now_ns / _NS
 
     def _deliver_one(self) -> None:
-        """Pass on the next packet, to its receiver or to its next shared link."""
+        """Passes on the next packet, to its receiver or to its next shared link."""
         due_s, _, pipe, packet, transit = heappop(self._queue)
         self.held_bytes -= len(packet)
         if transit is not None:
@@ -121,5 +121,5 @@ class VirtualForwarder(Forwarder):
 
 
 def _nanoseconds(seconds: float) -> int:
-    """Return the whole nanosecond nearest to ``seconds``, as on ``memory``."""
+    """Returns the whole nanosecond nearest to ``seconds``, as on ``memory``."""
     return round(seconds * _NS)

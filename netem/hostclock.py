@@ -55,7 +55,7 @@ class HostClock:
         """How often samples contradicted each other, because a clock was set or changed its rate."""
 
     def add(self, t0_s: float, t1_s: float, t2_s: float) -> None:
-        """Add a sample, roughly in the order of time. Raises ``ValueError`` if ``t2_s`` < ``t0_s``."""
+        """Adds a sample, roughly in the order of time. Raises ``ValueError`` if ``t2_s`` < ``t0_s``."""
         if t2_s < t0_s:
             raise ValueError("an answer cannot be received before its question was sent")
         self.n_samples += 1
@@ -90,13 +90,13 @@ class HostClock:
         return min((t2_s - t0_s for t0_s, _, t2_s in self._samples), default=float("inf"))
 
     def to_local(self, at_s: float) -> float:
-        """Return what our clock shows when the other one shows ``at_s``."""
+        """Returns what our clock shows when the other one shows ``at_s``."""
         line = self._line
         return line.at_s + (at_s - line.offset_s - line.at_s) / (1 + line.drift)
 
 
 def _fit(samples: Iterable[tuple[float, float, float]]) -> _Line | None:
-    """Return the offsets at the newest sample that all samples allow, or ``None`` if no straight line fits.
+    """Returns the offsets at the newest sample that all samples allow, or ``None`` if no straight line fits.
 
     A line with slope b lies below the upper bound at x and above the lower bound at y: for x > y, b is at
     most (upper - lower) / (x - y); for x < y, b is at least that. Only the corners of the bounds' convex
@@ -132,7 +132,7 @@ def _fit(samples: Iterable[tuple[float, float, float]]) -> _Line | None:
 
 
 def _hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners of the lower side of the points' convex hull, from left to right."""
+    """Returns the corners of the lower side of the points' convex hull, from left to right."""
     corners: list[tuple[float, float]] = []
     for x, y in sorted(points):
         while len(corners) > 1:

@@ -36,10 +36,10 @@ class HostsBackend(Backend):
         self._addresses = {machine: address for machine, (address, _) in endpoints.items()}
 
     def open(self) -> None:
-        """Do nothing: there is nothing to build."""
+        """Does nothing: there is nothing to build."""
 
     def enter(self, node: str) -> None:
-        """Do nothing: nodes stay in the machine's network."""
+        """Does nothing: nodes stay in the machine's network."""
 
     def address(self, node: str) -> str:
         return self._addresses[self.spec.machines[node]]
@@ -52,4 +52,4 @@ class HostsBackend(Backend):
         raise NetworkError("the links of the hosts network are real and cannot be changed")
 
     def close(self) -> None:
-        """Do nothing: there is nothing to remove."""
+        """Does nothing: there is nothing to remove."""

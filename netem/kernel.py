@@ -136,7 +136,7 @@ class NetemBackend(Backend):
         return incoming
 
     def _cut_where_packets_are_lost(self) -> None:
-        """Make the nodes with a lossy link cut super-packets, in open connections, too; the others do not."""
+        """Makes the nodes with a lossy link cut super-packets, in open connections, too; the others do not."""
         lossy = {sender for (sender, _), link in self._links.items() if 0 < link.loss_ratio < 1}
         for node in sorted(lossy ^ self._cutting):
             with inside(self._namespaces[node]), IPRoute() as ip:
@@ -148,7 +148,7 @@ class NetemBackend(Backend):
         return f"port{self._minor[node]}"
 
     def _hardware(self, node: str, end: int) -> str:
-        """Return the hardware address of one end of a pair: ``end`` is 1 at the node, 2 at the switch."""
+        """Returns the hardware address of one end of a pair: ``end`` is 1 at the node, 2 at the switch."""
         high, low = divmod(self._minor[node], 256)
         return f"02:00:00:{end:02x}:{high:02x}:{low:02x}"
 
@@ -212,13 +212,13 @@ def _pin_neighbour(ip: IPRoute, index: int, address: str, hardware: str) -> None
 
 
 def _code(error: Any) -> int | None:
-    """Return the errno of an ``OSError`` or of a pyroute2 ``NetlinkError``."""
+    """Returns the errno of an ``OSError`` or of a pyroute2 ``NetlinkError``."""
     code: int | None = error.code if isinstance(error, NetlinkError) else error.errno
     return code
 
 
 def _try_the_parts() -> str | None:
-    """Build one port in a new namespace; return a sentence about what the kernel refuses, or ``None``."""
+    """Builds one port in a new namespace; returns a sentence about what the kernel refuses, or ``None``."""
     probe.become_network_admin()
     with IPRoute() as ip:
         try:

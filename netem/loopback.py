@@ -22,10 +22,10 @@ class LoopbackBackend(Backend):
         return None
 
     def open(self) -> None:
-        """Do nothing: there is nothing to build."""
+        """Does nothing: there is nothing to build."""
 
     def enter(self, node: str) -> None:
-        """Do nothing: nodes stay in the machine's network."""
+        """Does nothing: nodes stay in the machine's network."""
 
     def address(self, node: str) -> str:
         return "127.0.0.1"
@@ -34,4 +34,4 @@ class LoopbackBackend(Backend):
         """Do nothing: clients are notified of new delays and apply them."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing to remove."""
+        """Does nothing: there is nothing to remove."""

@@ -73,19 +73,19 @@ class MemoryNetwork:
             pipe.release()
 
     def listen(self, address: str, port: int, accept: Accept) -> None:
-        """Accept connections to ``address`` and ``port``: each gets a new protocol from ``accept``.
+        """Accepts connections to ``address`` and ``port``: each gets a new protocol from ``accept``.
 
         Its protocol runs in a copy of the context of this call.
         """
         self._listeners[address, port] = accept, contextvars.copy_context()
 
     def stop_listening(self, address: str, port: int, accept: Accept) -> None:
-        """Undo ``listen`` with this ``accept``; do nothing if another process listens there by now."""
+        """Undoes ``listen`` with this ``accept``; does nothing if another process listens there by now."""
         if self._listeners.get((address, port), (None, None))[0] is accept:
             del self._listeners[address, port]
 
     async def connect(self, source: str, target: str, port: int, make: Accept) -> asyncio.BaseProtocol:
-        """Connect, and return the protocol that ``make`` made, which is connected by then.
+        """Connects, and returns the protocol that ``make`` made, which is connected by then.
 
         ``source`` and ``target`` are addresses. Raises ``ConnectionRefusedError`` if nobody listens there.
         """
@@ -109,21 +109,21 @@ class MemoryNetwork:
         return ours
 
     async def _cross(self, pipe: Pipe) -> None:
-        """Wait until one packet of a handshake has crossed the link."""
+        """Waits until one packet of a handshake has crossed the link."""
         arrived: asyncio.Future[None] = self._loop.create_future()
         self.carry(pipe, _HANDSHAKE_BYTES, _resolve, arrived)
         await arrived
 
     def n_streams(self, address: str) -> int:
-        """Return how many connections the node at ``address`` has open."""
+        """Returns how many connections the node at ``address`` has open."""
         return len(self._streams[address])
 
     def forget(self, stream: Stream) -> None:
-        """Remove a closed stream."""
+        """Removes a closed stream."""
         self._streams[stream.here[0]].discard(stream)
 
     def kill(self, address: str) -> None:
-        """End the process at ``address``: none of its protocols is called again, and its connections end."""
+        """Ends the process at ``address``: none of its protocols is called again, and its connections end."""
         for key in [key for key in self._listeners if key[0] == address]:
             del self._listeners[key]
         for stream in sorted(self._streams[address], key=lambda stream: (stream.here, stream.there)):
@@ -138,7 +138,7 @@ class MemoryNetwork:
         *args: object,
         context: contextvars.Context | None = None,
     ) -> None:
-        """Send ``n_bytes`` over the link; ``deliver(*args)`` is called when the last of them arrives."""
+        """Sends ``n_bytes`` over the link; ``deliver(*args)`` is called when the last of them arrives."""
         if pipe.holds:
             pipe.held.append(lambda: self.carry(pipe, n_bytes, deliver, *args, context=context))
             return
@@ -150,7 +150,7 @@ class MemoryNetwork:
         self._schedule(entered, deliver, args, context)
 
     def carry_end(self, pipe: Pipe, deliver: Callable[[], object], context: contextvars.Context) -> None:
-        """Have ``deliver`` called when the end of a connection arrives.
+        """Has ``deliver`` called when the end of a connection arrives.
 
         Ends that arrive at one instant are known together: the kernel has them all when it is asked.
         """
@@ -242,7 +242,7 @@ class Stream(asyncio.Transport):
         self._is_paused = False
 
     def begin(self) -> None:
-        """Notify the protocol that it is connected. Call it in ``context``, or in one of the same process."""
+        """Notifies the protocol that it is connected. Call it in ``context``, or in one of the same process."""
         if not self._is_lost:
             self._protocol.connection_made(self)
 
@@ -275,7 +275,7 @@ class Stream(asyncio.Transport):
         return False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Do nothing: the limits are fixed."""
+        """Does nothing: the limits are fixed."""
 
     def get_write_buffer_size(self) -> int:
         return max(0, self._unsent_bytes + self._flight_bytes - _SEND_BUFFER_BYTES) if self._unsent else 0
@@ -319,19 +319,19 @@ class Stream(asyncio.Transport):
     # Called by the network
 
     def die(self) -> None:
-        """End this side after its process died. Data already written are still sent."""
+        """Ends this side after its process died. Data already written are still sent."""
         if not self._is_closing:
             self._unsent.append(None)
             self._push()
         self._is_closing = self._is_lost = True
 
     def reset(self) -> None:
-        """Handle a reset by the other end."""
+        """Handles a reset by the other end."""
         self._is_closing = True
         self._lose(ConnectionResetError(104, "connection reset by peer"))
 
     def receive(self, data: bytes | None) -> None:
-        """Acknowledge arrived data and pass them to the protocol; ``None``: the other end has closed."""
+        """Acknowledges arrived data and passes them to the protocol; ``None``: the other end has closed."""
         if data is not None:
             self._acknowledge(len(data))
         if self._is_lost or (self._is_closing and data is not None):
@@ -373,7 +373,7 @@ class Stream(asyncio.Transport):
     # The kernel's part
 
     def _room_bytes(self) -> int:
-        """Process acknowledgements that have arrived; return how many bytes may be sent now."""
+        """Processes acknowledgements that have arrived; returns how many bytes may be sent now."""
         now_s, acknowledged = self._loop.time(), self._acknowledged
         while acknowledged and acknowledged[0][0] <= now_s:
             n_bytes = acknowledged.popleft()[1]
@@ -398,7 +398,7 @@ class Stream(asyncio.Transport):
         self._network.carry(self._pipe, len(piece), self.peer.receive, piece, context=self.peer.context)
 
     def _acknowledge(self, n_bytes: int) -> None:
-        """Acknowledge ``n_bytes`` more to the other end."""
+        """Acknowledges ``n_bytes`` more to the other end."""
         pipe = self._pipe
         if pipe.holds or pipe.route:
             self._network.carry(pipe, 0, self.peer.acknowledged_now, n_bytes, context=_OUTSIDE)
@@ -411,7 +411,7 @@ class Stream(asyncio.Transport):
         self.acknowledged(n_bytes, self._loop.time())
 
     def acknowledged(self, n_bytes: int, at_s: float) -> None:
-        """Note that an acknowledgement of ``n_bytes`` more arrives here at ``at_s``."""
+        """Notes that an acknowledgement of ``n_bytes`` more arrives here at ``at_s``."""
         self._acknowledged.append((at_s, n_bytes))
         if self._unsent:
             self._push_at(at_s)
@@ -426,7 +426,7 @@ class Stream(asyncio.Transport):
         self._push()
 
     def _push(self) -> None:
-        """Send what the window allows. The rest is sent when acknowledgements arrive."""
+        """Sends what the window allows. The rest is sent when acknowledgements arrive."""
         unsent, mss = self._unsent, self._network.mss
         while unsent:
             piece = unsent.popleft()

@@ -18,7 +18,7 @@ from netem.tun import open_tun
 
 
 def try_in_child(attempt: Callable[[], str | None]) -> str | None:
-    """Run ``attempt`` in a forked child and return its result; an exception's text becomes the result.
+    """Runs ``attempt`` in a forked child and returns its result; an exception's text becomes the result.
 
     The child may change its own namespaces: they end with it.
     """
@@ -42,7 +42,7 @@ def try_in_child(attempt: Callable[[], str | None]) -> str | None:
 
 
 def become_network_admin() -> None:
-    """Enter a new network namespace as root; without root, in a new user namespace where this user is root.
+    """Enters a new network namespace as root; without root, in a new user namespace where this user is root.
 
     Raises ``OSError`` if neither works. The process must be single-threaded.
     """
@@ -53,7 +53,7 @@ def become_network_admin() -> None:
 
 
 def probe_namespaces() -> str | None:
-    """Probe whether network namespaces can be made, as root or in an unprivileged user namespace."""
+    """Probes whether network namespaces can be made, as root or in an unprivileged user namespace."""
 
     def attempt() -> str | None:
         become_network_admin()
@@ -69,7 +69,7 @@ def probe_namespaces() -> str | None:
 
 
 def probe_rootless() -> str | None:
-    """Probe whether an unprivileged user can be root in a user namespace."""
+    """Probes whether an unprivileged user can be root in a user namespace."""
 
     def attempt() -> str | None:
         enter_user_namespace()
@@ -85,7 +85,7 @@ def probe_rootless() -> str | None:
 
 
 def probe_tun() -> str | None:
-    """Probe whether a TUN device with offloads can be made in a new namespace."""
+    """Probes whether a TUN device with offloads can be made in a new namespace."""
     missing = probe_namespaces()
     if missing is not None:
         return missing
@@ -104,7 +104,7 @@ def probe_tun() -> str | None:
 
 
 def probe_qdisc(kind: str) -> str | None:
-    """Probe whether a queueing discipline of that kind (``htb``, ``netem``) works in a new namespace."""
+    """Probes whether a queueing discipline of that kind (``htb``, ``netem``) works in a new namespace."""
     missing = probe_namespaces()
     if missing is not None:
         return missing

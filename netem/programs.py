@@ -23,7 +23,7 @@ _POLL_S = 0.02
 
 
 def adopt_host_name(node: str, hosts: Path) -> None:
-    """Set the calling process's host name to ``node``, and mount the file ``hosts`` as its ``/etc/hosts``.
+    """Sets the calling process's host name to ``node``, and mounts the file ``hosts`` as its ``/etc/hosts``.
 
     The process must be single-threaded and root. If the machine has no ``/etc/hosts``, only the host name is
     set. Raises ``OSError``.
@@ -36,7 +36,7 @@ def adopt_host_name(node: str, hosts: Path) -> None:
 
 
 def exec_program(node: str, hosts: Path, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process by the program ``command``, in the network that the process is in.
+    """Replaces this process by the program ``command``, in the network that the process is in.
 
     ``node`` and ``hosts`` are as in ``adopt_host_name``; programs that ``command`` starts inherit all of it. Never
     returns; raises ``OSError`` if the program cannot be started.
@@ -55,7 +55,7 @@ def exec_program(node: str, hosts: Path, command: Sequence[str], environment: Ma
 
 
 def end_all_in(namespaces: Iterable[int]) -> list[int]:
-    """End every process but this one in the network namespaces of these descriptors; return their ids.
+    """Ends every process but this one in the network namespaces of these descriptors; returns their ids.
 
     Sends SIGTERM, and SIGKILL to those that still run after two seconds. The open descriptors keep the
     namespaces alive, so no other namespace can get their inode numbers meanwhile.

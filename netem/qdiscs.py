@@ -53,7 +53,7 @@ _IPV4_SOURCE_OFFSET = _ETHERNET_BYTES + 12
 def receiver_tree(
     device: int, links: Mapping[int, Link], mtu: int, subnet: IPv4Network = SUBNET
 ) -> list[TcRequest]:
-    """Return all requests that set up the switch's ``device`` (an interface index) towards one receiver.
+    """Returns all requests that set up the switch's ``device`` (an interface index) towards one receiver.
 
     ``links`` maps a sender's minor number (its address's place in ``subnet``) to its link to the receiver.
     ``mtu`` is in bytes. Raises ``NetworkError`` for a link that netem cannot express.

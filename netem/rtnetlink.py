@@ -51,12 +51,12 @@ class TcRequest:
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
-    """Return one encoded netlink attribute: length, type, payload, padding to four bytes."""
+    """Returns one encoded netlink attribute: length, type, payload, padding to four bytes."""
     return struct.pack("=HH", 4 + len(payload), kind) + payload + b"\0" * (-len(payload) % 4)
 
 
 def send(requests: Iterable[TcRequest]) -> None:
-    """Send the requests to the kernel, in order, in the network namespace that the caller is in.
+    """Sends the requests to the kernel, in order, in the network namespace that the caller is in.
 
     Raises ``OSError`` with the kernel's error of the first request that it refuses. Earlier requests, and
     later ones of the same batch, may have taken effect.

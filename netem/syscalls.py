@@ -27,28 +27,28 @@ def _check(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Move the calling process into new namespaces (``unshare(2)``). Raises ``OSError``, as all here do."""
+    """Moves the calling process into new namespaces (``unshare(2)``). Raises ``OSError``, as all here do."""
     _check(_libc.unshare(flags), "unshare")
 
 
 def setns(fd: int, kind: int = CLONE_NEWNET) -> None:
-    """Move the calling thread into the namespace that ``fd`` refers to (``setns(2)``)."""
+    """Moves the calling thread into the namespace that ``fd`` refers to (``setns(2)``)."""
     _check(_libc.setns(fd, kind), "setns")
 
 
 def make_mounts_private() -> None:
-    """Make all mounts of this mount namespace private: later mounts in it do not show in any other."""
+    """Makes all mounts of this mount namespace private: later mounts in it do not show in any other."""
     _check(_libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "mount --make-rprivate /")
 
 
 def bind_mount(source: str, target: str) -> None:
-    """Make ``source`` visible at ``target``, too (``mount --bind``)."""
+    """Makes ``source`` visible at ``target``, too (``mount --bind``)."""
     result = _libc.mount(os.fsencode(source), os.fsencode(target), None, _MS_BIND, None)
     _check(result, f"mount --bind {source} {target}")
 
 
 def set_death_signal(signal: int) -> None:
-    """Make the kernel send ``signal`` to this process when its parent dies.
+    """Makes the kernel send ``signal`` to this process when its parent dies.
 
     Call it after the last change of credentials: entering a user namespace clears the setting.
     """
@@ -56,7 +56,7 @@ def set_death_signal(signal: int) -> None:
 
 
 def enter_user_namespace() -> None:
-    """Move the calling process into a new user and network namespace, where it is root (rootless operation).
+    """Moves the calling process into a new user and network namespace, where it is root (rootless operation).
 
     The process must be single-threaded. Raises ``OSError`` if the kernel forbids it.
     """
@@ -72,7 +72,7 @@ def enter_user_namespace() -> None:
 
 
 def new_network_namespace() -> int:
-    """Make an unnamed network namespace and return a descriptor that keeps it alive.
+    """Makes an unnamed network namespace and returns a descriptor that keeps it alive.
 
     The caller stays in its own namespace. The new one vanishes with its last descriptor and process.
     """
@@ -89,7 +89,7 @@ def new_network_namespace() -> int:
 
 @contextlib.contextmanager
 def inside(namespace: int) -> Iterator[None]:
-    """Run a block of code inside the network namespace that ``namespace`` refers to."""
+    """Runs a block of code inside the network namespace that ``namespace`` refers to."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         setns(namespace)
@@ -102,10 +102,10 @@ def inside(namespace: int) -> Iterator[None]:
 
 
 def set_timer_slack(nanoseconds: int) -> None:
-    """Set how much later than asked the kernel may end this thread's sleeps (the default is 50 µs)."""
+    """Sets how much later than asked the kernel may end this thread's sleeps (the default is 50 µs)."""
     _check(_libc.prctl(_PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0), "prctl")
 
 
 def set_process_name(name: str) -> None:
-    """Set the process's name that ``ps`` and ``top`` show (only its first 15 bytes)."""
+    """Sets the process's name that ``ps`` and ``top`` show (only its first 15 bytes)."""
     _check(_libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0), "prctl")

@@ -32,7 +32,7 @@ _BUFFER_BYTES = "4096 4194304 16777216"
 
 
 def configure_namespace(spec: NetworkSpec) -> None:
-    """Apply ``spec.tcp`` to the network namespace that the calling process is in.
+    """Applies ``spec.tcp`` to the network namespace that the calling process is in.
 
     Raises ``NetworkError`` if the kernel refuses a setting, such as the congestion control.
     """
@@ -60,7 +60,7 @@ def configure_namespace(spec: NetworkSpec) -> None:
 
 
 def route_options(spec: NetworkSpec) -> dict[str, dict[str, int]]:
-    """Return keyword arguments for pyroute2's ``IPRoute.route("add", ...)`` in a node's namespace.
+    """Returns keyword arguments for pyroute2's ``IPRoute.route("add", ...)`` in a node's namespace.
 
     A warm connection starts with a congestion window and a receive window of ``WARM_FLIGHT_BYTES``,
     rounded up to segments; others start with the kernel's defaults. In virtual time
@@ -90,7 +90,7 @@ def _choose_congestion_control(name: str) -> None:
 
 
 def silence_ipv6() -> None:
-    """Disable IPv6, to keep its router solicitations and duplicate-address probes off the emulated links."""
+    """Disables IPv6, to keep its router solicitations and duplicate-address probes off the emulated links."""
     for interface in ("all", "default"):
         path = Path("/proc/sys/net/ipv6/conf") / interface / "disable_ipv6"
         if path.exists():

@@ -87,7 +87,7 @@ class Topology:
         return max(link.rate_bps for link in self.links)
 
     def with_fibre_delays(self, detour: float = 1.0) -> Topology:
-        """Return the same topology with every link's delay derived from the coordinates of its ends.
+        """Returns the same topology with every link's delay derived from the coordinates of its ends.
 
         delay = great-circle distance x ``detour`` / (200 km/ms). A link that has an end without coordinates
         keeps its delay. If it has no delay, the end is assumed to lie in the middle of its neighbours.
@@ -116,12 +116,12 @@ class Topology:
         return replace(self, links=tuple(links), without_coordinates=names)
 
     def placed_nodes(self) -> tuple[TopologyNode, ...]:
-        """Return the nodes; one without coordinates is put in the middle of its neighbours where possible."""
+        """Returns the nodes; one without coordinates is put in the middle of its neighbours where possible."""
         guessed = self._between_neighbours()
         return tuple(guessed.get(node.name, node) for node in self.nodes)
 
     def components(self) -> list[tuple[str, ...]]:
-        """Return the connected components, largest first; the nodes of each are in the topology's order."""
+        """Returns the connected components, largest first; the nodes of each are in the topology's order."""
         import networkx as nx
 
         graph = nx.Graph([(link.a, link.b) for link in self.links])
@@ -132,7 +132,7 @@ class Topology:
         return sorted(found, key=lambda part: (-len(part), self.node_names.index(part[0])))
 
     def _between_neighbours(self) -> dict[str, TopologyNode]:
-        """Return nodes without coordinates, each put in the middle of its placed neighbours.
+        """Returns nodes without coordinates, each put in the middle of its placed neighbours.
 
         Repeats with the guessed nodes as placed, until no further node has a placed neighbour.
         """
@@ -154,7 +154,7 @@ class Topology:
             guessed |= new
 
     def paths(self, chosen: Sequence[str]) -> dict[tuple[str, str], Path]:
-        """Return the delay-shortest path of every ordered pair of different ``chosen`` nodes.
+        """Returns the delay-shortest path of every ordered pair of different ``chosen`` nodes.
 
         Both directions of a pair use the same path. Of parallel links only the one with the shortest delay
         is used; of equal ones the fastest. Raises ``TopologyError`` if a node is unknown, a pair is not
@@ -192,7 +192,7 @@ class Topology:
         return found
 
     def rtt_matrix_s(self, chosen: Sequence[str]) -> tuple[tuple[float, ...], ...]:
-        """Return the RTTs between ``chosen`` nodes as a square matrix in their order.
+        """Returns the RTTs between ``chosen`` nodes as a square matrix in their order.
 
         An RTT is twice the one-way delay; the diagonal is 0. Raises ``TopologyError`` as ``paths`` does.
         """
@@ -201,7 +201,7 @@ class Topology:
 
 
 def great_circle_km(a: TopologyNode, b: TopologyNode) -> float | None:
-    """Return the distance along the Earth's surface (haversine), or ``None`` if a node has no coordinates."""
+    """Returns the distance along the Earth's surface (haversine), or ``None`` if a node has no coordinates."""
     if a.longitude_deg is None or a.latitude_deg is None or b.longitude_deg is None or b.latitude_deg is None:
         return None
     north_a, north_b = math.radians(a.latitude_deg), math.radians(b.latitude_deg)
@@ -214,7 +214,7 @@ def great_circle_km(a: TopologyNode, b: TopologyNode) -> float | None:
 
 
 def middle(name: str, around: Sequence[TopologyNode]) -> TopologyNode:
-    """Return a node called ``name`` in the middle of ``around``, which must have coordinates.
+    """Returns a node called ``name`` in the middle of ``around``, which must have coordinates.
 
     The middle is the mean of their directions from the Earth's centre.
     """

@@ -17,7 +17,7 @@ _OFFLOAD_CHECKSUM_AND_TCP = 1 | 2 | 4
 
 
 def open_tun(name: str) -> int:
-    """Make a TUN device in the current namespace; return its non-blocking descriptor. Raises ``OSError``."""
+    """Makes a TUN device in the current namespace; returns its non-blocking descriptor. Raises ``OSError``."""
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN_NO_PI_VNET_HDR))

@@ -18,7 +18,7 @@ class BatchTimes(Protocol):
     """How long a server's steps take: ``policies.steps.StepLaw``."""
 
     def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
-        """Decode steps at ``positions`` and the tokens ``prompt`` of one prompt (may be none), computed together."""
+        """Decodes steps at ``positions`` and the tokens ``prompt`` of one prompt (may be none), computed together."""
         ...
 
 
@@ -127,11 +127,11 @@ class Batches:
         self._free_at_s = 0.0
 
     def add(self, step: Step) -> None:
-        """Add a step that waits. Steps are added in the order of their arrival."""
+        """Adds a step that waits. Steps are added in the order of their arrival."""
         (self._decodes if step.is_decode else self._prompts).append(step)
 
     def remove(self, step: Step) -> None:
-        """Forget a step that nobody waits for; nothing if its last batch has begun."""
+        """Forgets a step that nobody waits for; nothing if its last batch has begun."""
         waiting = self._decodes if step.is_decode else self._prompts
         if step in waiting:
             waiting.remove(step)
@@ -191,7 +191,7 @@ class Batches:
         return on_tick(work.start_at_s + busy_s * max(step.factor for step in work.steps))
 
     def end(self, work: Work, end_at_s: float) -> Batch:
-        """End ``work`` at ``end_at_s``: the server is free from then on. Returns its batch."""
+        """Ends ``work`` at ``end_at_s``: the server is free from then on. Returns its batch."""
         self._free_at_s = end_at_s
         return Batch(work.together, end_at_s, work.ended)
 

@@ -41,7 +41,7 @@ class CacheAccount:
         return n_bytes <= self.capacity_bytes * ROUNDING
 
     def reserve(self, session: Hashable, n_bytes: float) -> None:
-        """Reserve ``n_bytes`` for a session.
+        """Reserves ``n_bytes`` for a session.
 
         Raises ``NoCapacityError``, or ``KeyError`` if it has some already.
         """
@@ -50,7 +50,7 @@ class CacheAccount:
         self._take(session, n_bytes)
 
     def grow(self, session: Hashable, n_bytes: float) -> None:
-        """Reserve ``n_bytes`` more for a session.
+        """Reserves ``n_bytes`` more for a session.
 
         Raises ``NoCapacityError``, or ``KeyError`` if it has none yet.
         """
@@ -59,7 +59,7 @@ class CacheAccount:
         self._take(session, n_bytes)
 
     def leave_room(self, n_bytes: float, most_bytes: float, high_water: float) -> None:
-        """Check that a new session leaves room for the others to grow; reserves nothing.
+        """Checks that a new session leaves room for the others to grow; reserves nothing.
 
         It needs ``n_bytes`` now and may need ``most_bytes`` in the end. Raises ``NoCapacityError`` if
         ``most_bytes`` exceed the capacity, or if other sessions are there and more than the share
@@ -105,7 +105,7 @@ class CacheAccount:
         self._used_bytes += n_bytes
 
     def release(self, session: Hashable) -> None:
-        """Release what ``session`` has reserved, if anything."""
+        """Releases what ``session`` has reserved, if anything."""
         self._used_bytes -= self._reserved.pop(session, 0.0)
         if not self._reserved:
             self._used_bytes = 0.0

@@ -101,7 +101,7 @@ class Chain:
     async def open(
         self, plan: Sequence[Hop], first_tokens: int, *, is_replacement: bool = False
     ) -> list[OpenHop] | Refusal:
-        """Open all hops at once; if one is refused, close the others.
+        """Opens all hops at once; if one is refused, closes the others.
 
         The first step has ``first_tokens`` tokens. Returns the hops in the order of their blocks. Every
         attempt has its own key, because a server may still hold the session of an earlier attempt.
@@ -157,7 +157,7 @@ class Chain:
         await connection.ask(request, generation=generation)
 
     async def step(self, hop: OpenHop, n_tokens: int, payload: bytes) -> tuple[wire.Out, float, float]:
-        """Send ``n_tokens`` hidden states that ``hop`` has not seen.
+        """Sends ``n_tokens`` hidden states that ``hop`` has not seen.
 
         Returns the result, and when (scenario seconds) the step was sent and the result received. Raises
         ``HopFailed`` if another server may succeed, ``SessionError`` if none can.
@@ -195,11 +195,11 @@ class Chain:
         return end
 
     def forget(self, hop: OpenHop) -> None:
-        """Close a hop without waiting for its server."""
+        """Closes a hop without waiting for its server."""
         self._connections[hop.server].forget(hop.key, hop.generation)
 
     async def close(self, hops: Sequence[OpenHop]) -> None:
-        """Close the hops that can still be reached.
+        """Closes the hops that can still be reached.
 
         Servers close the sessions of lost connections themselves.
         """
@@ -215,11 +215,11 @@ class Chain:
             await connection.ask(wire.Close(connection.next_id(), hop.key), generation=hop.generation)
 
     def failed(self, server: int) -> None:
-        """Mark ``server`` as doubted: it has failed this client."""
+        """Marks ``server`` as doubted: it has failed this client."""
         self._connections[server].is_doubted = True
 
     def served(self, server: int) -> bool:
-        """Clear the doubt about ``server``, which has answered. Returns whether there was any."""
+        """Clears the doubt about ``server``, which has answered. Returns whether there was any."""
         connection = self._connections[server]
         was_doubted, connection.is_doubted = connection.is_doubted, False
         return was_doubted

@@ -199,7 +199,7 @@ class ManualClock:
         await future
 
     async def advance(self, by_s: float) -> None:
-        """Move time on, waking every sleeper at its own instant and letting it run."""
+        """Moves time on, waking every sleeper at its own instant and letting it run."""
         end_s = self._now_s + by_s
         await _settle()
         while self._sleepers and self._sleepers[0][0] <= end_s:

@@ -50,27 +50,27 @@ class Compute(Protocol):
         ...
 
     def grow(self, session: Any, max_tokens: int) -> None:
-        """Allocate memory for ``max_tokens`` in total. No step of the session may run.
+        """Allocates memory for ``max_tokens`` in total. No step of the session may run.
 
         Raises ``ComputeError``.
         """
         ...
 
     def close_session(self, session: Any) -> None:
-        """Free the session's memory; a step of it may still be running."""
+        """Frees the session's memory; a step of it may still be running."""
         ...
 
     async def step(
         self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
     ) -> Computed:
-        """Compute a step: ``payload`` holds ``n_tokens`` hidden states from ``position`` on.
+        """Computes a step: ``payload`` holds ``n_tokens`` hidden states from ``position`` on.
 
         Position 0 is the prefill. Raises ``ComputeError``.
         """
         ...
 
     async def host(self, first: int, last: int) -> None:
-        """Hold blocks ``[first, last)`` and no others. Sessions on other blocks must have been closed.
+        """Holds blocks ``[first, last)`` and no others. Sessions on other blocks must have been closed.
 
         Raises ``ComputeError`` if they cannot be loaded.
         """
@@ -84,7 +84,7 @@ class Compute(Protocol):
 
 
 async def open_session(compute: Compute, client: str, first: int, last: int, max_tokens: int) -> Any:
-    """Open a session and wait for its memory. Raises ``ComputeError``."""
+    """Opens a session and waits for its memory. Raises ``ComputeError``."""
     session = compute.new_session(client, first, last, max_tokens)
     if (opening := compute.opening(session)) is not None:
         await opening
@@ -104,7 +104,7 @@ class StepTimes(Protocol):
         ...
 
     def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
-        """Decode steps at ``positions`` and the tokens ``prompt`` of one prompt, computed together."""
+        """Decodes steps at ``positions`` and the tokens ``prompt`` of one prompt, computed together."""
         ...
 
 
@@ -150,7 +150,7 @@ class Turns:
         self._ends_at_s: list[float] = []
 
     def take(self, arrived_at_s: float, alone_s: float) -> tuple[float, float]:
-        """Add a step that takes ``alone_s`` by itself. Returns its start and how long it takes from there."""
+        """Adds a step that takes ``alone_s`` by itself. Returns its start and how long it takes from there."""
         if self._is_serial:
             start_at_s = max(arrived_at_s, self._free_at_s)
             self._free_at_s = start_at_s + alone_s
@@ -255,7 +255,7 @@ class Batcher:
         self._work: asyncio.Task[None] | None = None
 
     async def run(self, step: Step) -> Batch:
-        """Wait until a batch ends ``step``; returns that batch. On cancellation the step is removed."""
+        """Waits until a batch ends ``step``; returns that batch. On cancellation the step is removed."""
         ended: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
         self._waiting[step] = ended
         self._batches.add(step)
@@ -268,7 +268,7 @@ class Batcher:
                 self._batches.remove(step)
 
     def fail(self, step: Step, error: BaseException) -> None:
-        """Make ``run`` raise ``error`` for ``step``. What is left of the step is not computed."""
+        """Makes ``run`` raise ``error`` for ``step``. What is left of the step is not computed."""
         if (ended := self._waiting.pop(step, None)) is not None and not ended.done():
             ended.set_exception(error)
         self._batches.remove(step)

@@ -100,7 +100,7 @@ class Connection:
         self.is_doubted = False
 
     async def open(self) -> None:
-        """Connect. Raises ``aiohttp.ClientError`` or ``OSError`` when the server cannot be reached."""
+        """Connects. Raises ``aiohttp.ClientError`` or ``OSError`` when the server cannot be reached."""
         ws = await self._http.ws_connect(
             self._url,
             compress=0,
@@ -115,7 +115,7 @@ class Connection:
         channel.reader = self._later(self._read(channel))
 
     async def ready(self) -> int:
-        """Connect if the connection is not there; returns the generation.
+        """Connects if the connection is not there; returns the generation.
 
         Raises ``ConnectionLost`` when the server cannot be reached.
         """
@@ -135,11 +135,11 @@ class Connection:
         return channel is not None and channel.number == generation and not channel.socket.closed
 
     def move(self, url: str) -> None:
-        """Use another URL for the next connection."""
+        """Uses another URL for the next connection."""
         self._url = url
 
     def change_links(self, up: DelayProfile | None, down: DelayProfile | None) -> None:
-        """Delay messages sent from now on by these profiles; ``None`` leaves a direction as it is."""
+        """Delays messages sent from now on by these profiles; ``None`` leaves a direction as it is."""
         for line, profile in ((self._up, up), (self._down, down)):
             if profile is not None:
                 assert line is not None, "the kernel delays messages: there is no link to change here"
@@ -153,7 +153,7 @@ class Connection:
     async def ask(
         self, request: wire.Request, *, generation: int | None = None, on_answer: OnAnswer | None = None
     ) -> Answered:
-        """Send a request with an id from ``next_id`` and return its answer.
+        """Sends a request with an id from ``next_id`` and returns its answer.
 
         ``on_answer`` is called with further answers to it until ``ignore`` is called with its id.
 
@@ -198,7 +198,7 @@ class Connection:
     def _abandon(
         self, channel: _Channel, request: wire.Opening, answer: asyncio.Future[tuple[wire.Answer, float]]
     ) -> None:
-        """Close the session of an opening that was cancelled, if the server opens it or has opened it."""
+        """Closes the session of an opening that was cancelled, if the server opens it or has opened it."""
         if answer.cancelled() or not answer.done():
             channel.abandoned[request.id] = request.session
         elif answer.exception() is None and isinstance(answer.result()[0], wire.Ok):
@@ -206,12 +206,12 @@ class Connection:
             self.forget(request.session, channel.number)
 
     def ignore(self, request_id: int, generation: int) -> None:
-        """Drop further answers to that request."""
+        """Drops further answers to that request."""
         if self._channel is not None and self._channel.number == generation:
             self._channel.listeners.pop(request_id, None)
 
     def forget(self, session: str, generation: int) -> None:
-        """Close a session in the background. Sessions of a lost connection are closed already."""
+        """Closes a session in the background. Sessions of a lost connection are closed already."""
         if self.has(generation):
             self._later(self._forget(session, generation))
 
@@ -280,7 +280,7 @@ class Connection:
             self.forget(session, channel.number)
 
     async def close(self) -> None:
-        """Close the connection; it cannot be opened again."""
+        """Closes the connection; it cannot be opened again."""
         self._is_closed = True
         reader = None
         if self._channel is not None:
@@ -293,7 +293,7 @@ class Connection:
 
 
 async def warm(connections: Iterable[Connection], n_bytes: int) -> None:
-    """Open every connection and send ``n_bytes`` over it and back.
+    """Opens every connection and sends ``n_bytes`` over it and back.
 
     Raises ``ConnectionLost``, ``ServerError``.
     """

@@ -98,7 +98,7 @@ def _short_path(path: Path) -> Any:
 
 
 def unpack(body: bytes) -> Envelope:
-    """Decode an envelope, but not the message in it. Raises ``ControlError``."""
+    """Decodes an envelope, but not the message in it. Raises ``ControlError``."""
     return _read(_envelopes, body)
 
 
@@ -132,13 +132,13 @@ class Peer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, handlers: Handlers) -> None:
-        """Accept messages of these types, and no others, from now on."""
+        """Accepts messages of these types, and no others, from now on."""
         self._handlers = handlers
         types = tuple(handlers)
         self._messages = msgspec.msgpack.Decoder(Union[types]) if types else None  # noqa: UP007 - not known before
 
     async def serve(self) -> None:
-        """Handle messages until the other side is gone; then every pending ``ask`` fails.
+        """Handles messages until the other side is gone; then every pending ``ask`` fails.
 
         Raises ``ControlError`` when the other side does not speak the protocol.
         """
@@ -188,7 +188,7 @@ class Peer:
         task.add_done_callback(self._tasks.discard)
 
     async def _handle(self, message: Message, asked_as: int | None) -> None:
-        """Carry out a message. ``asked_as`` is its number if it is a question."""
+        """Carries out a message. ``asked_as`` is its number if it is a question."""
         try:
             result = await self._handlers[type(message)](message)
             if asked_as is not None:
@@ -202,7 +202,7 @@ class Peer:
                 self._answer((_Failed.__struct_config__.tag, asked_as, text))
 
     def _answer(self, envelope: tuple[Any, ...]) -> None:
-        """Send an answer. If the other side has too many of them unread, closes the connection instead."""
+        """Sends an answer. If the other side has too many of them unread, closes the connection instead."""
         if self._writer.transport.get_write_buffer_size() == 0:
             self._unread_bytes = 0
         elif self._unread_bytes > self._limits.max_unread_bytes:
@@ -224,11 +224,11 @@ class Peer:
         return len(body)
 
     def notify(self, message: Message) -> None:
-        """Send a message that has no answer. Raises ``ControlError`` on a closed connection."""
+        """Sends a message that has no answer. Raises ``ControlError`` on a closed connection."""
         self._send((_Told.__struct_config__.tag, message))
 
     async def ask(self, question: Question[A]) -> A:
-        """Send ``question`` and return its answer. Raises ``ControlError`` if it fails on the other side."""
+        """Sends ``question`` and returns its answer. Raises ``ControlError`` if it fails on the other side."""
         self._next_id += 1
         number = self._next_id
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
@@ -251,16 +251,16 @@ class Listener:
         self._serving = serving
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Accepts no more connections."""
         self._server.close()
 
     async def ended(self) -> None:
-        """Wait until all connections have ended. The caller closes them first."""
+        """Waits until all connections have ended. The caller closes them first."""
         await asyncio.gather(*self._serving, return_exceptions=True)
 
 
 async def listen(path: Path, accept: Callable[[Peer], Awaitable[None]]) -> Listener:
-    """Listen on ``path``, usable by its owner only.
+    """Listens on ``path``, usable by its owner only.
 
     ``accept`` is called with every new peer and must serve it.
 
@@ -297,14 +297,14 @@ async def listen(path: Path, accept: Callable[[Peer], Awaitable[None]]) -> Liste
 
 
 async def connect(path: Path, handlers: Handlers) -> Peer:
-    """Connect to a listening orchestrator; the caller runs ``serve``."""
+    """Connects to a listening orchestrator; the caller runs ``serve``."""
     with _short_path(path) as name:
         reader, writer = await asyncio.open_unix_connection(name)
     return Peer(reader, writer, handlers, FROM_ORCHESTRATOR, FROM_NODES)
 
 
 async def until_stopped(peer: Peer, stopped: asyncio.Event) -> None:
-    """Serve the control connection until ``stopped`` is set or the orchestrator is gone."""
+    """Serves the control connection until ``stopped`` is set or the orchestrator is gone."""
     serving = asyncio.ensure_future(peer.serve())
     waiting = asyncio.ensure_future(stopped.wait())
     await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)

@@ -32,7 +32,7 @@ class AddressWatch:
             self._lost.set()
 
     def close(self) -> None:
-        """Stop watching. If the address has been removed, prints that on stderr and raises ``SystemExit``."""
+        """Stops watching. If the address has been removed, prints that on stderr and raises ``SystemExit``."""
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
         if self._gone:

@@ -30,7 +30,7 @@ def token_of(value: int, vocabulary: int = 250_880) -> int:
 
 
 def apply_blocks(value: int, first: int, caches: MutableSequence[int]) -> int:
-    """Run one token through blocks ``first, first + 1, …``, one per entry of ``caches``.
+    """Runs one token through blocks ``first, first + 1, …``, one per entry of ``caches``.
 
     Returns its new value. ``caches[i]`` is the cache of block ``first + i`` for the session. It is updated in
     place.

@@ -30,7 +30,7 @@ class EventLog:
         self._full = False
 
     def write(self, record: AnyRecord) -> None:
-        """Append one record. Raises ``LogFullError`` if it does not fit; earlier records stay whole."""
+        """Appends one record. Raises ``LogFullError`` if it does not fit; earlier records stay whole."""
         if self._full:
             raise LogFullError(f"no space left for {self.path}")
         data = msgspec.msgpack.encode(record)

@@ -43,12 +43,12 @@ class Place:
     next_token: str
 
     async def answer(self, frame: wire.Answer) -> None:
-        """Send the client a frame with ``join_id``; does nothing if the client has gone."""
+        """Sends the client a frame with ``join_id``; does nothing if the client has gone."""
         with contextlib.suppress(ConnectionError):
             await self.client.send(frame)
 
     async def fail(self, code: str, message: str) -> None:
-        """Send the client an error about its session."""
+        """Sends the client an error about its session."""
         await self.answer(wire.Error(self.join_id, code, message))
 
 
@@ -81,12 +81,12 @@ class Forwarding:
             )
 
     def join(self, place: Place) -> Place:
-        """Accept pushes for the session at ``place`` from now on; returns ``place``."""
+        """Accepts pushes for the session at ``place`` from now on; returns ``place``."""
         self._places[place.token] = place
         return place
 
     def leave(self, place: Place) -> None:
-        """Remove the place of a session that has ended."""
+        """Removes the place of a session that has ended."""
         del self._places[place.token]
 
     def place(self, token: str) -> Place | None:
@@ -94,7 +94,7 @@ class Forwarding:
         return self._places.get(token)
 
     def notify_of_end(self, place: Place, code: str, message: str) -> None:
-        """Notify the client, in the background, why its session at ``place`` was ended.
+        """Notifies the client, in the background, why its session at ``place`` was ended.
 
         Later pushes to that place are accepted and dropped: the sender need not report a failure as well.
         """
@@ -112,7 +112,7 @@ class Forwarding:
     async def pass_on(
         self, place: Place, position: int, n_tokens: int, timings: bytes, answer: bytes
     ) -> None:
-        """Send a step's result ``answer`` to the next server, or to the client if this is the last one.
+        """Sends a step's result ``answer`` to the next server, or to the client if this is the last one.
 
         Failures to push are reported to the client.
         """

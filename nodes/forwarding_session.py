@@ -91,7 +91,7 @@ class ForwardingChain(Chain):
     async def run(
         self, hops: Sequence[OpenHop], n_tokens: int, payload: bytes
     ) -> tuple[bytes, list[wire.Timing], float, float]:
-        """Send ``n_tokens`` hidden states that the chain has not seen through all its hops.
+        """Sends ``n_tokens`` hidden states that the chain has not seen through all its hops.
 
         Returns the result, the timing of every hop, and when (scenario seconds) the hidden states were sent
         and the result was received. Raises ``HopFailed`` if another chain may succeed, ``SessionError`` if

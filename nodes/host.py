@@ -19,7 +19,7 @@ from nodes.device import AddressWatch
 
 class Watch(Protocol):
     def close(self) -> None:
-        """Stop watching. Ends the node's process if its network has gone."""
+        """Stops watching. Ends the node's process if its network has gone."""
         ...
 
 
@@ -35,15 +35,15 @@ class Host(Protocol):
         ...
 
     async def listen(self, runner: web.AppRunner, address: str, port: int) -> int:
-        """Have ``runner`` serve at ``address`` and ``port`` (0: any free port). Returns the port."""
+        """Has ``runner`` serve at ``address`` and ``port`` (0: any free port). Returns the port."""
         ...
 
     async def control(self, path: Path, handlers: control.Handlers) -> control.Peer:
-        """Connect to the orchestrator. The caller runs the peer's ``serve``."""
+        """Connects to the orchestrator. The caller runs the peer's ``serve``."""
         ...
 
     def watch(self, address: str, lost: asyncio.Event) -> Watch:
-        """Watch ``address``; sets ``lost`` when it is removed from the network."""
+        """Watches ``address``; sets ``lost`` when it is removed from the network."""
         ...
 
 

@@ -47,7 +47,7 @@ class DelayLine:
         self.change(profile)
 
     def change(self, profile: DelayProfile) -> None:
-        """Use another profile for messages that are sent from now on."""
+        """Uses another profile for messages that are sent from now on."""
         self._profile = profile
         if profile.loss_ratio < 1:
             self._up.set()
@@ -55,7 +55,7 @@ class DelayLine:
             self._up.clear()
 
     async def carry(self, n_bytes: int) -> None:
-        """Wait until a message of ``n_bytes`` that is sent now has arrived.
+        """Waits until a message of ``n_bytes`` that is sent now has arrived.
 
         Raises ``ConnectionError`` when the link stays cut for ``GIVE_UP_S``.
         """

@@ -43,7 +43,7 @@ class LoadGenerator:
         """Gets the first error of a request; only if the workload stays open."""
 
     async def run(self, requests: Sequence[Request], *, stays_open: bool = False) -> None:
-        """Serve all requests. Returns when each has ended; never if the workload ``stays_open``.
+        """Serves all requests. Returns when each has ended; never if the workload ``stays_open``.
 
         Raises ``LogFullError`` when records can no longer be stored: the run is over then.
         """
@@ -67,7 +67,7 @@ class LoadGenerator:
             raise self._failure
 
     def begin(self, request: Request) -> None:
-        """Serve ``request`` from now on. Raises ``LogFullError``."""
+        """Serves ``request`` from now on. Raises ``LogFullError``."""
         index, at_s = request.index, self._clock.now_s()
         lengths = request.n_input_tokens, request.n_output_tokens
         self.record(Arrived(index, at_s, self._client, request.arrival_at_s, *lengths))
@@ -85,7 +85,7 @@ class LoadGenerator:
         task.add_done_callback(ended)
 
     def end(self, index: int, *, enough: bool) -> None:
-        """End a request: as completed if it has tokens ``enough``, else as cancelled.
+        """Ends a request: as completed if it has tokens ``enough``, else as cancelled.
 
         It may have ended already.
         """
@@ -116,7 +116,7 @@ class LoadGenerator:
             self._arrived_at_s.pop(index, None)
 
     def record(self, record: AnyRecord) -> None:
-        """Log a record, and pass it to the observer. Raises ``LogFullError`` if it cannot be stored."""
+        """Logs a record, and passes it to the observer. Raises ``LogFullError`` if it cannot be stored."""
         try:
             self._log.write(record)
         except LogFullError as error:

@@ -50,7 +50,7 @@ class Moving:
         self._sessions.admission.leave()
 
     async def wait_until_empty(self) -> None:
-        """Wait until no session is left."""
+        """Waits until no session is left."""
         sessions = self._sessions
         while len(sessions.admission.account):
             sessions.released.clear()
@@ -59,7 +59,7 @@ class Moving:
     async def rehost(
         self, first: int, last: int, cache_bytes: float, drain_s: float | None, load_s: float
     ) -> Moved:
-        """Hold blocks ``[first, last)`` with ``cache_bytes`` of room for caches instead of the present ones.
+        """Holds blocks ``[first, last)`` with ``cache_bytes`` of room for caches instead of the present ones.
 
         During the move the server keeps the blocks of both ranges, with the smaller room. Sessions that need
         more may go on for ``drain_s`` scenario seconds and are ended then; their clients replay elsewhere.
@@ -89,7 +89,7 @@ class Moving:
         self._notify(phase, self._sessions.clock.now_s())
 
     async def _drain(self, most_s: float) -> int:
-        """Wait up to ``most_s`` for the sessions that cannot stay, then end the rest.
+        """Waits up to ``most_s`` for the sessions that cannot stay, then ends the rest.
 
         Returns how many it ended.
         """

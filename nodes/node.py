@@ -138,7 +138,7 @@ def _hub(config: ClientConfig, clock: Clock) -> HubModel:
 
 
 async def _unfit(config: NodeConfig, host: Host, error: ComputeError) -> NoReturn:
-    """Report to the orchestrator why this node cannot start, and end the process."""
+    """Reports to the orchestrator why this node cannot start, and ends the process."""
     peer = await host.control(config.control_path, {})
     serving = asyncio.ensure_future(peer.serve())
     with contextlib.suppress(control.ControlError):  # the orchestrator is gone: nobody needs the report
@@ -148,7 +148,7 @@ async def _unfit(config: NodeConfig, host: Host, error: ComputeError) -> NoRetur
 
 
 async def serve(config: ServerConfig, host: Host) -> None:
-    """Run a server node until the orchestrator sends ``Stop`` or is gone."""
+    """Runs a server node until the orchestrator sends ``Stop`` or is gone."""
     clock = host.clock(config.time_scale)
     try:
         compute = await _compute(config, clock)
@@ -237,7 +237,7 @@ class _Client:
         }
 
     async def connect(self, message: Connect) -> None:
-        """Connect to every server that has started. ``reach`` brings the addresses of others later."""
+        """Connects to every server that has started. ``reach`` brings the addresses of others later."""
         for server in message.servers:
             url = wire.url(server.address, server.port)
             connection = Connection(self.http, url, self.clock, server.up, server.down, seed=server.seed)
@@ -338,7 +338,7 @@ class _Client:
             self.stopped.set()
 
     async def finish(self) -> None:
-        """End the workload now; requests that are still running are logged as interrupted."""
+        """Ends the workload now; requests that are still running are logged as interrupted."""
         if self._work is not None and not self._work.done():
             self._work.cancel()
             await asyncio.wait({self._work})
@@ -353,7 +353,7 @@ class _Client:
 
 
 async def drive(config: ClientConfig, host: Host) -> None:
-    """Run a client node until the orchestrator sends ``Stop`` or is gone."""
+    """Runs a client node until the orchestrator sends ``Stop`` or is gone."""
     clock = host.clock(config.time_scale)
     connector = host.connector(config.address)
     timeout, headers = aiohttp.ClientTimeout(total=None), wire.headers(config.key)

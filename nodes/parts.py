@@ -40,7 +40,7 @@ class Sender:
         self._turn = asyncio.Lock()
 
     async def send(self, frame: wire.Request | wire.Answer) -> None:
-        """Send a frame. Raises what ``send_bytes`` raises."""
+        """Sends a frame. Raises what ``send_bytes`` raises."""
         await self.send_messages(messages(frame))
 
     async def send_messages(self, packed: list[bytes]) -> None:
@@ -61,7 +61,7 @@ class Receiver(Generic[F]):
         self._begun: tuple[int, bytearray] | None = None
 
     def take(self, frame: F | wire.More) -> F | None:
-        """Add a frame or a part of one. Returns the whole frame, or ``None`` while parts are missing.
+        """Adds a frame or a part of one. Returns the whole frame, or ``None`` while parts are missing.
 
         Raises ``FrameError``.
         """

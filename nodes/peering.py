@@ -63,7 +63,7 @@ class Peering:
         return self._clock.now_s()
 
     async def warm(self, message: Warm) -> None:
-        """Connect to the given servers and send ``n_bytes`` each way.
+        """Connects to the given servers and sends ``n_bytes`` each way.
 
         Raises ``ConnectionLost``, ``ServerError``.
         """

@@ -82,12 +82,12 @@ class Rest(Question[int], frozen=True):
 
 
 def run_echo(config: NodeConfig) -> None:
-    """Run an echo service until the orchestrator sends ``Stop`` or is gone."""
+    """Runs an echo service until the orchestrator sends ``Stop`` or is gone."""
     uvloop.run(_run_node(config, _Echo()))
 
 
 def run_prober(config: NodeConfig) -> None:
-    """Run a prober until the orchestrator sends ``Stop`` or is gone."""
+    """Runs a prober until the orchestrator sends ``Stop`` or is gone."""
     uvloop.run(_run_node(config, _Prober(config)))
 
 
@@ -203,11 +203,11 @@ class _Pair:
         self._connection.close()
 
     def limit(self, seconds: float) -> None:
-        """Let all exchanges from now on together take at most ``seconds``."""
+        """Lets all exchanges from now on together take at most ``seconds``."""
         self._ends_at = time.monotonic() + seconds
 
     def echoes(self, n_bytes: int, took_s: list[float]) -> None:
-        """Append to ``took_s`` the times of the plan's echoes; a first one does not count."""
+        """Appends to ``took_s`` the times of the plan's echoes; a first one does not count."""
         plan = self._plan
         if not plan.n_echoes:
             return
@@ -223,7 +223,7 @@ class _Pair:
         return self.exchange(n_up, n_down)
 
     def exchange(self, n_up: int, n_down: int) -> float:
-        """Send ``n_up`` bytes and read the ``n_down`` bytes sent back for them.
+        """Sends ``n_up`` bytes and reads the ``n_down`` bytes sent back for them.
 
         Returns the real seconds it took.
         """
@@ -238,7 +238,7 @@ class _Pair:
 
 
 def _hold(link: tuple[float, float] | None, n_bytes: int) -> None:
-    """Wait as long as ``link`` takes for ``n_bytes``; not at all if the network itself delays them."""
+    """Waits as long as ``link`` takes for ``n_bytes``; not at all if the network itself delays them."""
     if link is not None:
         time.sleep(link[0] + n_bytes * link[1])
 

@@ -63,7 +63,7 @@ class Recovery:
     async def replace(
         self, hops: list[OpenHop], at: int, failure: HopFailed, position: int, n_done: int
     ) -> bytes:
-        """Replace ``hops[at]``, and the hops after it that are lost as well, by others in ``hops``.
+        """Replaces ``hops[at]``, and the hops after it that are lost as well, by others in ``hops``.
 
         ``position`` is that of the step that failed; ``n_done`` counts output tokens so far. Returns the
         hidden states to replay to the first replacement: all that the lost hop was ever sent. Raises
@@ -95,7 +95,7 @@ class Recovery:
         return history
 
     def starts_over(self, hops: list[OpenHop]) -> None:
-        """Continue a standstill with a new chain: everything is replayed to its ``hops``."""
+        """Continues a standstill with a new chain: everything is replayed to its ``hops``."""
         if self._standstill is not None:
             self._replacements = list(hops)
             self._standstill.began_at_s = self._clock.now_s()
@@ -140,7 +140,7 @@ class Recovery:
                 return opened
 
     def passed(self, hop: OpenHop, following: OpenHop | None, n_tokens: int) -> None:
-        """Note that ``hop`` has computed ``n_tokens``. ``following`` is the next hop, if any.
+        """Notes that ``hop`` has computed ``n_tokens``. ``following`` is the next hop, if any.
 
         Records ``Replayed`` if this ends a standstill.
         """
@@ -163,7 +163,7 @@ class Recovery:
         self._standstill, self._replacements = None, []
 
     def unreachable(self, servers: tuple[int, ...]) -> None:
-        """Record servers on which no session could be opened, for another reason than lack of room."""
+        """Records servers on which no session could be opened, for another reason than lack of room."""
         if servers:
             self._observe(Unreachable(*self._now, list(servers)))
             self._doubt(servers)

@@ -81,7 +81,7 @@ class Server(Collector):
         )
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        """Serve the metrics that Prometheus reads, with vLLM's names where one exists."""
+        """Serves the metrics that Prometheus reads, with vLLM's names where one exists."""
         return web.Response(body=generate_latest(self), content_type="text/plain", charset="utf-8")
 
     def collect(self) -> Iterator[Metric]:
@@ -176,7 +176,7 @@ class Server(Collector):
             del message, frame, answer  # or they would be kept until the next message comes
 
     def _take(self, connection: Connection, frame: wire.Request, arrived_at_s: float) -> wire.Answer | None:
-        """Carry out a request. Returns its answer, or ``None`` if that is sent later.
+        """Carries out a request. Returns its answer, or ``None`` if that is sent later.
 
         Raises ``FrameError``.
         """
@@ -200,7 +200,7 @@ class Server(Collector):
                 return wire.Out(frame.id, arrived_at_s, self.clock.now_s(), Composition(), frame.payload)
 
     def _open(self, connection: Connection, frame: wire.Open | wire.Join) -> wire.Answer | None:
-        """Open a session. Returns ``None`` if its memory is not there yet: then the answer is sent later."""
+        """Opens a session. Returns ``None`` if its memory is not there yet: then the answer is sent later."""
         answer = self.sessions.open(connection, frame)
         if not isinstance(answer, Awaitable):
             return answer
@@ -225,7 +225,7 @@ class Server(Collector):
             await _answer(connection, answer)
 
     async def _until_it_reads(self, connection: Connection) -> None:
-        """Wait while the client has too many bytes of steps pending or of answers unread.
+        """Waits while the client has too many bytes of steps pending or of answers unread.
 
         Nothing is read from the connection meanwhile, so TCP stops the client.
         """
@@ -248,7 +248,7 @@ class Server(Collector):
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _reject(self, connection: Connection, error: wire.FrameError) -> None:
-        """Send an error frame and close the connection: the peer broke the protocol.
+        """Sends an error frame and closes the connection: the peer broke the protocol.
 
         Its sessions are released first, because the peer may take long to hang up.
         """
@@ -262,7 +262,7 @@ class Server(Collector):
                 await connection.socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=error.code.encode())
 
     def _push(self, frame: wire.Push, arrived_at_s: float) -> wire.Answer:
-        """Begin a step that was pushed; returns the answer for the sender.
+        """Begins a step that was pushed; returns the answer for the sender.
 
         An error does not close the connection, because other clients' steps come over it, too.
         """

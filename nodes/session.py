@@ -69,7 +69,7 @@ class HubSession:
         """The number of tokens of every step so far, the present one included."""
 
     async def run(self) -> None:
-        """Serve the request; returns when it has all its tokens.
+        """Serves the request; returns when it has all its tokens.
 
         Raises ``SessionError`` with the reason if it cannot be completed.
         """
@@ -90,7 +90,7 @@ class HubSession:
     async def _open_chain(
         self, first_tokens: int, since_s: float, n_done: int = 0, *, is_replacement: bool = False
     ) -> float:
-        """Ask for routes until a chain admits the session. Returns the start of that attempt.
+        """Asks for routes until a chain admits the session. Returns the start of that attempt.
 
         The first step has ``first_tokens`` tokens. The time to give up counts from ``since_s``. Raises
         ``SessionError`` when it gives up.
@@ -123,7 +123,7 @@ class HubSession:
             await self._clock.sleep_until_s(on_tick(now_s + backoff_s))
 
     async def _start_over(self, preempted: Preempted, n_done: int) -> bytes:
-        """Release the other hops and wait for a new chain, as at first.
+        """Releases the other hops and waits for a new chain, as at first.
 
         Returns all hidden states, to replay them.
         """
@@ -140,7 +140,7 @@ class HubSession:
         return history
 
     async def _generate(self, ready_at_s: float) -> float:
-        """Prefill and decode; return the instant of the last token."""
+        """Prefills and decode; returns the instant of the last token."""
         sequence = self._model.sequence(self.request)
         position = 0
         for index in range(self.request.n_output_tokens):
@@ -160,7 +160,7 @@ class HubSession:
     async def _step(
         self, position: int, n_tokens: int, rows: bytes, n_done: int
     ) -> tuple[bytes, list[HopRecord]]:
-        """Send ``n_tokens`` hidden states through the chain; hops that fail on the way are replaced.
+        """Sends ``n_tokens`` hidden states through the chain; hops that fail on the way are replaced.
 
         Returns the last block's hidden states, and a record per message.
         """
@@ -194,7 +194,7 @@ class HubSession:
         return self._steps if in_steps else [n_new]
 
     async def _pass(self, hop: OpenHop, n_new: int, rows: bytes) -> tuple[bytes, list[HopRecord]]:
-        """Send ``n_new`` hidden states to ``hop``. Returns its results, and a record per message.
+        """Sends ``n_new`` hidden states to ``hop``. Returns its results, and a record per message.
 
         Raises ``HopFailed``.
         """

@@ -99,7 +99,7 @@ class Sessions:
         """Connections by number."""
 
     def drop(self, connection: Connection) -> None:
-        """Cancel all pending work of a connection, and release its sessions."""
+        """Cancels all pending work of a connection, and releases its sessions."""
         for task in (*connection.tasks, *connection.openings):
             task.cancel()
         for key in list(connection.sessions):
@@ -108,7 +108,7 @@ class Sessions:
     def open(
         self, connection: Connection, frame: wire.Open | wire.Join
     ) -> wire.Answer | Awaitable[wire.Answer | None]:
-        """Open a session, with a place in a chain if ``frame`` is a ``Join``.
+        """Opens a session, with a place in a chain if ``frame`` is a ``Join``.
 
         Returns the answer, or an awaitable of it if the backend needs time to allocate the session's cache.
         The awaitable results in ``None`` if a chain's session was ended meanwhile: its client has been
@@ -226,7 +226,7 @@ class Sessions:
         self._preempt(self.live[key[0]], key[1], "made room for one that came before it")
 
     def _preempt(self, connection: Connection, key: str, reason: str) -> None:
-        """End a session to free its cache.
+        """Ends a session to free its cache.
 
         A chain's client is notified at once, others at their next request.
         """
@@ -237,7 +237,7 @@ class Sessions:
             self.forwarding.notify_of_end(place, wire.PREEMPTED, cut(f"it {reason}"))
 
     def close(self, connection: Connection, frame: wire.Close) -> wire.Answer:
-        """Close a session. One that the server has ended already counts as closed."""
+        """Closes a session. One that the server has ended already counts as closed."""
         key = frame.session
         if key in connection.sessions:
             self._release(connection, key)
@@ -255,14 +255,14 @@ class Sessions:
         self.released.set()
 
     def forget(self, connection: Connection, key: str, code: str, reason: str) -> None:
-        """End a session that its client did not close. Later requests for it get ``code`` and ``reason``."""
+        """Ends a session that its client did not close. Later requests for it get ``code`` and ``reason``."""
         self._release(connection, key)
         connection.ended[key] = code, cut(f"session {shown(key)} {reason}")
         while len(connection.ended) > _ENDED_REMEMBERED:
             connection.ended.popitem(last=False)
 
     def check_step(self, connection: Connection, frame: wire.Step, is_pushed: bool = False) -> Session | None:
-        """Check a step and reserve cache for it.
+        """Checks a step and reserves cache for it.
 
         Returns its session, or ``None`` if the server has ended that session. Raises ``FrameError``.
         """
@@ -301,7 +301,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def expiring(self, connection: Connection) -> AsyncIterator[None]:
-        """Close the connection's idle sessions while the body runs."""
+        """Closes the connection's idle sessions while the body runs."""
 
         async def watch() -> None:
             while True:

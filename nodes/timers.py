@@ -83,7 +83,7 @@ class DeadlineTimer:
             self._arm(heap[0][0])
 
     def close(self) -> None:
-        """Stop; pending futures are cancelled."""
+        """Stops; pending futures are cancelled."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
         for _, _, future in self._heap:

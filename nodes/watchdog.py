@@ -35,7 +35,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def limit(self, limit_s: float) -> Iterator[None]:
-        """Cancel the body and raise ``Overdue`` if it takes longer than ``limit_s`` (``math.inf``: never)."""
+        """Cancels the body and raises ``Overdue`` if it takes longer than ``limit_s`` (``math.inf``: never)."""
         if limit_s == math.inf:
             yield
             return
@@ -72,7 +72,7 @@ class Watchdog:
         self._wake_at(min((x.due_at_s for x in self._limits if not x.has_fired), default=math.inf))
 
     def close(self) -> None:
-        """Stop watching: bodies that are still running have no limit any more."""
+        """Stops watching: bodies that are still running have no limit any more."""
         if self._sleeper is not None:
             self._sleeper.cancel()
         self._sleeper, self._wakes_at_s = None, math.inf

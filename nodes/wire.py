@@ -251,7 +251,7 @@ def unpack_timings(timings: bytes) -> list[Timing]:
 
 
 def unpack_request(data: bytes) -> Request | More:
-    """Decode a request. Raises ``FrameError`` (``bad-frame``) for unknown kinds and wrong fields."""
+    """Decodes a request. Raises ``FrameError`` (``bad-frame``) for unknown kinds and wrong fields."""
     try:
         frame = _requests.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -262,7 +262,7 @@ def unpack_request(data: bytes) -> Request | More:
 
 
 def unpack_answer(data: bytes) -> Answer | More:
-    """Decode an answer. Raises ``FrameError`` (``bad-frame``)."""
+    """Decodes an answer. Raises ``FrameError`` (``bad-frame``)."""
     try:
         return _answers.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

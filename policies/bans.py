@@ -34,7 +34,7 @@ class Bans:
         self._until_s.pop((client, server), None)
 
     def banned(self, client: int, now_s: float) -> frozenset[int]:
-        """Return the servers that ``client`` avoids at ``now_s``."""
+        """Returns the servers that ``client`` avoids at ``now_s``."""
         return frozenset(
             server
             for (banner, server), until_s in self._until_s.items()

@@ -24,7 +24,7 @@ class CgBp(PlacementPolicy):
     sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Place the blocks for ``design_concurrency`` sessions; ``None`` chooses |R| as the paper does.
+        """Places the blocks for ``design_concurrency`` sessions; ``None`` chooses |R| as the paper does.
 
         Raises ``InfeasiblePlacement`` if no server holds some block, ``PolicyError`` if |R| < 1.
         """
@@ -49,7 +49,7 @@ class CgBp(PlacementPolicy):
 
 
 def theorem1_per_token_s(problem: Problem, greedy: GreedyPlan) -> float:
-    """Return Theorem 1's upper bound on any client's seconds per decoded token with up to |R| sessions.
+    """Returns Theorem 1's upper bound on any client's seconds per decoded token with up to |R| sessions.
 
     It is ``sum_{j<=K} t~_j m_j - tau_K (sum_{j<=K} m_j - L)`` over the servers in serving order. K is
     the first server with which all blocks are held. Raises ``ValueError`` if some block is not held.
@@ -67,7 +67,7 @@ def theorem1_per_token_s(problem: Problem, greedy: GreedyPlan) -> float:
 
 
 def lower_bounds_per_token_s(problem: Problem) -> list[float]:
-    """Return T^o_c for every client c, in seconds: no placement and route decodes a token faster.
+    """Returns T^o_c for every client c, in seconds: no placement and route decodes a token faster.
 
     It is the sum of the L cheapest block places, at most m_j of server j, each at t~_jc = tau_j + t_cj / m_j,
     with m_j = min(floor(M_j / (s_m + s_c)), L). Infinite if the servers cannot hold L blocks. Block

@@ -83,7 +83,7 @@ class Chains:
         return links
 
     def _by_server(self, request: RequestSpec) -> list[list[Link]]:
-        """Return the links with servers as nodes: node 1 + i is the i-th server in the order of range ends.
+        """Returns the links with servers as nodes: node 1 + i is the i-th server in the order of range ends.
 
         Chains pass servers in this order.
         """
@@ -137,7 +137,7 @@ def cheapest(
     wait_s: Callable[[Link], float] | None = None,
     keep: Callable[[Link], bool] | None = None,
 ) -> tuple[float, list[Link]]:
-    """Return (cost in seconds, links) of the cheapest path from node 0 to the last node.
+    """Returns (cost in seconds, links) of the cheapest path from node 0 to the last node.
 
     The cost is infinite, and there are no links, if there is no path. ``wait_s`` of a link is added to its
     cost; links for which ``keep`` is False are left out. Of paths with equal cost, the one whose last server
@@ -175,5 +175,5 @@ def _server(link: Link) -> int:
 
 
 def route_of(chain: list[Link], wait_s: float, cost_s: float) -> Route:
-    """Return the route along the links of ``chain``."""
+    """Returns the route along the links of ``chain``."""
     return Route(tuple(link.hop for link in chain if link.hop is not None), wait_s, cost_s)

@@ -12,7 +12,7 @@ from policies.waiting import ROUNDING_RATIO, waiting_s
 
 
 def check_placement(problem: Problem, placement: Placement, name: str | None = None) -> None:
-    """Check that every block is held, ranges lie in ``[0, L)``, and s_m m_j + cache_j <= M_j on every server.
+    """Checks that every block is held, ranges lie in ``[0, L)``, and s_m m_j + cache_j <= M_j on every server.
 
     ``name`` is the policy's name, if it is not ``placement.policy``. Raises ``PolicyError`` that names the
     policy and the rule that it broke.
@@ -50,7 +50,7 @@ def check_placement(problem: Problem, placement: Placement, name: str | None = N
 
 
 def check_route(problem: Problem, placement: Placement, route: Route, name: str) -> None:
-    """Check that a chain covers ``[0, L)`` in order and leaves servers at the end of their ranges (Lemma 1).
+    """Checks that a chain covers ``[0, L)`` in order and leaves servers at the end of their ranges (Lemma 1).
 
     Raises ``PolicyError`` that names the policy ``name`` and the rule that it broke.
     """
@@ -83,7 +83,7 @@ def check_route(problem: Problem, placement: Placement, route: Route, name: str)
 def check_waiting(
     problem: Problem, request: RequestSpec, route: Route, state: SystemState, now_s: float, name: str
 ) -> None:
-    """Check that a route's ``wait_s`` is at least t^W of each hop, so there is room when the session starts.
+    """Checks that a route's ``wait_s`` is at least t^W of each hop, so there is room when the session starts.
 
     Raises ``PolicyError`` that names the policy ``name``, the server and the memory.
     """
@@ -100,7 +100,7 @@ def check_waiting(
 
 
 def _ints(held: Any, who: str, server: str) -> tuple[int, int]:
-    """Return a range's two block numbers. Raises ``PolicyError`` if a policy returned something else."""
+    """Returns a range's two block numbers. Raises ``PolicyError`` if a policy returned something else."""
     if isinstance(held, BlockRange) and all(isinstance(b, int) for b in held):
         return held.first, held.last
     raise PolicyError(

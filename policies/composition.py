@@ -77,7 +77,7 @@ class MeanRequests:
         """Bytes of one block's cache for such a request."""
 
     def time_s(self, hops: Sequence[Hop]) -> float:
-        """Return T_k: the seconds of one such request alone on this chain, more than 0."""
+        """Returns T_k: the seconds of one such request alone on this chain, more than 0."""
         return max(service_s(self.problem, self.request, hops)[1], _LEAST_S)
 
 
@@ -86,7 +86,7 @@ def _mean_row(rows: Matrix) -> Matrix:
 
 
 def compose(mean: MeanRequests, placement: Placement) -> list[Chain]:
-    """Return GCA's chains (Alg. 2), fastest first: each is in turn the fastest with room, and uses all of it.
+    """Returns GCA's chains (Alg. 2), fastest first: each is in turn the fastest with room, and uses all of it.
 
     A server's room is counted in slots, each of which holds one block's cache of a mean request. A server
     that ends with block b may be followed by any whose range contains b + 1; it computes the rest of its
@@ -109,7 +109,7 @@ def compose(mean: MeanRequests, placement: Placement) -> list[Chain]:
 
 
 def least_response_s(chains: Sequence[Chain], rate: float) -> float:
-    """Return Theorem 4's lower bound on the mean response time in seconds at ``rate`` requests per second.
+    """Returns Theorem 4's lower bound on the mean response time in seconds at ``rate`` requests per second.
 
     It is infinite if the chains cannot carry the rate. The model is a birth-death chain: with n requests in
     the system the min(n, all) fastest slots work, each at 1 / T_k. That is optimal even if requests may move
@@ -155,7 +155,7 @@ class ChainComposition(PlacementPolicy):
     sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Place the blocks. Raises ``InfeasiblePlacement`` if these servers make no chain."""
+        """Places the blocks. Raises ``InfeasiblePlacement`` if these servers make no chain."""
         check_design_concurrency(design_concurrency)
         mean = MeanRequests(problem)
         tried = _concurrencies(mean) if design_concurrency is None else [design_concurrency]
@@ -204,7 +204,7 @@ def _counts(mean: MeanRequests, concurrency: int) -> list[int]:
 
 
 def _concurrencies(mean: MeanRequests) -> list[int]:
-    """Return the values of c to try, ascending: each is the largest with the same m_j of some server.
+    """Returns the values of c to try, ascending: each is the largest with the same m_j of some server.
 
     With many servers they are thinned out.
     """
@@ -221,7 +221,7 @@ def _concurrencies(mean: MeanRequests) -> list[int]:
 
 
 def _worth(mean: MeanRequests, placement: Placement) -> tuple[float, float]:
-    """Return (least response in seconds, minus the throughput) of a placement; smaller is better."""
+    """Returns (least response in seconds, minus the throughput) of a placement; smaller is better."""
     chains = compose(mean, placement)
     return least_response_s(chains, mean.problem.request_rate), -sum(c.capacity / c.time_s for c in chains)
 
@@ -251,7 +251,7 @@ class JffcRouter:
         self.chains = compose(MeanRequests(problem), placement)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Return the fastest chain with a free slot and room now, else the one that has them first."""
+        """Returns the fastest chain with a free slot and room now, else the one that has them first."""
         block_bytes = self._problem.model.cache_bytes(request.n_tokens)
         best: Route | None = None
         for chain in self.chains:
@@ -272,7 +272,7 @@ class JffcRouter:
 
 
 def _sessions(state: SystemState, hops: Sequence[Hop]) -> list[float]:
-    """Return the expected ends of sessions on this chain: those with its number of blocks on each server."""
+    """Returns the expected ends of sessions on this chain: those with its number of blocks on each server."""
     ends: dict[object, float] = {}
     for at, hop in enumerate(hops):
         here = {

@@ -25,7 +25,7 @@ class DesignConcurrency(NamedTuple):
 
 
 def memory_bound(problem: Problem) -> int:
-    """Return floor((sum M_j - s_m (L + |V_s|)) / (s_c (L + |V_s|))): any |R| up to it is guaranteed to fit.
+    """Returns floor((sum M_j - s_m (L + |V_s|)) / (s_c (L + |V_s|))): any |R| up to it is guaranteed to fit.
 
     It can be negative.
     """
@@ -36,7 +36,7 @@ def memory_bound(problem: Problem) -> int:
 
 
 def single_request_s(problem: Problem) -> float:
-    """Return T: the seconds of one request of the design lengths, alone, under CG-BP with |R| = 1 and WS-RR.
+    """Returns T: the seconds of one request of the design lengths, alone, under CG-BP with |R| = 1 and WS-RR.
 
     T is that of the slowest client and includes ``initial_delay_s``. As in the reference simulator, the
     servers' block caps do not apply here. Raises ``InfeasiblePlacement`` if some block has no server.
@@ -64,19 +64,19 @@ def check_design_concurrency(given: int | None) -> None:
 
 
 def given_or_one(given: int | None) -> int:
-    """Return the given |R|, or 1. Raises ``PolicyError``."""
+    """Returns the given |R|, or 1. Raises ``PolicyError``."""
     check_design_concurrency(given)
     return 1 if given is None else given
 
 
 def given_or_chosen(problem: Problem, given: int | None) -> int:
-    """Return the given |R|, or that of ``choose_design_concurrency``. Raises ``PolicyError``."""
+    """Returns the given |R|, or that of ``choose_design_concurrency``. Raises ``PolicyError``."""
     check_design_concurrency(given)
     return choose_design_concurrency(problem).value if given is None else given
 
 
 def choose_design_concurrency(problem: Problem) -> DesignConcurrency:
-    """Return |R| = min(round(lambda T + sqrt(lambda T)), memory bound), at least 1.
+    """Returns |R| = min(round(lambda T + sqrt(lambda T)), memory bound), at least 1.
 
     Raises ``InfeasiblePlacement`` if the memory bound is below 1 or one request does not fit.
     """

@@ -10,7 +10,7 @@ from policies.problem import InfeasiblePlacement, Problem, ServerSpec
 
 
 def block_list(blocks: Sequence[int]) -> str:
-    """Return ``blocks`` (ascending) as text: ``[0, 1, 2, 7]`` becomes "0-2, 7"."""
+    """Returns ``blocks`` (ascending) as text: ``[0, 1, 2, 7]`` becomes "0-2, 7"."""
     runs: list[list[int]] = []
     for b in blocks:
         if runs and runs[-1][1] == b - 1:
@@ -21,7 +21,7 @@ def block_list(blocks: Sequence[int]) -> str:
 
 
 def gigabytes(n_bytes: float) -> str:
-    """Return ``n_bytes`` as text in GB; below 10 MB in MB, below 10 kB in kB, below 1 kB in bytes."""
+    """Returns ``n_bytes`` as text in GB; below 10 MB in MB, below 10 kB in kB, below 1 kB in bytes."""
     for unit_bytes, least_bytes, unit in ((1e9, 1e7, "GB"), (1e6, 1e4, "MB"), (1e3, 1e3, "kB")):
         if n_bytes >= least_bytes:
             return f"{n_bytes / unit_bytes:.2f} {unit}"
@@ -29,7 +29,7 @@ def gigabytes(n_bytes: float) -> str:
 
 
 def largest_concurrency(problem: Problem, honour_cap: bool = True) -> int:
-    """Return the largest |R| at which CG-BP holds every block (0: none), by bisection.
+    """Returns the largest |R| at which CG-BP holds every block (0: none), by bisection.
 
     CG-BP places windows from block 0 on and leaves no gap. So all blocks are held exactly if
     ``sum m_j >= L``, and m_j decreases with |R|.
@@ -51,7 +51,7 @@ def largest_concurrency(problem: Problem, honour_cap: bool = True) -> int:
 
 
 def _more_servers(problem: Problem, blocks_of: dict[str, int], n_missing: int) -> list[str]:
-    """Return, per kind of hardware that can hold a block, how many more servers would hold ``n_missing``."""
+    """Returns, per kind of hardware that can hold a block, how many more servers would hold ``n_missing``."""
     offers = []
     for hardware, n_blocks in sorted(blocks_of.items(), key=lambda kind: -kind[1]):
         if n_blocks > 0:
@@ -61,7 +61,7 @@ def _more_servers(problem: Problem, blocks_of: dict[str, int], n_missing: int) -
 
 
 def _by_hardware(servers: Sequence[ServerSpec], counts: Sequence[int]) -> dict[str, int]:
-    """Return how many blocks a server of each kind of hardware holds (the largest of these servers)."""
+    """Returns how many blocks a server of each kind of hardware holds (the largest of these servers)."""
     held: dict[str, int] = {}
     for server, count in zip(servers, counts, strict=True):
         held[server.hardware] = max(held.get(server.hardware, 0), count)
@@ -85,7 +85,7 @@ def _advice(offers: Sequence[str]) -> str:
 def cgbp_infeasible(
     problem: Problem, design_concurrency: int, missing: Sequence[int], honour_cap: bool
 ) -> InfeasiblePlacement:
-    """Return the error that CG-BP for ``design_concurrency`` sessions leaves ``missing`` on no server."""
+    """Returns the error that CG-BP for ``design_concurrency`` sessions leaves ``missing`` on no server."""
     counts = block_counts(problem, design_concurrency, honour_cap=honour_cap)
     per_block_bytes = problem.model.block_bytes + design_concurrency * problem.design_cache_bytes
     offers = _more_servers(problem, _by_hardware(problem.servers, counts), len(missing))
@@ -97,7 +97,7 @@ def cgbp_infeasible(
 
 
 def petals_infeasible(problem: Problem, counts: Sequence[int], missing: Sequence[int]) -> InfeasiblePlacement:
-    """Return the error that PETALS with ``counts[j]`` blocks on server j leaves ``missing`` on no server."""
+    """Returns the error that PETALS with ``counts[j]`` blocks on server j leaves ``missing`` on no server."""
     per_block_bytes = problem.model.block_bytes + problem.model.petals_cache_bytes
     offers = _more_servers(problem, _by_hardware(problem.servers, counts), len(missing))
     sentence = _sentence("PETALS' placement", missing, problem, per_block_bytes)
@@ -105,7 +105,7 @@ def petals_infeasible(problem: Problem, counts: Sequence[int], missing: Sequence
 
 
 def no_concurrency(problem: Problem, bound: int) -> InfeasiblePlacement:
-    """Return the error that the closed-form memory bound on |R| is ``bound`` < 1."""
+    """Returns the error that the closed-form memory bound on |R| is ``bound`` < 1."""
     n_blocks, n_servers = problem.model.n_blocks, problem.n_servers
     per_block_bytes = problem.model.block_bytes + problem.design_cache_bytes
     have_bytes = sum(s.memory_bytes for s in problem.servers)
@@ -135,6 +135,6 @@ def no_concurrency(problem: Problem, bound: int) -> InfeasiblePlacement:
 
 
 def _unheld_after(problem: Problem) -> list[int]:
-    """Return the blocks that no server holds even with |R| = 1 (CG-BP places from block 0 on)."""
+    """Returns the blocks that no server holds even with |R| = 1 (CG-BP places from block 0 on)."""
     n_held = sum(block_counts(problem, 1))
     return list(range(min(n_held, problem.model.n_blocks), problem.model.n_blocks))

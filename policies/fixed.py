@@ -38,7 +38,7 @@ class FixedPlacement(PlacementPolicy):
     from_one: bool = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Return the given placement; of its rules only the ranges are checked (``checks.check_placement``).
+        """Returns the given placement; of its rules only the ranges are checked (``checks.check_placement``).
 
         ``design_concurrency`` is stored in it and has no other effect. Raises ``PolicyError``.
         """
@@ -69,7 +69,7 @@ class FixedRouting(RoutingPolicy):
     name: str = "fixed"
 
     def bind(self, problem: Problem, placement: Placement) -> FixedRouter:
-        """Return the router. Raises ``PolicyError`` if a client has no chain, or a chain lacks blocks."""
+        """Returns the router. Raises ``PolicyError`` if a client has no chain, or a chain lacks blocks."""
         unknown = [name for name in self.chains if name and name not in problem.clients]
         if unknown:
             raise PolicyError(
@@ -93,7 +93,7 @@ class FixedRouter:
         self._chains = chains
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Return the client's chain, or ``None`` if one of its servers can never hold the request."""
+        """Returns the client's chain, or ``None`` if one of its servers can never hold the request."""
         hops = self._chains[request.client]
         block_bytes = self._problem.model.cache_bytes(request.n_tokens)
         wait_s = max(waiting_s(state, hop.server, hop.n_blocks * block_bytes, now_s) for hop in hops)

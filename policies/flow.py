@@ -47,7 +47,7 @@ class Rates:
         return [_per_s(len(slope_s), max(column)) for column in zip(*slope_s, strict=True)]
 
     def server_tps(self, server: int, n_blocks: int) -> float:
-        """Return T(k), the tokens per second of a server with k = ``n_blocks`` >= 1 blocks.
+        """Returns T(k), the tokens per second of a server with k = ``n_blocks`` >= 1 blocks.
 
         With hub-spoke, and without ``Problem.transmissions``, the clients' links to the server limit it, too.
         """
@@ -71,7 +71,7 @@ class Rates:
         return _per_s(n_input + n_decoded, busy_s)
 
     def link_tps(self, tail: int, head: int) -> float:
-        """Return the tokens per second of the link between two servers, or between a server and ``HUB``.
+        """Returns the tokens per second of the link between two servers, or between a server and ``HUB``.
 
         It is practically unlimited if ``server_tps`` contains the clients' links.
         """
@@ -82,7 +82,7 @@ class Rates:
         return self._back_tps[tail] if head == HUB else _per_s(1, self._across_s[tail][head])
 
     def most_tps(self, most: Sequence[int], n_blocks: int) -> float:
-        """Return a bound for all placements with at most ``most[j]`` blocks on server j.
+        """Returns a bound for all placements with at most ``most[j]`` blocks on server j.
 
         Every token needs every block on some server.
         """
@@ -105,7 +105,7 @@ class Flow(NamedTuple):
 
 
 def edges(ranges: Sequence[BlockRange], n_blocks: int) -> list[tuple[int, int]]:
-    """Return the (tail, head) that may follow each other: head holds the block after tail's last one."""
+    """Returns the (tail, head) that may follow each other: head holds the block after tail's last one."""
     holding = [j for j, held in enumerate(ranges) if held.n_blocks]
     found = [(HUB, j) for j in holding if ranges[j].first == 0]
     for i in holding:
@@ -117,7 +117,7 @@ def edges(ranges: Sequence[BlockRange], n_blocks: int) -> list[tuple[int, int]]:
 
 
 def max_flow(rates: Rates, ranges: Sequence[BlockRange], n_blocks: int) -> Flow:
-    """Return the largest flow from the hub over servers and links back to it (Dinic's algorithm).
+    """Returns the largest flow from the hub over servers and links back to it (Dinic's algorithm).
 
     A session counts with all blocks of a server, even if it enters the server's range in the middle, as in
     Helix.
@@ -180,7 +180,7 @@ class _Network:
         return level
 
     def _push(self, level: list[int], at: list[int]) -> float:
-        """Fill one shortest path; return the flow added, 0 if no path is left.
+        """Fills one shortest path; returns the flow added, 0 if no path is left.
 
         ``at`` is the number of each node's edges that lead nowhere any more.
         """

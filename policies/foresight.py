@@ -79,7 +79,7 @@ class ForesightPlacement(PlacementPolicy):
     searches: ClassVar[bool] = True
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Search for a placement. ``design_concurrency`` is the |R| of the CG-BP placement to compare with.
+        """Searches for a placement. ``design_concurrency`` is the |R| of the CG-BP placement to compare with.
 
         Raises ``InfeasiblePlacement`` if none of the tried policies has a placement, and ``PolicyError`` if
         ``design_concurrency`` is below 1 and servers do not share their time.
@@ -118,7 +118,7 @@ class _Search:
         return next((f for f in finalists if self._clearly_better(f, baseline)), baseline)
 
     def _seeds(self, baseline: Placement | None) -> list[Placement]:
-        """Return the placements to try first.
+        """Returns the placements to try first.
 
         They are CG-BP's at every |R| to be tried, those with its m_j on the windows that PETALS would choose
         in CG-BP's order, and the rivals'.
@@ -148,11 +148,11 @@ class _Search:
         return all(spec.block_cap is None or held.n_blocks <= spec.block_cap for spec, held in pairs)
 
     def _placed(self, ranges: Ranges, concurrency: int | None) -> Placement:
-        """Return the placement with these ranges; all memory that the blocks leave is for caches."""
+        """Returns the placement with these ranges; all memory that the blocks leave is for caches."""
         return Placement(self._name, ranges, self._problem.room_bytes(ranges), concurrency, self._bounds)
 
     def _finalists(self, seeds: list[Placement], reference: Placement) -> list[Placement]:
-        """Return the best seeds and the result of local search from the best, ranked on other streams."""
+        """Returns the best seeds and the result of local search from the best, ranked on other streams."""
         screen = _Ranking(self._trials, reference, _SCREENING)
         best = sorted([*seeds, reference], key=screen.of)[:_N_FINALISTS]
         best.insert(0, self._improved(best[0], screen))
@@ -160,7 +160,7 @@ class _Search:
         return sorted(unlike, key=_Ranking(self._trials, reference, _FITTING).of)
 
     def _improved(self, placement: Placement, ranking: _Ranking) -> Placement:
-        """Return the result of local search, which keeps a change if it ranks better."""
+        """Returns the result of local search, which keeps a change if it ranks better."""
         neighbours = Neighbours(self._problem, random.Random("foresight"))
         rank = ranking.of(placement)
         for _ in range(self._n_draws):
@@ -190,7 +190,7 @@ class _Ranking:
         self._reference_s = [fmean(row) for row in trials.per_token_s(reference, streams)]
 
     def of(self, placement: Placement) -> tuple[bool, float]:
-        """Return the rank of ``placement``; smaller is better."""
+        """Returns the rank of ``placement``; smaller is better."""
         times_s = self._trials.per_token_s(placement, self._streams)
         ratios = [_ratio(fmean(row), other) for row, other in zip(times_s, self._reference_s, strict=True)]
         return not _acceptable(ratios), fmean(ratios)
@@ -204,7 +204,7 @@ def _acceptable(ratios: Sequence[float]) -> bool:
 
 
 def _ratio(own_s: float, other_s: float) -> float:
-    """Return ``own_s / other_s``; 1 if they are equal, even if both are 0 or infinite."""
+    """Returns ``own_s / other_s``; 1 if they are equal, even if both are 0 or infinite."""
     if own_s == other_s:
         return 1.0
     return own_s / other_s if other_s else math.inf

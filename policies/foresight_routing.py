@@ -53,7 +53,7 @@ class ForesightRouter:
         self._sharing = None if problem.batching == "none" else sharing or Sharing(problem)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Return the chain that ends first; ``cost_s`` includes the backoff, ``wait_s`` is the raw wait."""
+        """Returns the chain that ends first; ``cost_s`` includes the backoff, ``wait_s`` is the raw wait."""
         graph = self._chains.of(request)
         if graph.idle is None:
             return None
@@ -81,7 +81,7 @@ class ForesightRouter:
     def _loads(
         self, sharing: Sharing, idle: tuple[Hop, ...], request: RequestSpec, state: SystemState
     ) -> Callable[[Link], float]:
-        """Return the function that computes how many seconds sharing a server adds to a link's cost.
+        """Returns the function that computes how many seconds sharing a server adds to a link's cost.
 
         It is what the server's sessions add to this request's time, and what this request adds to theirs.
         """
@@ -109,7 +109,7 @@ class ForesightRouter:
     def _waits(
         self, graph: ChainGraph, state: SystemState, now_s: float
     ) -> tuple[dict[int, float], dict[int, float]]:
-        """Return the raw waits, and the waits rounded up to the backoff's attempts, by ``id`` of the link.
+        """Returns the raw waits, and the waits rounded up to the backoff's attempts, by ``id`` of the link.
 
         Links without a wait are left out.
         """

@@ -90,7 +90,7 @@ class SharedSearch:
         self._n_draws = min(480 // problem.n_servers, 40)
 
     def run(self, design_concurrency: int | None) -> Placement:
-        """Return the best placement found. Raises ``InfeasiblePlacement`` if no policy has a placement."""
+        """Returns the best placement found. Raises ``InfeasiblePlacement`` if no policy has a placement."""
         check_design_concurrency(design_concurrency)
         seeds = self._seeds(design_concurrency)
         best = sorted(seeds, key=lambda placement: self.cost(placement, _FITTING))[:_N_FINALISTS]
@@ -103,7 +103,7 @@ class SharedSearch:
         return chosen if self._problem.batching != "none" else self._away_from_the_edge(chosen, seeds)
 
     def _away_from_the_edge(self, chosen: Placement, seeds: list[Placement]) -> Placement:
-        """Return ``chosen``, or a seed that misses no more and is much faster on exact replays."""
+        """Returns ``chosen``, or a seed that misses no more and is much faster on exact replays."""
         n_exact = max(min(_N_EXACT * _MANY_SERVERS // self._problem.n_servers, _N_EXACT), 2)
         streams = [likely_requests(self._problem, f"exact {i}", self._n_requests) for i in range(n_exact)]
 
@@ -123,12 +123,12 @@ class SharedSearch:
         return tried[fastest] if own.per_token_s > _TOO_SLOW_RATIO * costs[fastest].per_token_s else chosen
 
     def judged(self, placement: Placement) -> Cost:
-        """Return the mean cost on requests that were not used in the search."""
+        """Returns the mean cost on requests that were not used in the search."""
         costs = [self.cost(placement, stream) for stream in _VALIDATION]
         return Cost(*map(fmean, zip(*costs, strict=True)))
 
     def cost(self, placement: Placement, stream: str) -> Cost:
-        """Return the placement's cost on a stream of requests; infinite if some request has no chain."""
+        """Returns the placement's cost on a stream of requests; infinite if some request has no chain."""
         key = placement.ranges, stream
         if key not in self._known:
             self._known[key] = self._replayed(placement, stream)

@@ -19,7 +19,7 @@ _TICKS_PER_S = 10**15
 
 
 def whole(amount: float, each: float) -> int:
-    """Return how often ``each`` fits into ``amount``; a ratio just below a whole number counts as it."""
+    """Returns how often ``each`` fits into ``amount``; a ratio just below a whole number counts as it."""
     return math.floor(amount / each + 1e-9)
 
 
@@ -36,7 +36,7 @@ class GreedyPlan(NamedTuple):
 
 
 def block_counts(problem: Problem, design_concurrency: int, *, honour_cap: bool = True) -> list[int]:
-    """Return m_j = min(floor(M_j / (s_m + s_c |R|)), L), and at most ``block_cap`` with ``honour_cap``."""
+    """Returns m_j = min(floor(M_j / (s_m + s_c |R|)), L), and at most ``block_cap`` with ``honour_cap``."""
     per_block_bytes = problem.model.block_bytes + problem.design_cache_bytes * design_concurrency
     counts = []
     for server in problem.servers:
@@ -48,7 +48,7 @@ def block_counts(problem: Problem, design_concurrency: int, *, honour_cap: bool 
 
 
 def amortized_s(problem: Problem, counts: Sequence[int]) -> list[float]:
-    """Return t~_j = tau_j + max_c t_cj / m_j: seconds per block and token if all of its blocks are used."""
+    """Returns t~_j = tau_j + max_c t_cj / m_j: seconds per block and token if all of its blocks are used."""
     worst_rtt_s = [max(column) for column in zip(*problem.token_rtt_s, strict=True)]
     return [
         server.decode_s + rtt_s / count if count else math.inf
@@ -57,12 +57,12 @@ def amortized_s(problem: Problem, counts: Sequence[int]) -> list[float]:
 
 
 def serving_order(times_s: Sequence[float]) -> list[int]:
-    """Return the servers with a finite t~_j, the smallest first; equal ones in list order."""
+    """Returns the servers with a finite t~_j, the smallest first; equal ones in list order."""
     return sorted((j for j, t in enumerate(times_s) if t < math.inf), key=times_s.__getitem__)
 
 
 def plan(problem: Problem, design_concurrency: int, *, honour_cap: bool = True) -> GreedyPlan:
-    """Choose every server's window, cheapest server first. Blocks may stay unheld: callers must check."""
+    """Chooses every server's window, cheapest server first. Blocks may stay unheld: callers must check."""
     n_blocks = problem.model.n_blocks
     counts = block_counts(problem, design_concurrency, honour_cap=honour_cap)
     times_s = amortized_s(problem, counts)
@@ -87,7 +87,7 @@ def plan(problem: Problem, design_concurrency: int, *, honour_cap: bool = True) 
 
 
 def _window(capacity: list[int], load: list[int], count: int, design_concurrency: int) -> int:
-    """Return the first block of the window for ``count`` blocks.
+    """Returns the first block of the window for ``count`` blocks.
 
     While some block has room for fewer than |R| sessions, it is the window with the largest load among those
     with such a block. After that it is the one with the lexicographically smallest sorted capacities. On ties

@@ -52,7 +52,7 @@ class Helix(PlacementPolicy):
     sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Place the blocks. Raises ``InfeasiblePlacement``, and ``PolicyError`` if HiGHS fails."""
+        """Places the blocks. Raises ``InfeasiblePlacement``, and ``PolicyError`` if HiGHS fails."""
         n_blocks = problem.model.n_blocks
         at_least = given_or_one(design_concurrency)
         most = most_blocks(problem, at_least, _MEMORY_RATIO)
@@ -90,7 +90,7 @@ class Helix(PlacementPolicy):
     def _by_heuristics(
         self, problem: Problem, rates: Rates, most: Sequence[int], bound_tps: float
     ) -> tuple[Ranges, Flow]:
-        """Return the best placement found by small changes, and its flow.
+        """Returns the best placement found by small changes, and its flow.
 
         Equally good changes are kept, too: they lead off plateaus.
         """
@@ -112,7 +112,7 @@ class Helix(PlacementPolicy):
 
 
 def _starts(problem: Problem, most: Sequence[int], rates: Rates) -> list[Ranges]:
-    """Return placements to start from: PETALS' windows, and equal stages of every number.
+    """Returns placements to start from: PETALS' windows, and equal stages of every number.
 
     Equal stages may leave blocks on no server; then their flow is 0.
     """
@@ -133,7 +133,7 @@ def _starts(problem: Problem, most: Sequence[int], rates: Rates) -> list[Ranges]
 
 
 def _weakest_tps(rates: Rates, ranges: Ranges, n_blocks: int) -> float:
-    """Return the tokens per second that the weakest block's servers process together: no flow is larger."""
+    """Returns the tokens per second that the weakest block's servers process together: no flow is larger."""
     sums_tps = [0.0] * n_blocks
     for j, held in enumerate(ranges):
         if held.n_blocks:
@@ -199,11 +199,11 @@ class _Model:
         return {x: float(k) for k, x in enumerate(self._sizes[j], 1)}
 
     def _part(self, tps: float) -> float:
-        """Return ``tps`` as a share of the unit, at most 1."""
+        """Returns ``tps`` as a share of the unit, at most 1."""
         return min(tps / self._unit_tps, 1.0)
 
     def values(self, ranges: Ranges, flow: Flow) -> list[float]:
-        """Return the values of all variables for a placement and its flow."""
+        """Returns the values of all variables for a placement and its flow."""
         values = [0.0] * self.linear.n_variables
         values[self._short] = 1 - flow.total_tps / self._unit_tps
         for j, sizes in self._sizes.items():
@@ -216,7 +216,7 @@ class _Model:
         return values
 
     def ranges(self, solution: Solution) -> Ranges:
-        """Return the placement of a solution."""
+        """Returns the placement of a solution."""
         held = [NOTHING] * self._n_servers
         for j, sizes in self._sizes.items():
             n_held = sum(k for k, x in enumerate(sizes, 1) if solution.values[x] > 0.5)

@@ -35,7 +35,7 @@ class PlacementPolicy(Protocol):
     """Hardware must state PETALS' own measurements (tokens per second); else they are computed where missing."""
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Return a placement that covers every block.
+        """Returns a placement that covers every block.
 
         ``design_concurrency`` is |R| if the user fixed it; ``None`` lets the policy choose.
         Raises ``InfeasiblePlacement`` with a sentence that names the missing blocks and memory.
@@ -47,7 +47,7 @@ class Router(Protocol):
     """A routing policy bound to one problem and one placement."""
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Return the chain for ``request``, or ``None`` if there is none.
+        """Returns the chain for ``request``, or ``None`` if there is none.
 
         ``state`` has the sessions that hold cache at ``now_s``. The request may have to wait for room:
         ``Route.wait_s`` is how long the policy expects that, in seconds.

@@ -60,7 +60,7 @@ class IwrrRouter:
         self._held_ratio = (n_in + _OUTPUT_RATIO * n_out) / (n_in + n_out)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Return the chain; ``Route.wait_s`` is its longest wait, ``cost_s`` that plus the service time."""
+        """Returns the chain; ``Route.wait_s`` is its longest wait, ``cost_s`` that plus the service time."""
         onward = self._onward.of(request.n_tokens)
         if 0 not in onward:
             return None

@@ -11,7 +11,7 @@ from policies.problem import BlockRange, Linear, Matrix, OneWayDelays, Placement
 
 
 def among(problem: Problem, servers: Sequence[int]) -> Problem:
-    """Return the problem with only ``servers`` (ascending), renumbered 0, 1, ...; their join order stays."""
+    """Returns the problem with only ``servers`` (ascending), renumbered 0, 1, ...; their join order stays."""
     number = {j: i for i, j in enumerate(servers)}
 
     def columns(matrix: Matrix) -> Matrix:
@@ -48,7 +48,7 @@ def among(problem: Problem, servers: Sequence[int]) -> Problem:
 
 
 def spread(placement: Placement, servers: Sequence[int], n_servers: int) -> Placement:
-    """Return a placement of ``among(problem, servers)`` as one of ``n_servers``; the others hold nothing."""
+    """Returns a placement of ``among(problem, servers)`` as one of ``n_servers``; the others hold nothing."""
     ranges, cache_bytes = [BlockRange(0, 0)] * n_servers, [0.0] * n_servers
     for i, j in enumerate(servers):
         ranges[j], cache_bytes[j] = placement.ranges[i], placement.cache_bytes[i]
@@ -56,7 +56,7 @@ def spread(placement: Placement, servers: Sequence[int], n_servers: int) -> Plac
 
 
 def join(problem: Problem, placement: Placement, server: int, announced: Iterable[int]) -> Placement:
-    """Return the placement with ``server`` added; it chooses its blocks as PETALS' servers do when they join.
+    """Returns the placement with ``server`` added; it chooses its blocks as PETALS' servers do when they join.
 
     Number of blocks: m_j = min(floor(M_j / (s_m + s_c |R|)), L) if the placement was designed for |R|
     sessions; the rest of the memory is for caches. Otherwise PETALS' own number, with PETALS' cache per

@@ -18,12 +18,12 @@ class LinkCosts(NamedTuple):
     block_s: tuple[float, ...]
 
     def of(self, hops: Sequence[Hop]) -> float:
-        """Return the seconds per token over a chain."""
+        """Returns the seconds per token over a chain."""
         return sum(self.hop_s[hop.server] + self.block_s[hop.server] * hop.n_blocks for hop in hops)
 
 
 def link_costs(problem: Problem, request: RequestSpec, *, decode_only: bool = False) -> LinkCosts:
-    """Return the costs of ``request`` on every server, averaged over all of its output tokens.
+    """Returns the costs of ``request`` on every server, averaged over all of its output tokens.
 
     The first of l_out tokens costs the prefill, t^I_cj + k tau^I_j, and the others a decode step each, t_cj +
     k tau_j. With ``decode_only`` every token counts as a decode step. Raises ``PolicyError`` if servers
@@ -49,7 +49,7 @@ def link_costs(problem: Problem, request: RequestSpec, *, decode_only: bool = Fa
 
 
 def with_costs(problem: Problem, request: RequestSpec, costs: LinkCosts) -> Problem:
-    """Return the problem of ``request``'s client alone, with decode steps that cost ``costs``.
+    """Returns the problem of ``request``'s client alone, with decode steps that cost ``costs``.
 
     It is designed for the lengths of ``request``. Bounds that hold for decode steps then hold for ``costs``.
     """
@@ -75,7 +75,7 @@ def with_costs(problem: Problem, request: RequestSpec, costs: LinkCosts) -> Prob
 def cheapest_chain(
     graph: PositionGraph, costs: LinkCosts, allowed: Callable[[Hop], bool] | None = None
 ) -> tuple[Hop, ...] | None:
-    """Return the cheapest chain over all blocks that has only ``allowed`` hops, or ``None`` if there is none.
+    """Returns the cheapest chain over all blocks that has only ``allowed`` hops, or ``None`` if there is none.
 
     Waits are not counted. Of equal costs the hop listed first wins.
     """

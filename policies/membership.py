@@ -74,13 +74,13 @@ class Membership:
             self._spells[server][-1] = self._spells[server][-1]._replace(end_at_s=at_s, is_said=is_said)
 
     def alive(self) -> frozenset[int]:
-        """Return the servers that are really alive after the last recorded event."""
+        """Returns the servers that are really alive after the last recorded event."""
         if self._alive is None:
             self._alive = frozenset(j for j in range(len(self._spells)) if self._is_there(j))
         return self._alive
 
     def believed(self, now_s: float) -> frozenset[int]:
-        """Return the servers that routers believe to be alive at ``now_s``, not before the last event."""
+        """Returns the servers that routers believe to be alive at ``now_s``, not before the last event."""
         if self._rules.kind == "instant":
             return self.alive()
         seen_at_s = math.floor(now_s / self._rules.refresh_s) * self._rules.refresh_s
@@ -90,7 +90,7 @@ class Membership:
         return self._seen[1]
 
     def wrong(self, now_s: float) -> frozenset[int]:
-        """Return the servers about which ``believed(now_s)`` is wrong; decisions about them are stale."""
+        """Returns the servers about which ``believed(now_s)`` is wrong; decisions about them are stale."""
         believed, alive = self.believed(now_s), self.alive()
         return frozenset() if believed is alive else believed ^ alive
 
@@ -104,7 +104,7 @@ class Membership:
         self._seen = self._alive = None
 
     def _forget_old(self, server: int, at_s: float) -> None:
-        """Drop spells before the last one whose announcements no router sees any more from ``at_s`` on."""
+        """Drops spells before the last one whose announcements no router sees any more from ``at_s`` on."""
         seen_from_s = at_s - self._rules.refresh_s - self._rules.expiry_s
         spells = self._spells[server]
         spells[:-1] = [spell for spell in spells[:-1] if spell.end_at_s > seen_from_s]

@@ -48,7 +48,7 @@ def solve_bprr(
     time_limit_s: float = 60.0,
     gap_ratio: float = 0.0,
 ) -> BprrAnswer:
-    """Place blocks and route all ``requests`` together, so that their total time per token is minimal.
+    """Places blocks and routes all ``requests`` together, so that their total time per token is minimal.
 
     ``decode_only`` counts only decode steps instead of the mean over all tokens. ``min_blocks`` = 1
     makes every server with room for a block hold one. A solution within ``gap_ratio`` of the bound
@@ -77,7 +77,7 @@ def round_bprr(
     min_blocks: int = 0,
     time_limit_s: float = 60.0,
 ) -> BprrAnswer:
-    """Solve the LP relaxation, round every a_j and m_j to the nearest whole number, and route on the result.
+    """Solves the LP relaxation, rounds every a_j and m_j to the nearest whole number, and routes on the result.
 
     Each request in turn gets the cheapest chain on which its caches fit. ``lower_bound_s`` is the
     relaxation's value. After rounding, blocks may be on no server, and memory may be too small. Then it
@@ -106,7 +106,7 @@ def relaxation_s(
     decode_only: bool = False,
     time_limit_s: float = 60.0,
 ) -> float:
-    """Return the LP relaxation's value in seconds: a lower bound. Raises as ``solve_bprr`` does."""
+    """Returns the LP relaxation's value in seconds: a lower bound. Raises as ``solve_bprr`` does."""
     _refuse_if_short(problem, requests)
     model = BprrModel(problem, requests, decode_only=decode_only, min_blocks=0)
     solution = model.linear.solve(relaxed=True, time_limit_s=time_limit_s)
@@ -129,7 +129,7 @@ class MilpPlacement(PlacementPolicy):
     sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Place for ``design_concurrency`` requests; ``None`` chooses |R| as the paper does.
+        """Places for ``design_concurrency`` requests; ``None`` chooses |R| as the paper does.
 
         Raises ``InfeasiblePlacement``, and ``PolicyError`` for a problem that is too large.
         """
@@ -155,7 +155,7 @@ class LpRounding(PlacementPolicy):
     sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Place for ``design_concurrency`` requests; ``None`` chooses |R| as the paper does.
+        """Places for ``design_concurrency`` requests; ``None`` chooses |R| as the paper does.
 
         Raises ``InfeasiblePlacement``, even if only the rounding makes it infeasible, and ``PolicyError``
         for a problem that is too large.
@@ -202,7 +202,7 @@ def _overbooked(
     ranges: Sequence[BlockRange],
     chains: Sequence[tuple[Hop, ...]],
 ) -> list[str]:
-    """Return the names of servers whose blocks and caches need more than their memory."""
+    """Returns the names of servers whose blocks and caches need more than their memory."""
     used_bytes = [problem.model.block_bytes * held.n_blocks for held in ranges]
     for request, chain in zip(requests, chains, strict=True):
         for hop in chain:
@@ -218,7 +218,7 @@ def _overbooked(
 def _route_in_turn(
     problem: Problem, requests: Sequence[RequestSpec], ranges: Sequence[BlockRange], decode_only: bool
 ) -> tuple[tuple[Hop, ...], ...]:
-    """Return the cheapest chain with room for each request in turn.
+    """Returns the cheapest chain with room for each request in turn.
 
     Raises ``InfeasiblePlacement`` if the ranges leave blocks out or exceed memory, or a request has no chain.
     """
@@ -262,7 +262,7 @@ def _route_in_turn(
 
 
 def _refuse_if_short(problem: Problem, requests: Sequence[RequestSpec]) -> None:
-    """Raise ``InfeasiblePlacement`` if the servers cannot hold all blocks, each with one session's cache.
+    """Raises ``InfeasiblePlacement`` if the servers cannot hold all blocks, each with one session's cache.
 
     Raises ``PolicyError`` without requests.
     """

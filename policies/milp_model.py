@@ -72,7 +72,7 @@ class BprrModel:
             )
 
     def _most_held(self) -> list[int]:
-        """Return how many blocks fit on each server, at most L."""
+        """Returns how many blocks fit on each server, at most L."""
         block_bytes = self._problem.model.block_bytes
         return [min(whole(s.memory_bytes, block_bytes), self._n_blocks) for s in self._problem.servers]
 
@@ -86,7 +86,7 @@ class BprrModel:
             self.linear.row(dict.fromkeys(ranges.values(), 1.0), float(min(min_blocks, 1)), 1.0)
 
     def _offer_hops(self, j: int, kind: RequestSpec, decode_only: bool) -> None:
-        """Add the hops of ``kind`` on server j; each is possible only if j's range allows it."""
+        """Adds the hops of ``kind`` on server j; each is possible only if j's range allows it."""
         n_requests = self._kinds[kind]
         costs = link_costs(self._problem, kind, decode_only=decode_only)
         one_bytes = self._problem.model.block_bytes + self._cache_bytes[kind]
@@ -109,11 +109,11 @@ class BprrModel:
                 self.linear.row({**entered, **needed}, -float("inf"), 0.0)
 
     def _most_sessions(self, j: int, held: BlockRange, kind: RequestSpec, n_blocks: int) -> int:
-        """Return how many sessions of ``kind``, each on ``n_blocks`` blocks, fit beside ``held`` on j."""
+        """Returns how many sessions of ``kind``, each on ``n_blocks`` blocks, fit beside ``held`` on j."""
         return whole(self._room_bytes(j, held), self._cache_bytes[kind] * n_blocks)
 
     def _room_bytes(self, j: int, held: BlockRange) -> float:
-        """Return the bytes for caches beside the range ``held`` on server j."""
+        """Returns the bytes for caches beside the range ``held`` on server j."""
         memory_bytes = self._problem.servers[j].memory_bytes * (1.0 + ROUNDING_RATIO)
         return max(memory_bytes - self._problem.model.block_bytes * held.n_blocks, 0.0)
 
@@ -124,7 +124,7 @@ class BprrModel:
         return by_end
 
     def _limit_memory(self, j: int) -> None:
-        """Add rows for every end e: caches of sessions that leave at e fit beside the ranges that end there.
+        """Adds rows for every end e: caches of sessions that leave at e fit beside the ranges that end there.
 
         One row for each e, instead of one for all, prevents that parts of ranges in relaxed solutions use
         each other's memory.
@@ -141,7 +141,7 @@ class BprrModel:
                 self.linear.row(terms, -float("inf"), 0.0)
 
     def _conserve(self, kind: RequestSpec, n_requests: int) -> None:
-        """Add rows so that every chain starts at position 0, continues where it arrives, and ends at L."""
+        """Adds rows so that every chain starts at position 0, continues where it arrives, and ends at L."""
         for position in range(self._n_blocks + 1):
             terms = {}
             for hop, flow in self._flows[kind].items():
@@ -153,14 +153,14 @@ class BprrModel:
             self.linear.row(terms, surplus, surplus)
 
     def ranges(self, solution: Solution) -> tuple[BlockRange, ...]:
-        """Return the range that an integral solution chooses for each server; ``(0, 0)`` for none."""
+        """Returns the range that an integral solution chooses for each server; ``(0, 0)`` for none."""
         return tuple(
             next((held for held, y in ranges.items() if solution.values[y] > 0.5), BlockRange(0, 0))
             for ranges in self._ranges
         )
 
     def chains(self, solution: Solution) -> tuple[tuple[Hop, ...], ...]:
-        """Return a chain per request, from the flows of an integral solution."""
+        """Returns a chain per request, from the flows of an integral solution."""
         left = {
             kind: {hop: round(solution.values[flow]) for hop, flow in flows.items()}
             for kind, flows in self._flows.items()
@@ -178,7 +178,7 @@ class BprrModel:
         return tuple(chain)
 
     def mean_ranges(self, solution: Solution) -> list[tuple[float, float]]:
-        """Return (first block, number of blocks) of each server in a relaxed solution, as real numbers.
+        """Returns (first block, number of blocks) of each server in a relaxed solution, as real numbers.
 
         They are the paper's a_j - 1, as the weighted mean over the ranges chosen in part, and m_j, as their
         weighted sum.

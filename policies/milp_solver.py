@@ -39,7 +39,7 @@ class LinearModel:
         self._coefficients: list[float] = []
 
     def variable(self, cost: float, upper: float = math.inf, *, integer: bool = True) -> int:
-        """Add a variable in ``[0, upper]``; return its number."""
+        """Adds a variable in ``[0, upper]``; returns its number."""
         self._costs.append(cost)
         self._uppers.append(upper)
         self._integer.append(integer)
@@ -50,7 +50,7 @@ class LinearModel:
         return len(self._costs)
 
     def row(self, terms: Mapping[int, float], lower: float, upper: float) -> None:
-        """Add ``lower <= sum of coefficient * variable <= upper``; ``terms`` are coefficients by variable."""
+        """Adds ``lower <= sum of coefficient * variable <= upper``; ``terms`` are coefficients by variable."""
         self._columns.extend(terms)
         self._coefficients.extend(terms.values())
         self._starts.append(len(self._columns))
@@ -66,7 +66,7 @@ class LinearModel:
         max_nodes: int | None = None,
         start: Sequence[float] | None = None,
     ) -> Solution | None:
-        """Return the optimum (``relaxed``: without integrality), or the best solution within the limits.
+        """Returns the optimum (``relaxed``: without integrality), or the best solution within the limits.
 
         Returns ``None`` if there is no solution. A solution within ``gap_ratio`` of the bound counts as
         optimal. ``max_nodes`` limits the number of branches, equally on every machine. ``start`` has the

@@ -24,7 +24,7 @@ class Neighbours:
         self._able = [j for j, most in enumerate(self._most) if most]
 
     def draw(self, ranges: Ranges) -> Ranges | None:
-        """Return changed ranges that still hold every block, or ``None`` if the draw is invalid or no change.
+        """Returns changed ranges that still hold every block, or ``None`` if the draw is invalid or no change.
 
         Half of the draws put one server's range at an end of another one's (so that chains can continue
         there), with its number of blocks or any other. A quarter moves one end of one range, and a quarter

@@ -29,7 +29,7 @@ class CgBprrAnswer(NamedTuple):
 
 
 def cg_bprr(problem: Problem, requests: Sequence[RequestSpec], *, decode_only: bool = False) -> CgBprrAnswer:
-    """Place with CG-BP for |R| = the number of requests, without block caps; then route the requests.
+    """Places with CG-BP for |R| = the number of requests, without block caps; then routes the requests.
 
     Every request gets its cheapest chain. CG-BP leaves cache for |R| sessions on all blocks of every server,
     so no request waits. Costs are means over all tokens, or with ``decode_only`` those of decode steps.
@@ -56,7 +56,7 @@ def cg_bprr(problem: Problem, requests: Sequence[RequestSpec], *, decode_only: b
 
 
 def _theorem1_s(problem: Problem, all_costs: Sequence[LinkCosts]) -> float:
-    """Return Theorem 1's bound for any request, with the largest cost of any request on each server.
+    """Returns Theorem 1's bound for any request, with the largest cost of any request on each server.
 
     The proof needs no property of the costs: the windows up to the K-th server follow each other, and only
     the K-th overlaps blocks that are held already. With ``decode_only`` costs and a request of every client
@@ -82,7 +82,7 @@ def _theorem1_s(problem: Problem, all_costs: Sequence[LinkCosts]) -> float:
 
 
 def lower_bound_s(problem: Problem, requests: Sequence[RequestSpec], *, decode_only: bool = False) -> float:
-    """Return T^o: the sum of the fractional lower bounds of all requests (``lower_bounds_per_token_s``).
+    """Returns T^o: the sum of the fractional lower bounds of all requests (``lower_bounds_per_token_s``).
 
     For each request the L cheapest block places count, each at t~_j = block cost + hop cost / m_j with m_j =
     min(floor(M_j / (s_m + s_c)), L). A server of which only some places are used counts as that part of a
@@ -98,7 +98,7 @@ def lower_bound_s(problem: Problem, requests: Sequence[RequestSpec], *, decode_o
 def knapsack_lower_bound_s(
     problem: Problem, requests: Sequence[RequestSpec], *, decode_only: bool = False
 ) -> float:
-    """Return a tighter lower bound: the sum over requests of the cheapest way to split L blocks on servers.
+    """Returns a tighter lower bound: the sum over requests of the cheapest way to split L blocks on servers.
 
     min sum_j (hop cost [k_j > 0] + block cost k_j) with integers k_j <= m_j that sum to L, and m_j as in
     ``lower_bound_s``. A server that is used costs its whole hop. It ignores that requests share

@@ -44,7 +44,7 @@ class Controller(Protocol):
     """When ``check`` must be called next; each call moves it on. Infinite: never again."""
 
     def check(self, now_s: float, view: SystemView) -> Placement | None:
-        """Return the placement to move to, or ``None`` to change nothing. Must not change ``view.moving``."""
+        """Returns the placement to move to, or ``None`` to change nothing. Must not change ``view.moving``."""
         ...
 
 
@@ -67,7 +67,7 @@ class OnlinePolicy(Protocol):
 
 
 def moves(old: Placement, new: Placement) -> list[int]:
-    """Return the servers whose blocks or cache room differ, in list order."""
+    """Returns the servers whose blocks or cache room differ, in list order."""
     return [
         j
         for j in range(len(old.ranges))
@@ -76,12 +76,12 @@ def moves(old: Placement, new: Placement) -> list[int]:
 
 
 def loading_s(problem: Problem, old: BlockRange, new: BlockRange, load_bps: float) -> float:
-    """Return the seconds to load the blocks of ``new`` that ``old`` lacks, at ``load_bps`` bits/s."""
+    """Returns the seconds to load the blocks of ``new`` that ``old`` lacks, at ``load_bps`` bits/s."""
     return (new.n_blocks - kept(old, new).n_blocks) * problem.model.block_bytes * 8 / load_bps
 
 
 def kept(old: BlockRange, new: BlockRange) -> BlockRange:
-    """Return the blocks in both ranges, which a draining server continues to serve while it moves."""
+    """Returns the blocks in both ranges, which a draining server continues to serve while it moves."""
     first, last = max(old.first, new.first), min(old.last, new.last)
     return BlockRange(first, last) if first < last else BlockRange(0, 0)
 
@@ -109,7 +109,7 @@ def rolling_order(
     n_blocks: int,
     alive: Collection[int] | None = None,
 ) -> list[int]:
-    """Return an order in which the servers ``changing`` can move one by one while every block stays held.
+    """Returns an order in which the servers ``changing`` can move one by one while every block stays held.
 
     While a server moves, it holds the blocks that it keeps; afterwards its new range. The next one is always
     the server whose move does the least harm: its lost block with the fewest holders has the most of them. On
@@ -134,7 +134,7 @@ def rolling_order(
 
 
 def _spare(held: Counter[int], old: BlockRange, new: BlockRange) -> float:
-    """Return the fewest other holders of any block that a server drops by moving from ``old`` to ``new``."""
+    """Returns the fewest other holders of any block that a server drops by moving from ``old`` to ``new``."""
     stays = kept(old, new)
     lost = (b for b in range(*old) if not stays.first <= b < stays.last)
     return min((held[b] - 1 for b in lost), default=math.inf)
@@ -164,7 +164,7 @@ class TwoTimeScale(OnlinePolicy):
     name: str = "two-time-scale"
 
     def bind(self, problem: Problem, placement: Placement) -> TwoTimeScaleController:
-        """Return the controller. Raises ``PolicyError`` if ``placement`` has no design concurrency."""
+        """Returns the controller. Raises ``PolicyError`` if ``placement`` has no design concurrency."""
         if placement.design_concurrency is None:
             raise PolicyError(
                 f"{self.name} needs a placement that was designed for a number of sessions, which "
@@ -226,7 +226,7 @@ class TwoTimeScaleController:
         return self._placed(self._wanted(self._load.integral / self._load.lasted_s), view)
 
     def _placed(self, wanted: int, view: SystemView) -> Placement | None:
-        """Return a placement for ``wanted`` sessions, or ``None`` if the old one must stay."""
+        """Returns a placement for ``wanted`` sessions, or ``None`` if the old one must stay."""
         self._load = _Outside()
         old, n_blocks = view.placement, self._problem.model.n_blocks
         try:
@@ -251,7 +251,7 @@ class TwoTimeScaleController:
         return new if order else None
 
     def _placed_among(self, alive: frozenset[int], wanted: int, old: Placement) -> Placement:
-        """Return a placement on the servers ``alive``; the others keep their blocks.
+        """Returns a placement on the servers ``alive``; the others keep their blocks.
 
         It is for fewer sessions than ``wanted`` if these do not fit. Raises ``InfeasiblePlacement`` if the
         alive servers have no room for the model.
@@ -269,23 +269,23 @@ class TwoTimeScaleController:
         return _only(old, new, servers)
 
     def _n_unserved(self, ranges: Sequence[BlockRange], alive: Collection[int]) -> int:
-        """Return how many blocks no alive server holds."""
+        """Returns how many blocks no alive server holds."""
         held = {b for j in alive for b in range(*ranges[j])}
         return self._problem.model.n_blocks - len(held)
 
     def _wanted(self, mean_active: float) -> int:
-        """Return |R| for a mean of ``mean_active`` requests in the system (the paper's lambda T)."""
+        """Returns |R| for a mean of ``mean_active`` requests in the system (the paper's lambda T)."""
         return max(1, min(math.floor(mean_active + math.sqrt(mean_active) + 0.5), self._bound))
 
     def _side_of(self, wanted: int) -> int:
-        """Return 1 if ``wanted`` is above the design range, -1 if below, 0 if inside."""
+        """Returns 1 if ``wanted`` is above the design range, -1 if below, 0 if inside."""
         most = 1 + self._policy.tolerance_ratio
         design = self.design_concurrency
         return (wanted > design * most) - (wanted < design / most)
 
 
 def _only(old: Placement, new: Placement, servers: Collection[int]) -> Placement:
-    """Return a placement that is ``new`` on ``servers`` and ``old`` on all others."""
+    """Returns a placement that is ``new`` on ``servers`` and ``old`` on all others."""
     n_servers = range(len(old.ranges))
     return replace(
         new,

@@ -32,7 +32,7 @@ class OptimalRrRouter:
         self._chains = Chains(problem, placement)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Return the optimal chain; ``Route.cost_s`` is its longest wait plus its service time."""
+        """Returns the optimal chain; ``Route.cost_s`` is its longest wait plus its service time."""
         graph = self._chains.of(request)
         if graph.idle is None or has_room(graph, state):
             return graph.idle
@@ -44,7 +44,7 @@ class OptimalRrRouter:
 
 
 def least_longest_wait(graph: ChainGraph, wait_s: Callable[[Link], float]) -> Route | None:
-    """Return the chain with the smallest sum of longest wait and service time; ``None`` if all wait for ever.
+    """Returns the chain with the smallest sum of longest wait and service time; ``None`` if all wait for ever.
 
     ``wait_s`` of a link must be at least 0, and is called at most once per link. ``Route.wait_s`` is the
     longest.

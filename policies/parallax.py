@@ -48,7 +48,7 @@ class Parallax(PlacementPolicy):
     sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Place the blocks. Raises ``InfeasiblePlacement``."""
+        """Places the blocks. Raises ``InfeasiblePlacement``."""
         n_blocks = problem.model.n_blocks
         at_least = given_or_one(design_concurrency)
         most = most_blocks(problem, at_least, _MEMORY_RATIO)
@@ -65,7 +65,7 @@ class Parallax(PlacementPolicy):
 
 
 def water_filled(total: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
-    """Divide ``total`` in proportion to ``weights`` into whole numbers, each at most ``most``.
+    """Divides ``total`` in proportion to ``weights`` into whole numbers, each at most ``most``.
 
     What exceeds a limit is divided among the others in proportion to their weights. Rounding as in
     ``shares``.
@@ -83,7 +83,7 @@ def water_filled(total: int, weights: Sequence[float], most: Sequence[int]) -> l
 
 
 def _pipelines(most: Sequence[int], n_blocks: int) -> list[list[int]]:
-    """Return the servers of each pipeline, in their order; no pipelines if the model does not fit."""
+    """Returns the servers of each pipeline, in their order; no pipelines if the model does not fit."""
     order = sorted((j for j, count in enumerate(most) if count), key=lambda j: -most[j])
     best: list[list[int]] = []
     best_score = 0.0
@@ -96,7 +96,7 @@ def _pipelines(most: Sequence[int], n_blocks: int) -> list[list[int]]:
 
 
 def _fewest(order: Sequence[int], most: Sequence[int], n_blocks: int, k: int) -> list[list[int]]:
-    """Return the first servers of ``order`` that make k pipelines, by pipeline; empty if all cannot."""
+    """Returns the first servers of ``order`` that make k pipelines, by pipeline; empty if all cannot."""
     left = sum(most[j] for j in order)
     states: dict[_Residuals, None] = {(n_blocks,) * k: None}
     steps: list[dict[_Residuals, tuple[_Residuals, int]]] = []
@@ -125,7 +125,7 @@ def _traced(
     most: Sequence[int],
     n_blocks: int,
 ) -> list[list[int]]:
-    """Return the pipelines, traced back through ``steps`` from the state in which all are finished."""
+    """Returns the pipelines, traced back through ``steps`` from the state in which all are finished."""
     needs: list[int] = []
     state: _Residuals = ()
     for came in reversed(steps):
@@ -181,7 +181,7 @@ class ShortestByLayerRouter:
         }
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Return the chain; ``Route.wait_s`` is its longest wait, ``cost_s`` that plus the service time."""
+        """Returns the chain; ``Route.wait_s`` is its longest wait, ``cost_s`` that plus the service time."""
         for whole_ranges in (True, False):
             for room in ([state.free_bytes(j) for j in range(self._problem.n_servers)], state.cache_bytes):
                 hops = self._shortest(request, room, whole_ranges)
@@ -190,7 +190,7 @@ class ShortestByLayerRouter:
         return None
 
     def _shortest(self, request: RequestSpec, room: Sequence[float], whole_ranges: bool) -> list[Hop]:
-        """Return the chain over servers whose ``room`` bytes suffice for the request; empty without one."""
+        """Returns the chain over servers whose ``room`` bytes suffice for the request; empty without one."""
         problem, ranges = self._problem, self._placement.ranges
         token_bytes = problem.model.cache_bytes(request.n_tokens)
         cost_s: dict[int, float] = {}

@@ -25,7 +25,7 @@ class PetalsPlacement(PlacementPolicy):
     needs_petals_throughput: ClassVar[bool] = True
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Place servers in ``problem.join_order``; ``design_concurrency`` has no effect.
+        """Places servers in ``problem.join_order``; ``design_concurrency`` has no effect.
 
         The cache room is m_j times PETALS' own reservation per block. Raises ``InfeasiblePlacement``.
         """
@@ -40,7 +40,7 @@ class PetalsPlacement(PlacementPolicy):
 
 
 def petals_block_counts(problem: Problem, *, honour_cap: bool = True) -> list[int]:
-    """Return m_j = min(floor((M_j - autograd reserve) / (s_m + PETALS' cache per block)), L, the cap).
+    """Returns m_j = min(floor((M_j - autograd reserve) / (s_m + PETALS' cache per block)), L, the cap).
 
     A server without enough memory gets 0 blocks.
     """
@@ -57,7 +57,7 @@ def petals_block_counts(problem: Problem, *, honour_cap: bool = True) -> list[in
 
 
 def choose_ranges(problem: Problem, counts: Sequence[int], order: Sequence[int]) -> tuple[BlockRange, ...]:
-    """Return ranges of ``counts[j]`` blocks for servers that join in ``order``.
+    """Returns ranges of ``counts[j]`` blocks for servers that join in ``order``.
 
     A server chooses the window whose sorted block throughputs are lexicographically smallest, the
     first one on ties. It adds min(forward_rps / ((m + 1) / 2), network_rps) to each of its blocks. The
@@ -79,12 +79,12 @@ def choose_ranges(problem: Problem, counts: Sequence[int], order: Sequence[int])
 
 
 def window_rps(server: ServerSpec, count: int) -> float:
-    """Return the throughput (tokens per second) that a server adds to each of its ``count`` blocks."""
+    """Returns the throughput (tokens per second) that a server adds to each of its ``count`` blocks."""
     return min(server.petals_forward_rps / ((1 + count) / 2), server.petals_network_rps)
 
 
 def weakest_window(throughput: list[float], count: int) -> int:
-    """Return the first block of the window whose sorted throughputs are lexicographically smallest.
+    """Returns the first block of the window whose sorted throughputs are lexicographically smallest.
 
     On ties it is the lowest one.
     """

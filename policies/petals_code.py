@@ -46,7 +46,7 @@ class PetalsCodeRouting(RoutingPolicy):
     name: str = "petals-code"
 
     def bind(self, problem: Problem, placement: Placement) -> PetalsCodeRouter:
-        """Return the router. Raises ``PolicyError`` if ``client_pings`` is negative."""
+        """Returns the router. Raises ``PolicyError`` if ``client_pings`` is negative."""
         if self.client_pings is not None and self.client_pings < 0:
             raise PolicyError(
                 f"{self.name} cannot ping {self.client_pings} servers; set client_pings >= 0, or None for all"
@@ -94,7 +94,7 @@ class PetalsCodeRouter:
         self._kinds: dict[tuple[int, int], _Kind] = {}
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Return the cheapest chain. ``wait_s`` is not in its cost: it is the longest wait of its hops."""
+        """Returns the cheapest chain. ``wait_s`` is not in its cost: it is the longest wait of its hops."""
         key = (request.client, request.n_tokens)
         kind = self._kinds.get(key)
         if kind is None:
@@ -115,7 +115,7 @@ class PetalsCodeRouter:
         return min(rtt_s / 2, self._policy.max_delay_s)
 
     def _from_servers(self, j: int) -> tuple[_Link, ...]:
-        """Return the links to ``j`` from every server that ends within the range of ``j``, in list order."""
+        """Returns the links to ``j`` from every server that ends within the range of ``j``, in list order."""
         ranges, decode_s = self._placement.ranges, self._problem.servers[j].decode_s
         links = []
         for i in self._holders:
@@ -126,7 +126,7 @@ class PetalsCodeRouter:
         return tuple(links)
 
     def _delays_s(self, client: int) -> list[float]:
-        """Return d from ``client`` to every server; servers that it has not pinged have the unknown delay."""
+        """Returns d from ``client`` to every server; servers that it has not pinged have the unknown delay."""
         rtt_s, n_pings = self._problem.raw_rtt_s[client], self._policy.client_pings
         delays_s = [self._delay_s(rtt) for rtt in rtt_s]
         if n_pings is None:
@@ -157,7 +157,7 @@ class PetalsCodeRouter:
         return _Kind(block_bytes, tuple(links), {})
 
     def _shortest(self, client: int, kind: _Kind, short: tuple[int, ...]) -> tuple[tuple[Hop, ...], float]:
-        """Return (hops, cost) of the cheapest chain if servers ``short`` lack cache; no hops without one."""
+        """Returns (hops, cost) of the cheapest chain if servers ``short`` lack cache; no hops without one."""
         lacking = set(short)
         dist_s: dict[int | None, float] = {None: 0.0}
         entered: dict[int, _Link] = {}

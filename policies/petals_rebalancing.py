@@ -37,7 +37,7 @@ class PetalsRebalancing(OnlinePolicy):
     needs_petals_throughput: ClassVar[bool] = True
 
     def bind(self, problem: Problem, placement: Placement) -> PetalsRebalancingController:
-        """Return the controller. Raises ``PolicyError`` if ``period_s`` is not positive."""
+        """Returns the controller. Raises ``PolicyError`` if ``period_s`` is not positive."""
         if not self.period_s > 0:
             raise PolicyError(f"{self.name} needs a period_s above 0, not {self.period_s}")
         return PetalsRebalancingController(problem, placement, self)
@@ -57,7 +57,7 @@ class PetalsRebalancingController:
         self.next_check_at_s = self._checks[0][0] if self._checks else math.inf
 
     def check(self, now_s: float, view: SystemView) -> Placement | None:
-        """Return the placement with the checking server moved, or ``None``. Loading servers count, too."""
+        """Returns the placement with the checking server moved, or ``None``. Loading servers count, too."""
         _, server = self._checks[0]
         heapreplace(self._checks, (now_s + self._pause_s(), server))
         ranges, alive = view.placement.ranges, view.alive
@@ -87,7 +87,7 @@ class PetalsRebalancingController:
 def rebalanced(
     problem: Problem, ranges: tuple[BlockRange, ...], server: int, policy: PetalsRebalancing, random: Random
 ) -> BlockRange | None:
-    """Return the range to which ``server`` moves, or ``None`` if it stays.
+    """Returns the range to which ``server`` moves, or ``None`` if it stays.
 
     A block's throughput is the sum over the servers that hold it. Removing a server subtracts
     (1 + eps) times its throughput, so that rounding never leaves a positive rest.
@@ -121,7 +121,7 @@ def rebalanced(
 
 
 def _rechoose(throughput: list[float], spans: dict[int, BlockRange], j: int, rps: float, eps: float) -> bool:
-    """Move server ``j`` to its best window. Returns whether that is another one."""
+    """Moves server ``j`` to its best window. Returns whether that is another one."""
     held = spans[j]
     _add(throughput, held, -rps * (1 + eps))
     first = weakest_window(throughput, held.n_blocks)

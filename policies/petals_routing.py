@@ -74,7 +74,7 @@ class PetalsRouter:
         self._search = make_search(problem, placement.ranges, costs)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Return the cheapest chain. ``wait_s`` is not in its cost: it is the longest wait of its hops."""
+        """Returns the cheapest chain. ``wait_s`` is not in its cost: it is the longest wait of its hops."""
         key = (request.client, request.n_tokens)
         kind = self._kinds.get(key)
         if kind is None:
@@ -102,7 +102,7 @@ class PetalsRouter:
         return _Kind(tuple(sessions), tuple(entries), block_bytes, {}, [])
 
     def _shortest(self, client: int, kind: _Kind, full: bytes) -> tuple[tuple[Hop, ...], float]:
-        """Return (hops, cost in seconds) of the cheapest chain if these servers are ``full``."""
+        """Returns (hops, cost in seconds) of the cheapest chain if these servers are ``full``."""
         known = kind.unpenalised
         at_most_ms = next((ms for ms, servers in known if not any(full[j] for j in servers)), math.inf)
         servers, cost_ms = self._search.shortest(client, kind.entries, full, at_most_ms)

@@ -42,7 +42,7 @@ class Search(Protocol):
     def shortest(
         self, client: int, entries: Sequence[int], full: bytes, at_most_ms: float = math.inf
     ) -> tuple[list[int], float]:
-        """Return (servers of the cheapest chain, its cost in ms); no servers and infinity if there is none.
+        """Returns (servers of the cheapest chain, its cost in ms); no servers and infinity if there is none.
 
         ``entries[j]`` is the lowest block at which server j can be entered: its first block, or a later one
         if its cache is too small for a session over all of its blocks. If it is the end of the range, the
@@ -172,7 +172,7 @@ class Vectorised:
         return servers.order[numbers[::-1]].tolist(), least_ms
 
     def _cheapest_through(self, servers: _Servers) -> Floats:
-        """Return the cost of the cheapest chain through each server if all are idle and large enough."""
+        """Returns the cost of the cheapest chain through each server if all are idle and large enough."""
         import numpy as np
 
         nothing = np.zeros(len(self._order))
@@ -204,7 +204,7 @@ class _Servers(NamedTuple):
         return _Servers(order[numbers], ends[numbers], links_ms, first_ms[numbers], from_client_ms[numbers])
 
     def distances(self, entry: Ints, penalty_ms: Floats) -> tuple[Floats, Floats, tuple[Ints, Ints]]:
-        """Return, for each server, (distance as first server, distance, (low, high)).
+        """Returns, for each server, (distance as first server, distance, (low, high)).
 
         The servers numbered low (included) to high (not included) can come before it.
         """
@@ -226,17 +226,17 @@ class _Servers(NamedTuple):
 
 
 def _runs(low: Ints, high: Ints) -> list[tuple[int, int]]:
-    """Return the (first, last) of each run of servers that have the same possible predecessors."""
+    """Returns the (first, last) of each run of servers that have the same possible predecessors."""
     changed = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
     return list(pairwise([0, *(changed.nonzero()[0] + 1).tolist(), len(low)]))
 
 
 def _half_ms(problem: Problem) -> dict[float, float]:
-    """Return one-way delays in ms by RTT in s. Networks have few distinct RTTs, so each is converted once."""
+    """Returns one-way delays in ms by RTT in s. Networks have few distinct RTTs, so each is converted once."""
     times_s = set(chain.from_iterable((*problem.raw_rtt_s, *problem.server_rtt_s)))
     return {t: milliseconds(t) / 2 for t in times_s}
 
 
 def milliseconds(time_s: float) -> float:
-    """Convert seconds to milliseconds, rounded to 9 decimals to remove the conversion's rounding error."""
+    """Converts seconds to milliseconds, rounded to 9 decimals to remove the conversion's rounding error."""
     return round(time_s * 1e3, 9)

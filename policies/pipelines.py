@@ -36,7 +36,7 @@ Ranges = list[BlockRange]
 
 
 def shares(total: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
-    """Divide ``total`` in proportion to ``weights`` into whole numbers, each at least 1 and at most ``most``.
+    """Divides ``total`` in proportion to ``weights`` into whole numbers, each at least 1 and at most ``most``.
 
     Rounding is by the largest remainder. What the limits add or remove is balanced in the order of the
     remainders. The sum of ``most`` must be at least ``total``.
@@ -53,12 +53,12 @@ def shares(total: int, weights: Sequence[float], most: Sequence[int]) -> list[in
 
 
 def even(total: int, n: int) -> list[int]:
-    """Return the sizes of ``n`` stages of ``total`` blocks; they differ by at most one, the larger first."""
+    """Returns the sizes of ``n`` stages of ``total`` blocks; they differ by at most one, the larger first."""
     return [total // n + (i < total % n) for i in range(n)]
 
 
 def consecutive(sizes: Sequence[int]) -> list[BlockRange]:
-    """Return ranges of these sizes, one after another from block 0 on."""
+    """Returns ranges of these sizes, one after another from block 0 on."""
     ranges, position = [], 0
     for size in sizes:
         ranges.append(BlockRange(position, position + size))
@@ -72,7 +72,7 @@ def _placement(
     design_concurrency: int | None,
     ranges_for: Callable[[list[int]], Ranges | None],
 ) -> Placement:
-    """Return the placement with ``ranges_for(m)`` at the design concurrency, or at the largest possible one.
+    """Returns the placement with ``ranges_for(m)`` at the design concurrency, or at the largest possible one.
 
     Raises ``InfeasiblePlacement`` if there is none.
     """
@@ -96,7 +96,7 @@ def _placement(
 
 
 def most_blocks(problem: Problem, concurrency: int, memory_ratio: float) -> list[int]:
-    """Return how many blocks each server may hold.
+    """Returns how many blocks each server may hold.
 
     Blocks may use at most ``memory_ratio`` of its memory, and must leave cache for ``concurrency`` sessions.
     If the model does not fit with the first rule, only the second one applies.
@@ -116,7 +116,7 @@ def placed(
     design_concurrency: int | None,
     bounds: Mapping[str, float] | None = None,
 ) -> Placement:
-    """Return the placement with these ranges, in which all memory that the blocks leave is for caches.
+    """Returns the placement with these ranges, in which all memory that the blocks leave is for caches.
 
     If ``design_concurrency`` is ``None``, it is the number of sessions that fit on every server at a time.
     """
@@ -131,7 +131,7 @@ def placed(
 
 
 def infeasible(name: str, problem: Problem, design_concurrency: int) -> InfeasiblePlacement:
-    """Return the error that the servers cannot hold all blocks and the caches of so many sessions."""
+    """Returns the error that the servers cannot hold all blocks and the caches of so many sessions."""
     memory = gigabytes(sum(server.memory_bytes for server in problem.servers))
     sessions = f"{design_concurrency} session{'' if design_concurrency == 1 else 's'}"
     return InfeasiblePlacement(
@@ -148,7 +148,7 @@ class WholeModel(PlacementPolicy):
     sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Place the blocks. Raises ``InfeasiblePlacement`` if no server can hold the model."""
+        """Places the blocks. Raises ``InfeasiblePlacement`` if no server can hold the model."""
         n_blocks = problem.model.n_blocks
 
         def ranges_for(counts: list[int]) -> Ranges | None:
@@ -178,7 +178,7 @@ class Exo(PlacementPolicy):
     sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Place the blocks. Raises ``InfeasiblePlacement``."""
+        """Places the blocks. Raises ``InfeasiblePlacement``."""
         n_blocks = problem.model.n_blocks
         memory = [server.memory_bytes for server in problem.servers]
 
@@ -209,7 +209,7 @@ class SeparatePipelines(PlacementPolicy):
     sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Place the blocks. Raises ``InfeasiblePlacement`` if no kind of server can hold the model."""
+        """Places the blocks. Raises ``InfeasiblePlacement`` if no kind of server can hold the model."""
         n_blocks = problem.model.n_blocks
         kinds: dict[str, list[int]] = {}
         for j, server in enumerate(problem.servers):
@@ -247,7 +247,7 @@ class Swarm(PlacementPolicy):
     sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Place the blocks. Raises ``InfeasiblePlacement``."""
+        """Places the blocks. Raises ``InfeasiblePlacement``."""
         n_blocks = problem.model.n_blocks
         decode_s = [server.decode_s for server in problem.servers]
 
@@ -289,7 +289,7 @@ class RoundRobinRouter:
         self._turn = 0
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Return the next pipeline; ``wait_s`` is its longest wait, ``cost_s`` that plus the service time."""
+        """Returns the next pipeline; ``wait_s`` is its longest wait, ``cost_s`` that plus the service time."""
         token_bytes = self._problem.model.cache_bytes(request.n_tokens)
         for _ in self.pipelines:
             hops = self.pipelines[self._turn % len(self.pipelines)]
@@ -301,7 +301,7 @@ class RoundRobinRouter:
 
 
 def disjoint_pipelines(ranges: Sequence[BlockRange], n_blocks: int) -> list[tuple[Hop, ...]]:
-    """Return chains that share no server, each of the unused servers that are listed first.
+    """Returns chains that share no server, each of the unused servers that are listed first.
 
     First come chains of whole ranges. Then come those in which a hop may be only the last part of a server's
     range.
@@ -310,7 +310,7 @@ def disjoint_pipelines(ranges: Sequence[BlockRange], n_blocks: int) -> list[tupl
     pipelines = []
 
     def chain_from(position: int, dead: set[int], whole_ranges: bool) -> list[int] | None:
-        """Return the servers of a chain from ``position`` to the end, or ``None``.
+        """Returns the servers of a chain from ``position`` to the end, or ``None``.
 
         ``dead`` collects the positions from which no chain leads to the end.
         """

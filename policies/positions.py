@@ -49,7 +49,7 @@ class Onward:
         self._known: dict[int, dict[int, list[Hop]]] = {}
 
     def of(self, n_tokens: int) -> dict[int, list[Hop]]:
-        """Return the hops of a request of ``n_tokens`` tokens by position, servers in list order.
+        """Returns the hops of a request of ``n_tokens`` tokens by position, servers in list order.
 
         Positions without hops are left out. If 0 is not in it, the request has no chain.
         """

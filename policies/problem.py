@@ -72,7 +72,7 @@ class ModelSpec:
         return 2 * 1024**3 * self.hidden_size / 14336
 
     def cache_bytes(self, n_tokens: int) -> float:
-        """Return s_c: bytes of one block's attention cache for a session of ``n_tokens`` tokens in all."""
+        """Returns s_c: bytes of one block's attention cache for a session of ``n_tokens`` tokens in all."""
         return self.cache_bytes_per_token * n_tokens
 
 
@@ -108,14 +108,14 @@ class ServerSpec(StepLaw):
     prefill_least_s: float = 0.0
 
     def mean_decode_s(self, request: RequestSpec) -> float:
-        """Return the seconds per block of a decode step, averaged over those of ``request``."""
+        """Returns the seconds per block of a decode step, averaged over those of ``request``."""
         if not self.context_slope_s:
             return self.decode_s
         return self.decode_at_s(mean_cached_tokens(request.n_input_tokens, request.n_output_tokens))
 
 
 def mean_cached_tokens(n_input_tokens: int, n_output_tokens: int) -> float:
-    """Return the mean number of tokens cached before a request's decode steps: l_in to l_in + l_out - 2."""
+    """Returns the mean number of tokens cached before a request's decode steps: l_in to l_in + l_out - 2."""
     return n_input_tokens + max(0, n_output_tokens - 2) / 2
 
 
@@ -144,7 +144,7 @@ class Transmissions:
     counts_down: bool
 
     def instead_s(self, client: int, previous: int | None, server: int, n_tokens: int) -> float:
-        """Return the seconds to send from ``previous`` (``None``: the client) minus those in t_cj, t^I_cj."""
+        """Returns the seconds to send from ``previous`` (``None``: the client) minus those in t_cj, t^I_cj."""
         up_s = self.up.of(client, server, n_tokens)
         sent_s = up_s if previous is None else self.across.of(previous, server, n_tokens)
         return sent_s - up_s - (self.down.of(client, server, n_tokens) if self.counts_down else 0.0)
@@ -236,7 +236,7 @@ class Problem:
         return -(-n_input // n), -(-n_output // n)
 
     def room_bytes(self, ranges: Sequence[BlockRange]) -> tuple[float, ...]:
-        """Return the room of every server: the bytes of its memory that blocks in these ranges leave.
+        """Returns the room of every server: the bytes of its memory that blocks in these ranges leave.
 
         A server without blocks has no room, because no session can use it. Nor has one whose blocks exceed
         its memory.
@@ -252,25 +252,25 @@ class Problem:
         return self.model.cache_bytes(self.n_input_tokens + self.n_output_tokens)
 
     def up_s(self, client: int, server: int) -> float:
-        """Return the propagation delay in seconds from a client to a server."""
+        """Returns the propagation delay in seconds from a client to a server."""
         if self.one_way is None:
             return self.raw_rtt_s[client][server] / 2
         return self.one_way.up_s[client][server]
 
     def down_s(self, client: int, server: int) -> float:
-        """Return the propagation delay in seconds from a server back to a client."""
+        """Returns the propagation delay in seconds from a server back to a client."""
         if self.one_way is None:
             return self.raw_rtt_s[client][server] / 2
         return self.one_way.down_s[client][server]
 
     def across_s(self, server: int, other: int) -> float:
-        """Return the propagation delay in seconds from a server to another one."""
+        """Returns the propagation delay in seconds from a server to another one."""
         if self.one_way is None:
             return self.server_rtt_s[server][other] / 2
         return self.one_way.across_s[server][other]
 
     def input_rtt_s(self, client: int, server: int, n_tokens: int) -> float:
-        """Return t^I_cj(l): the part of a prompt's step on j that does not depend on its number of blocks."""
+        """Returns t^I_cj(l): the part of a prompt's step on j that does not depend on its number of blocks."""
         return self.input_rtt_base_s[client][server] + self.input_rtt_slope_s[client][server] * n_tokens
 
 
@@ -290,7 +290,7 @@ class Placement:
     bounds: Mapping[str, float] = field(default_factory=dict)
 
     def uncovered(self, n_blocks: int) -> list[int]:
-        """Return the blocks that no server holds, ascending."""
+        """Returns the blocks that no server holds, ascending."""
         held = {b for r in self.ranges for b in range(r.first, r.last)}
         return [b for b in range(n_blocks) if b not in held]
 
@@ -335,7 +335,7 @@ class Route(NamedTuple):
 def hop_times_s(
     problem: Problem, request: RequestSpec, previous: int | None, server: int
 ) -> tuple[float, float]:
-    """Return a hop's seconds that do not depend on its blocks: (for the prompt, for every further token).
+    """Returns a hop's seconds that do not depend on its blocks: (for the prompt, for every further token).
 
     Hub-spoke: t^I_cj(l) and t_cj. Forwarding: the round trip's propagation is replaced by the one-way
     delay from ``previous`` (``None``: the client). If the problem has ``transmissions``, the transmission is
@@ -357,7 +357,7 @@ def hop_times_s(
 
 
 def return_times_s(problem: Problem, request: RequestSpec, server: int) -> tuple[float, float]:
-    """Return the seconds from the last server back to the client: (for the prompt, for every further token).
+    """Returns the seconds from the last server back to the client: (for the prompt, for every further token).
 
     Both are 0 with hub-spoke, where the hops contain them.
     """
@@ -372,13 +372,13 @@ def return_times_s(problem: Problem, request: RequestSpec, server: int) -> tuple
 
 
 def returns_s(problem: Problem, request: RequestSpec, server: int) -> float:
-    """Return the seconds that all tokens of a request together take from the last server to the client."""
+    """Returns the seconds that all tokens of a request together take from the last server to the client."""
     input_s, token_s = return_times_s(problem, request, server)
     return input_s + (request.n_output_tokens - 1) * token_s
 
 
 def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tuple[float, float]:
-    """Return the modelled seconds of a request on a chain: (until its first token, until its last one).
+    """Returns the modelled seconds of a request on a chain: (until its first token, until its last one).
 
     Without queueing, session setup and contention. First token: the sum over hops of t^I_cj + k_j tau^I_j.
     Last token: that plus ``(l_out - 1) * sum(t_cj + k_j tau_j)``, with tau_j at the request's own mean
@@ -400,7 +400,7 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
 
 
 def decode_step_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], cached_tokens: int) -> float:
-    """Return the modelled seconds of a decode step with ``cached_tokens`` in the caches (``service_s``)."""
+    """Returns the modelled seconds of a decode step with ``cached_tokens`` in the caches (``service_s``)."""
     step_s = problem.hub_token_s
     previous: int | None = None
     for hop in hops:

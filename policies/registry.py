@@ -150,14 +150,14 @@ def shipped_policy(kind: str, name: str) -> type | None:
 
 
 def resolve_pair(name: str) -> tuple[str, str]:
-    """Return the (placement, routing) names of a pair such as ``proposed``. Raises ``PolicyError``."""
+    """Returns the (placement, routing) names of a pair such as ``proposed``. Raises ``PolicyError``."""
     if name not in PAIRS:
         raise PolicyError(_unknown("policy pair", name, PAIRS))
     return PAIRS[name]
 
 
 def list_policies() -> list[dict[str, str]]:
-    """Return ``{kind, name, summary}`` of all policies; the summary is the error if one fails to load."""
+    """Returns ``{kind, name, summary}`` of all policies; the summary is the error if one fails to load."""
     rows = [
         {"kind": "pair", "name": name, "summary": f"placement {placement} with routing {routing}"}
         for name, (placement, routing) in PAIRS.items()
@@ -177,7 +177,7 @@ def list_policies() -> list[dict[str, str]]:
 
 
 def _installed(kind: str) -> dict[str, EntryPoint]:
-    """Return installed policies by name, without those that have the name of a shipped one."""
+    """Returns installed policies by name, without those that have the name of a shipped one."""
     points = entry_points(group=f"testbed.{kind}")
     return {point.name: point for point in points if point.name not in _SHIPPED[kind]}
 
@@ -187,7 +187,7 @@ def _summary(policy: Any) -> str:
 
 
 def _load(kind: str, name: str, target: str) -> Any:
-    """Return the policy at ``module:Class`` (or ``module:object``). Raises ``PolicyError``."""
+    """Returns the policy at ``module:Class`` (or ``module:object``). Raises ``PolicyError``."""
     module_name, _, attribute = target.partition(":")
     who = f"{kind} policy {name} cannot be loaded"
     if not module_name or not attribute:
@@ -215,7 +215,7 @@ def _load(kind: str, name: str, target: str) -> Any:
 
 
 def how_failed(error: BaseException) -> str:
-    """Return where a user's code raised ``error``, and what: "failed at mine.py:8 with ValueError: no room"."""
+    """Returns where a user's code raised ``error``, and what: "failed at mine.py:8 with ValueError: no room"."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = (__file__, importlib.__file__)
     own = [f for f in frames if f.filename not in ours and not f.filename.startswith("<frozen ")]

@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 def remember(known: dict[K, V], key: K, value: V, most: int) -> V:
-    """Store ``value`` in ``known``, which first forgets all if it has ``most`` values; returns ``value``."""
+    """Stores ``value`` in ``known``, which first forgets all if it has ``most`` values; returns ``value``."""
     if len(known) >= most:
         known.clear()
     known[key] = value

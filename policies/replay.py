@@ -39,7 +39,7 @@ class ServiceTimes:
         self._known_s: dict[tuple[RequestSpec, tuple[Hop, ...]], tuple[float, float]] = {}
 
     def of(self, request: RequestSpec, hops: tuple[Hop, ...]) -> tuple[float, float]:
-        """Return the seconds of (the first token, the whole request)."""
+        """Returns the seconds of (the first token, the whole request)."""
         known = self._known_s.get((request, hops))
         if known is None:
             times_s = service_s(self._problem, request, hops)
@@ -48,7 +48,7 @@ class ServiceTimes:
 
 
 def backoff_s(raw_wait_s: float, backoff: Backoff) -> float:
-    """Return the first attempt at or after ``raw_wait_s``: they are at 0, f, f + 2 f, ... (steps <= max)."""
+    """Returns the first attempt at or after ``raw_wait_s``: they are at 0, f, f + 2 f, ... (steps <= max)."""
     instant_s, step_s = 0.0, backoff.first_s
     while instant_s < raw_wait_s:
         instant_s += step_s
@@ -64,7 +64,7 @@ def replay(
     session_setup_s: float = 0.0,
     backoff: Backoff = Backoff(),  # noqa: B008 - frozen
 ) -> list[ReplayedRequest]:
-    """Serve ``requests`` (ascending arrivals). Raises ``PolicyError`` if one has no chain."""
+    """Serves ``requests`` (ascending arrivals). Raises ``PolicyError`` if one has no chain."""
     state = SystemState(placement.cache_bytes)
     kinds: dict[tuple[int, int, int, int | None], tuple[RequestSpec, RequestSpec]] = {}
     service_times = ServiceTimes(problem)

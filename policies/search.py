@@ -60,7 +60,7 @@ STATED = Load("stated")
 def synthetic_requests(
     problem: Problem, load: Load, stream: str, n_requests: int = STREAM_REQUESTS
 ) -> list[RequestPlan]:
-    """Return requests of ``load`` from equally likely clients. ``stream`` seeds the random numbers."""
+    """Returns requests of ``load`` from equally likely clients. ``stream`` seeds the random numbers."""
     rng = random.Random(f"synthetic {load.name} {stream}")
     known = typical_lengths(problem)
     scale_s = 1 / (load.shape * load.rate_ratio * problem.request_rate)
@@ -76,7 +76,7 @@ def synthetic_requests(
 
 
 def likely_requests(problem: Problem, stream: str, n_requests: int) -> list[RequestPlan]:
-    """Return requests as ``synthetic_requests`` at the stated load, but with outputs of real past requests.
+    """Returns requests as ``synthetic_requests`` at the stated load, but with outputs of real past requests.
 
     Routers do not see outputs, so there may be many different ones. Inputs are those of ``typical_lengths``.
     Without known lengths the requests are those of ``synthetic_requests``.
@@ -95,7 +95,7 @@ def likely_requests(problem: Problem, stream: str, n_requests: int) -> list[Requ
 
 
 def typical_lengths(problem: Problem) -> list[tuple[int, int]]:
-    """Return (input, output) lengths that stand for those of past requests.
+    """Returns (input, output) lengths that stand for those of past requests.
 
     Past requests are sorted by length and divided into equal groups; each group's mean is returned. Without
     known lengths the result is the maxima.
@@ -111,7 +111,7 @@ def typical_lengths(problem: Problem) -> list[tuple[int, int]]:
 
 
 def stream_requests(problem: Problem) -> int:
-    """Return how many requests a stream needs.
+    """Returns how many requests a stream needs.
 
     They are a quarter more than the stated load has at a time; with fewer, memory would never be scarce. They
     are at most a quarter more than CG-BP can make room for, at least ``STREAM_REQUESTS``, and limited,
@@ -136,7 +136,7 @@ class Trials:
         self._requests: dict[tuple[Load, str], list[RequestPlan]] = {}
 
     def per_token_s(self, placement: Placement, streams: Sequence[str]) -> list[list[float]]:
-        """Return, for every load, the mean time per token on each of ``streams``, in seconds.
+        """Returns, for every load, the mean time per token on each of ``streams``, in seconds.
 
         It is the mean over requests of (completion - arrival) / output tokens; infinite if some
         request has no chain.
@@ -157,7 +157,7 @@ class Trials:
 
 
 def candidate_concurrencies(problem: Problem, at_most: int) -> list[int]:
-    """Return at most ``at_most`` values of |R| that are worth a trial, ascending.
+    """Returns at most ``at_most`` values of |R| that are worth a trial, ascending.
 
     They are the largest |R| for each set of m_j that CG-BP can have, thinned out. Empty if not even one
     session fits.
@@ -195,7 +195,7 @@ def search_design_concurrency(
     at_most: int = 40,
     n_streams: int = 3,
 ) -> SearchedConcurrency:
-    """Return the |R| whose placement serves the stated load fastest, of at most ``at_most`` that it tries.
+    """Returns the |R| whose placement serves the stated load fastest, of at most ``at_most`` that it tries.
 
     ``place`` and ``make_router`` are a placement policy's ``place`` and a routing policy's ``bind``.
     Of equally fast ones the larger |R| wins. Raises ``InfeasiblePlacement`` if no |R| has a placement that

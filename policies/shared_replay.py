@@ -60,7 +60,7 @@ def replay_shared(
     requests: Sequence[RequestPlan],
     sharing: Sharing | None = None,
 ) -> list[ReplayedRequest]:
-    """Serve ``requests`` (ascending arrivals); those without room wait, first come, first served.
+    """Serves ``requests`` (ascending arrivals); those without room wait, first come, first served.
 
     ``sharing`` is that of ``problem``; it can be passed to several replays, as it keeps its results. Raises
     ``PolicyError`` if a request has no chain.
@@ -108,7 +108,7 @@ class _Run:
         return [self._done[plan.index] for plan in requests]
 
     def _next_end(self) -> tuple[_Session | None, float]:
-        """Return the session that ends first at the present pace, and when."""
+        """Returns the session that ends first at the present pace, and when."""
         first, first_left_s = None, math.inf
         for session in self._active:
             if session.is_decoding:
@@ -185,7 +185,7 @@ class _Run:
         self._pace()
 
     def _changed(self, hops: Sequence[Hop]) -> None:
-        """Update the times of these servers after their number of sessions changed."""
+        """Updates the times of these servers after their number of sessions changed."""
         for hop in hops:
             server, n_active = hop.server, self._state.n_active(hop.server)
             n_blocks = self._placement.ranges[server].n_blocks

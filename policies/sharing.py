@@ -23,7 +23,7 @@ class Cycle(NamedTuple):
     on_servers_s: float
 
     def slower(self, factor: float) -> float:
-        """Return the seconds of the whole cycle if every server takes ``factor`` times as long."""
+        """Returns the seconds of the whole cycle if every server takes ``factor`` times as long."""
         return self.elsewhere_s + factor * self.on_servers_s
 
 
@@ -73,7 +73,7 @@ class Sharing:
         self._cycles: dict[tuple[int, tuple[Hop, ...]], Cycle] = {}
 
     def cycle(self, client: int, hops: tuple[Hop, ...]) -> Cycle:
-        """Return the cycle of a session on ``hops``, if all servers are idle."""
+        """Returns the cycle of a session on ``hops``, if all servers are idle."""
         found = self._cycles.get((client, hops))
         if found is not None:
             return found
@@ -84,7 +84,7 @@ class Sharing:
         return remember(self._cycles, (client, hops), found, _MOST_KNOWN)
 
     def step_s(self, server: int, n_blocks: int, n_sessions: int, cycle: Cycle) -> float:
-        """Return the expected seconds of a decode step of ``n_blocks`` on ``server``, its wait included.
+        """Returns the expected seconds of a decode step of ``n_blocks`` on ``server``, its wait included.
 
         The session is one of ``n_sessions`` >= 1 on the server.
         """
@@ -133,7 +133,7 @@ class Sharing:
         return high_s
 
     def on_prompts(self, server: int, n_blocks: int, n_sessions: int, cycle: Cycle) -> float:
-        """Return the share of time that ``server`` spends on ``n_sessions`` prompts; 0 without batching."""
+        """Returns the share of time that ``server`` spends on ``n_sessions`` prompts; 0 without batching."""
         if self._problem.batching == "none":
             return 0.0
         slower = self.step_s(server, n_blocks, n_sessions, cycle) / (self._alone_s(server, n_blocks) or 1.0)

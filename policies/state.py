@@ -43,7 +43,7 @@ class SystemState:
         self._max_ends = _MIN_ENDS
 
     def open(self, key: Hashable, hops: Sequence[Hop], bytes_per_block: float, ends_at_s: float) -> None:
-        """Reserve ``bytes_per_block`` for every block of every hop until ``ends_at_s``."""
+        """Reserves ``bytes_per_block`` for every block of every hop until ``ends_at_s``."""
         entries = self._held.setdefault(key, [])
         for hop in hops:
             self._sequence += 1
@@ -58,19 +58,19 @@ class SystemState:
             self._forget_closed()
 
     def _forget_closed(self) -> None:
-        """Remove the ends of closed sessions; without ``advance`` they would pile up."""
+        """Removes the ends of closed sessions; without ``advance`` they would pile up."""
         held = {entry.sequence for entries in self._held.values() for _, entry in entries}
         self._ends = [end for end in self._ends if end[1] in held]
         heapify(self._ends)
         self._max_ends = max(_MIN_ENDS, 2 * len(self._ends))
 
     def close(self, key: Hashable) -> None:
-        """Free the cache of session ``key`` on every server; unknown keys are ignored."""
+        """Frees the cache of session ``key`` on every server; unknown keys are ignored."""
         for server, held in self._held.pop(key, ()):
             self._release(server, held)
 
     def advance(self, now_s: float) -> None:
-        """Close every session whose expected end is not after ``now_s``."""
+        """Closes every session whose expected end is not after ``now_s``."""
         ends = self._ends
         while ends and ends[0][0] <= now_s:
             key = heappop(ends)[2]
@@ -92,14 +92,14 @@ class SystemState:
             self._used[server] = 0.0
 
     def sessions(self, server: int) -> Sequence[ActiveSession]:
-        """Return the sessions on ``server`` in the order of their expected ends."""
+        """Returns the sessions on ``server`` in the order of their expected ends."""
         return self._sessions[server]
 
     def n_active(self, server: int) -> int:
         return self._n_active[server]
 
     def all_active(self) -> Sequence[int]:
-        """Return the number of sessions on every server, in list order."""
+        """Returns the number of sessions on every server, in list order."""
         return self._n_active
 
     def free_bytes(self, server: int) -> float:

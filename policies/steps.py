@@ -30,16 +30,16 @@ class StepLaw:
     prefill_least_s: float
 
     def prefill_s(self, n_tokens: int) -> float:
-        """Return the seconds per block of a prefill of ``n_tokens`` tokens."""
+        """Returns the seconds per block of a prefill of ``n_tokens`` tokens."""
         straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
         return max(self.prefill_least_s, straight_s + self.prefill_curve_s * n_tokens**2)
 
     def decode_at_s(self, cached_tokens: float) -> float:
-        """Return the seconds per block of a decode step with ``cached_tokens`` in the cache before it."""
+        """Returns the seconds per block of a decode step with ``cached_tokens`` in the cache before it."""
         return self.decode_s + self.context_slope_s * (cached_tokens - self.decode_context_tokens)
 
     def step_s(self, position: float, n_tokens: int, n_blocks: int) -> float:
-        """Return the seconds of a whole step of one session: ``n_tokens`` tokens on ``n_blocks`` blocks.
+        """Returns the seconds of a whole step of one session: ``n_tokens`` tokens on ``n_blocks`` blocks.
 
         ``position`` is the number of tokens cached before; 0 means the prefill. Several tokens at another
         position (a replay) are decoded one after another.
@@ -49,7 +49,7 @@ class StepLaw:
         return self.step_base_s + n_blocks * n_tokens * self.decode_at_s(position + (n_tokens - 1) / 2)
 
     def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
-        """Return the seconds of a step of several sessions: a decode per position, and tokens of one prompt.
+        """Returns the seconds of a step of several sessions: a decode per position, and tokens of one prompt.
 
         ``positions`` are the tokens that each decoding session has cached before the step. ``prompt`` are the
         positions of the prompt's tokens in this step: all of them, a chunk, or none. One decode alone,

@@ -22,7 +22,7 @@ _MAX_KNOWN = 128
 def restrict(
     problem: Problem, placement: Placement, first: int, last: int, alive: Container[int]
 ) -> tuple[Problem, Placement]:
-    """Return the problem and the placement of the blocks ``[first, last)``, renumbered from 0, on ``alive``.
+    """Returns the problem and the placement of the blocks ``[first, last)``, renumbered from 0, on ``alive``.
 
     Servers that are not in ``alive`` hold nothing. The cache rooms stay the same: they belong to the whole
     server.
@@ -58,7 +58,7 @@ class SubrangeRouter:
         return self._placement
 
     def replace(self, placement: Placement) -> None:
-        """Use another placement from now on."""
+        """Uses another placement from now on."""
         if placement != self._placement:
             self._placement = placement
             self._known.clear()
@@ -72,7 +72,7 @@ class SubrangeRouter:
         first: int = 0,
         last: int | None = None,
     ) -> Route | None:
-        """Return the chain over exactly ``[first, last)`` among the servers ``alive``; ``None`` without one.
+        """Returns the chain over exactly ``[first, last)`` among the servers ``alive``; ``None`` without one.
 
         By default it is over all blocks. Raises ``PolicyError`` if the policy fails.
         """
@@ -87,7 +87,7 @@ class SubrangeRouter:
         return route._replace(hops=tuple(Hop(j, a + first, b + first) for j, a, b in route.hops))
 
     def _router(self, first: int, last: int, alive: frozenset[int]) -> Router | None:
-        """Return the policy bound to a part of the model, or ``None`` if there is no chain."""
+        """Returns the policy bound to a part of the model, or ``None`` if there is no chain."""
         key = first, last, alive
         if key in self._known:
             self._known.move_to_end(key)

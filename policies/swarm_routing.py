@@ -44,7 +44,7 @@ class SwarmRouter:
         self._average_s: dict[tuple[int | None, int], float] = {}
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Return the chosen chain; ``Route.wait_s`` is its longest wait, ``cost_s`` that plus the service."""
+        """Returns the chosen chain; ``Route.wait_s`` is its longest wait, ``cost_s`` that plus the service."""
         onward = self._onward.of(request.n_tokens)
         if 0 not in onward:
             return None

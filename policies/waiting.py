@@ -17,7 +17,7 @@ def fits(free_bytes: float, need_bytes: float) -> bool:
 
 
 def waiting_s(state: SystemState, server: int, need_bytes: float, now_s: float) -> float:
-    """Return the seconds from ``now_s`` until ``need_bytes`` of cache are free on ``server``.
+    """Returns the seconds from ``now_s`` until ``need_bytes`` of cache are free on ``server``.
 
     New sessions are not considered. 0 if there is room now; infinite if the server's whole cache is too
     small. Sessions are assumed to end at their expected ends; an overdue one counts as ending now.
@@ -38,7 +38,7 @@ def waiting_s(state: SystemState, server: int, need_bytes: float, now_s: float) 
 def waited_route(
     problem: Problem, request: RequestSpec, hops: Sequence[Hop], state: SystemState, now_s: float
 ) -> Route:
-    """Return the route along ``hops``: it waits for the slowest hop, and costs that wait plus the service."""
+    """Returns the route along ``hops``: it waits for the slowest hop, and costs that wait plus the service."""
     token_bytes = problem.model.cache_bytes(request.n_tokens)
     wait_s = max(waiting_s(state, hop.server, hop.n_blocks * token_bytes, now_s) for hop in hops)
     return Route(tuple(hops), wait_s, wait_s + service_s(problem, request, hops)[1])

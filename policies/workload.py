@@ -52,7 +52,7 @@ class Backoff:
     seed: int = 0
 
     def waits_s(self, request: int) -> Iterator[float]:
-        """Yield the seconds that request number ``request`` waits after each refusal."""
+        """Yields the seconds that request number ``request`` waits after each refusal."""
         wait_s, jitter = self.first_s, self.jitter_ratio
         rng = random.Random(f"{self.seed}:backoff:{request}") if jitter else None
         while True:
@@ -77,5 +77,5 @@ class QueueRules:
 
 
 def longest_tokens(requests: Iterable[RequestPlan]) -> int:
-    """Return the tokens, input and output, of the longest of ``requests``; 0 if there is none."""
+    """Returns the tokens, input and output, of the longest of ``requests``; 0 if there is none."""
     return max((request.n_input_tokens + request.n_output_tokens for request in requests), default=0)

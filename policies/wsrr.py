@@ -30,7 +30,7 @@ class WsRrRouter:
         self._chains = Chains(problem, placement)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Return the cheapest chain; ``Route.cost_s`` contains the sum of waits, ``wait_s`` their maximum."""
+        """Returns the cheapest chain; ``Route.cost_s`` contains the sum of waits, ``wait_s`` their maximum."""
         graph = self._chains.of(request)
         if has_room(graph, state):  # waits only add to costs: an idle optimum without waits is the optimum
             return graph.idle
@@ -60,7 +60,7 @@ class ShortestPathRouter:
         self._chains = Chains(problem, placement)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Return the cheapest idle chain, always the same per kind of request; ``wait_s`` is its wait now."""
+        """Returns the cheapest idle chain, always the same per kind of request; ``wait_s`` is its wait now."""
         graph = self._chains.of(request)
         if graph.idle is None or has_room(graph, state):
             return graph.idle
@@ -80,5 +80,5 @@ def has_room(graph: ChainGraph, state: SystemState) -> bool:
 
 
 def link_wait_s(link: Link, state: SystemState, now_s: float) -> float:
-    """Return t^W of a link in seconds."""
+    """Returns t^W of a link in seconds."""
     return 0.0 if link.hop is None else waiting_s(state, link.hop.server, link.need_bytes, now_s)

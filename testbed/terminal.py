@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+_SAID: set[str] = set()
+"""What this process has said once: a command may read the same scenario many times."""
 
 
 def say(text: str) -> None:
     """Print a line to stderr at once: stdout is for answers."""
     print(text, file=sys.stderr, flush=True)
+
+
+def unsaid(texts: Iterable[str]) -> list[str]:
+    """Returns those texts that no call in this process has been passed before."""
+    new = [text for text in dict.fromkeys(texts) if text not in _SAID]
+    _SAID.update(new)
+    return new
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -18,23 +28,11 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-class _Once(logging.Filter):
-    """Lets each warning about a scenario pass once, though a command may read the scenario many times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not record.name.startswith("testbed.scenario"):
-            return True
-        text = record.getMessage()
-        is_new = text not in self._seen
-        self._seen.add(text)
-        return is_new
+def _is_new(record: logging.LogRecord) -> bool:
+    return not record.name.startswith("testbed.scenario") or bool(unsaid([record.getMessage()]))
 
 
 def warn_once() -> None:
     """From now on, print each warning about a scenario only once in this process."""
     if logging.lastResort is not None:
-        logging.lastResort.addFilter(_Once())
+        logging.lastResort.addFilter(_is_new)

@@ -24,8 +24,8 @@ GOAL_RATIO = 0.05
 """Goal for the error of the stub's mean time per token, relative to the blocks'."""
 _N_BLOCKS, _NAME = 2, "batches"
 _N_INPUT_TOKENS = 20
-_CALIBRATION_SHARE, _BLOCKS_SHARE = 0.6, 0.6
-"""Shares of the time that is left."""
+_BLOCKS_SHARE = 0.6
+"""Share of the time that is left."""
 
 
 def run(record: Record) -> None:

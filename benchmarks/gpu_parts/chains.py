@@ -78,7 +78,7 @@ class Walk:
             self.tokens.append(await self._sequence.take((await self.forward(states))[-1]))
 
     async def forward(self, states: bytes) -> list[bytes]:
-        """Compute the next hidden states on all hops. Returns the result of each hop."""
+        """Computes the next hidden states on all hops. Returns the result of each hop."""
         n_tokens = len(states) // self._hub.token_bytes
         answers = []
         for compute, session in self._hops:
@@ -88,7 +88,7 @@ class Walk:
         return answers
 
     async def move(self, chain: Sequence[Hop]) -> None:
-        """Move the session to another chain: the remembered inputs are replayed there to fill the caches."""
+        """Moves the session to another chain: the remembered inputs are replayed there to fill the caches."""
         self.close()
         self._open(chain)
         await self.forward(self._hub.recall(bytes(self._memory)))

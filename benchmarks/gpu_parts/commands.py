@@ -19,7 +19,7 @@ _STOP_S = 15.0
 
 
 def up(scenario: str | Path, out: Path, options: Sequence[str], allowed_s: float) -> dict[str, Any]:
-    """Run ``testbed up`` into the new folder ``out``. Returns its summary.
+    """Runs ``testbed up`` into the new folder ``out``. Returns its summary.
 
     Raises ``RunError`` if it has no summary or does not end within ``allowed_s`` seconds.
     """
@@ -65,7 +65,7 @@ def _command(verb: str, scenario: str | Path, out: Path, options: Sequence[str])
 
 
 def _stop(process: subprocess.Popen[Any], allowed_s: float = _STOP_S) -> None:
-    """Interrupt the command, which then removes its network, compares its tokens and writes its tables."""
+    """Interrupts the command, which then removes its network, compares its tokens and writes its tables."""
     process.send_signal(signal.SIGINT)
     try:
         process.communicate(timeout=allowed_s)

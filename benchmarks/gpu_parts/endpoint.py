@@ -66,7 +66,7 @@ def _scenario(model: Model, n_tokens: int) -> dict[str, Any]:
 
 
 def _ask(record: Record, url: str, n_tokens: int) -> list[str]:
-    """Request the streams one after another, and record when their events arrived. Returns their texts."""
+    """Requests the streams one after another, and records when their events arrived. Returns their texts."""
     import openai
 
     texts = []

@@ -9,7 +9,7 @@ _DPI = 120
 
 
 def draw_streams(folder: Path, values: dict[str, Any]) -> list[str]:
-    """Draw tokens per second and latencies of steps over sessions, for each kind of weights. Returns the
+    """Draws tokens per second and latencies of steps over sessions, for each kind of weights. Returns the
     files.
     """
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def draw_streams(folder: Path, values: dict[str, Any]) -> list[str]:
 
 
 def draw_serving(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
-    """Draw the time of each token with transformer blocks and with the calibrated stub, per request. Returns
+    """Draws the time of each token with transformer blocks and with the calibrated stub, per request. Returns
     the files.
     """
     from matplotlib.figure import Figure

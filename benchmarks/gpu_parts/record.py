@@ -63,7 +63,7 @@ class Record:
         self._write()
 
     def say_tokens(self, found: dict[str, Any]) -> None:
-        """Record the result of comparing a run's tokens with the whole model's: a failure unless all are
+        """Records the result of comparing a run's tokens with the whole model's: a failure unless all are
         equal.
         """
         if found["tokens_unchecked_because"]:

@@ -56,7 +56,7 @@ class Options:
 
 
 def run_parts(options: Options, command: Sequence[str]) -> dict[str, Any]:
-    """Run all parts. Returns the content of ``results.json``, which is written after each part.
+    """Runs all parts. Returns the content of ``results.json``, which is written after each part.
 
     ``command`` starts the script; ``--part NAME`` and other options are appended. A part's ``status`` is
     ``ok``, ``wrong`` (it ran, but a result is wrong), ``failed``, or ``out of time``.
@@ -124,7 +124,7 @@ def _run_part(name: str, options: Options, command: Sequence[str], allowed_s: fl
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the part and all that it has started, first with SIGTERM, so that a run removes its network, then
+    """Ends the part and all that it has started, first with SIGTERM, so that a run removes its network, then
     SIGKILL.
     """
     until_s = time.monotonic() + _STOP_S

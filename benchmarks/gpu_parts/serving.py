@@ -155,7 +155,7 @@ def scenario_of(device: str, model: Model, shape: Shape, name: str, profile: Pat
 
 
 def write_scenario(path: Path, table: dict[str, Any]) -> None:
-    """Write the scenario, with arrivals so far apart, according to the hardware profile, that no requests
+    """Writes the scenario, with arrivals so far apart, according to the hardware profile, that no requests
     overlap.
     """
     arrivals = table["workload"]["requests"]

@@ -62,7 +62,7 @@ class SessionCache(Cache):
         self.store = store
 
     def grow(self, max_tokens: int) -> None:
-        """Allocate room for ``max_tokens`` in total, and copy the present tokens there."""
+        """Allocates room for ``max_tokens`` in total, and copies the present tokens there."""
         n_blocks, _, _, n_heads, _, head_size = self.store.shape
         store = self.store.new_empty((n_blocks, 2, 1, n_heads, max_tokens, head_size))
         for layer, block in zip(self.layers, store, strict=True):
@@ -73,7 +73,7 @@ class SessionCache(Cache):
         self.store = store
 
     def set_length(self, n_tokens: int) -> None:
-        """Set how many tokens are cached. Every block must have them already."""
+        """Sets how many tokens are cached. Every block must have them already."""
         for layer in self.layers:
             layer.length = n_tokens
 
@@ -83,7 +83,7 @@ class SessionCache(Cache):
         return int(self.store.shape[4])
 
     def clear_room(self) -> None:
-        """Fill the room without tokens with zeros: fresh memory may contain values that are not numbers."""
+        """Fills the room without tokens with zeros: fresh memory may contain values that are not numbers."""
         self.store[:, :, :, :, self.get_seq_length() :] = 0
 
     def of_block(self, number: int) -> _Layer:

@@ -196,7 +196,7 @@ class BlocksCompute:
             self._blocks.update(loaded)
 
     def _drop_outside(self, first: int, last: int) -> None:
-        """Drop other blocks and end the sessions on them; waits for steps that still use them."""
+        """Drops other blocks and ends the sessions on them; waits for steps that still use them."""
         with self._idle:
             numbers = [number for number in self._blocks if not first <= number < last]
             gone = {number: self._blocks.pop(number) for number in numbers}
@@ -213,7 +213,7 @@ class BlocksCompute:
                 torch.cuda.empty_cache()
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> _BlocksSession:
-        """Reserve a session's memory; the device allocates it in a thread. Raises ``ComputeError``."""
+        """Reserves a session's memory; the device allocates it in a thread. Raises ``ComputeError``."""
         n_bytes = cache_bytes(last - first, self._layout, max_tokens, self._dtype)
         with self._idle:
             missing = [number for number in range(first, last) if number not in self._blocks]
@@ -233,7 +233,7 @@ class BlocksCompute:
         return asyncio.shield(asyncio.wrap_future(opening))  # cancelling one wait must not end the others
 
     def _open(self, session: _BlocksSession, blocks: Sequence[torch.nn.Module]) -> None:
-        """Make the session's model and cache.
+        """Makes the session's model and cache.
 
         If the session was closed meanwhile, they are released again.
         """
@@ -249,7 +249,7 @@ class BlocksCompute:
             self._finish(session, failure)
 
     def grow(self, session: _BlocksSession, max_tokens: int) -> None:
-        """Reserve memory for a larger cache, which the session's next step allocates in its thread.
+        """Reserves memory for a larger cache, which the session's next step allocates in its thread.
 
         If the memory is not free but closed sessions still compute, it is reserved only when that step
         begins: by then they have released theirs. While the cache is copied, it is in memory twice.
@@ -290,7 +290,7 @@ class BlocksCompute:
             self._end(session, "it was closed")
 
     def _end(self, session: _BlocksSession, reason: str) -> None:
-        """End a session and free its memory; if its opening or a step is running, only at the end of that."""
+        """Ends a session and frees its memory; if its opening or a step is running, only at the end of that."""
         session.closed_by = session.closed_by or reason
         if not session.running and session in self._sessions:
             session.cache = session.model = session.decoder = None
@@ -327,7 +327,7 @@ class BlocksCompute:
         return answer
 
     def _begin(self, session: _BlocksSession, position: int, n_tokens: int) -> None:
-        """Begin a step, and grow the session's cache if necessary.
+        """Begins a step, and grows the session's cache if necessary.
 
         Until ``_finish`` the session keeps its memory, even if it is closed. Raises ``ComputeError`` if the
         session is closed, if the step is not its next one, or without memory.
@@ -417,7 +417,7 @@ class BlocksCompute:
         return self._clock.now_s()
 
     def _batch(self, portions: Sequence[_Portion]) -> list[tuple[_Portion, bytes | Exception]]:
-        """Compute ``portions`` in one forward; returns each with its result or its error.
+        """Computes ``portions`` in one forward; returns each with its result or its error.
 
         If the forward fails, every portion is computed on its own, so that only those with an error fail.
         """
@@ -515,7 +515,7 @@ class BlocksCompute:
         return answer | in_use
 
     def close(self) -> None:
-        """Release everything. A step that still runs keeps its memory until its end; nobody waits for it."""
+        """Releases everything. A step that still runs keeps its memory until its end; nobody waits for it."""
         if self._batcher is not None:
             self._batcher.close()
         self._queue.shutdown(wait=False, cancel_futures=True)

@@ -53,7 +53,7 @@ def open_device(name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
 
 
 def _see_only(uuid: str) -> None:
-    """Let CUDA see only the device ``uuid``, as ``cuda:0``.
+    """Lets CUDA see only the device ``uuid``, as ``cuda:0``.
 
     Raises ``ComputeError`` if CUDA has begun with others.
 
@@ -76,7 +76,7 @@ def available_bytes(device: torch.device) -> float:
 
 
 def limit_memory(device: torch.device, limit_bytes: float) -> None:
-    """Let this process allocate at most ``limit_bytes`` of a GPU, so that others can share it.
+    """Lets this process allocate at most ``limit_bytes`` of a GPU, so that others can share it.
 
     Ignored on a CPU.
     """
@@ -102,7 +102,7 @@ def memory_in_use(device: torch.device) -> dict[str, float]:
 
 @contextlib.contextmanager
 def explaining_out_of_memory(what: str) -> Iterator[None]:
-    """Turn an out-of-memory error in the body into a ``ComputeError`` with ``what`` and torch's message."""
+    """Turns an out-of-memory error in the body into a ``ComputeError`` with ``what`` and torch's message."""
     try:
         yield
     except RuntimeError as error:

@@ -77,7 +77,7 @@ def resolve_checkpoint(name_or_folder: str, blocks: Collection[int] | None = Non
 
 @contextlib.contextmanager
 def downloading(name: str) -> Iterator[None]:
-    """Turn errors of huggingface_hub in the body into a ``ComputeError`` of one sentence; hides its log."""
+    """Turns errors of huggingface_hub in the body into a ``ComputeError`` of one sentence; hides its log."""
     from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
     log = logging.getLogger("huggingface_hub")

@@ -79,7 +79,7 @@ class Pool:
         """The number of sessions whose steps have been recorded."""
 
     def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor] | None:
-        """Record ``work``.
+        """Records ``work``.
 
         Returns its graph and the tensor that holds the result of each replay; ``None`` on failure.
         """

@@ -141,7 +141,7 @@ class BlocksHub:
         return torch.nn.functional.linear(self._final_norm(last), self._head).float()
 
     async def run(self, function: Any, *arguments: Any) -> Any:
-        """Run ``function`` in the hub's thread, beside the event loop."""
+        """Runs ``function`` in the hub's thread, beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._queue, function, *arguments)
 
     def close(self) -> None:

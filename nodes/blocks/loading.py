@@ -20,7 +20,7 @@ def fill(
     device: torch.device,
     how: str = "plain",
 ) -> torch.nn.Module:
-    """Fill ``module``, which was made on the meta device, with the weights of ``part``, and return it.
+    """Fills ``module``, which was made on the meta device, with the weights of ``part``, and returns it.
 
     ``how`` is one of ``spec.Weights``: unless it is "plain", linear layers are replaced by quantised ones.
     Raises ``ComputeError``.

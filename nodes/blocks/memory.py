@@ -69,7 +69,7 @@ class MemoryAccount:
         return max(0.0, self.limit_bytes - self.blocks_bytes - self.cache_bytes)
 
     def take_blocks(self, n_blocks: int, block_bytes: int, available_bytes: float) -> None:
-        """Reserve memory for ``n_blocks``. Raises ``ComputeError`` with how many would fit.
+        """Reserves memory for ``n_blocks``. Raises ``ComputeError`` with how many would fit.
 
         ``available_bytes`` is free on the device, which may be less than the limit leaves.
         """
@@ -83,12 +83,12 @@ class MemoryAccount:
             self.blocks_bytes += n_blocks * block_bytes
 
     def give_blocks(self, n_bytes: int) -> None:
-        """Release ``n_bytes`` of blocks. A negative number reserves more, without a check."""
+        """Releases ``n_bytes`` of blocks. A negative number reserves more, without a check."""
         with self._lock:
             self.blocks_bytes -= n_bytes
 
     def take_cache(self, n_bytes: int) -> None:
-        """Reserve ``n_bytes`` for a session's cache. Raises ``ComputeError`` if they are not free."""
+        """Reserves ``n_bytes`` for a session's cache. Raises ``ComputeError`` if they are not free."""
         with self._lock:
             if n_bytes > self.free_bytes * ROUNDING:
                 raise ComputeError(

@@ -32,7 +32,7 @@ class Cached(Protocol):
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, number: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store a part's new keys and values in block ``number``; returns all those that it attends to."""
+        """Stores a part's new keys and values in block ``number``; returns all those that it attends to."""
         ...
 
 

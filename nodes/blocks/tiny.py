@@ -33,7 +33,7 @@ outweigh everything else.
 
 
 def make_tiny(folder: Path, config: Mapping[str, Any], seed: int, n_shards: int = 1) -> None:
-    """Write weights, ``config.json``, ``generation_config.json`` and a tokenizer to the empty ``folder``.
+    """Writes weights, ``config.json``, ``generation_config.json`` and a tokenizer to the empty ``folder``.
 
     ``config`` is the content of ``config.json``; token ids and dtype are added. Raises ``ComputeError`` for a
     family that is not supported, and for more shards than there are tensors.
@@ -73,7 +73,7 @@ def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.T
 
 
 def _save(folder: Path, weights: dict[str, torch.Tensor], n_shards: int) -> None:
-    """Write one file, or ``n_shards`` of about equal size and an index."""
+    """Writes one file, or ``n_shards`` of about equal size and an index."""
     whole = sum(weight.nbytes for weight in weights.values())
     if n_shards == 1:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -102,7 +102,7 @@ class WholeModel:
         min_tokens: int = 0,
         ends: Collection[int] = (),
     ) -> Comparison:
-        """Compare the output ``said`` after ``prompt`` with ``tokens``.
+        """Compares the output ``said`` after ``prompt`` with ``tokens``.
 
         After a tie the model continues ``said``.
 

@@ -29,13 +29,14 @@ from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import FIXED, UNREAD, Policies
 from testbed.scenario.schema import PolicyTable
+from testbed.terminal import say, unsaid
 
 _NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})
-_SAID: set[str] = set()
-"""Policies whose notice has been printed."""
 _OWN_CODE = Path(__file__).resolve().parents[1]
 _DECIDING: list[tuple[int, str]] = []
-"""Policies whose code is running and the threads that run it, the innermost last."""
+"""Policies whose code is running and the threads that run it, the innermost last. One list for the process: signal
+handlers and the thread of ``StallWatch`` read it, and neither sees a context variable of the event loop's.
+"""
 _MAX_CHECKED = 65536
 """Most chains that are remembered as checked."""
 _MAX_PLACEMENTS = 256
@@ -296,14 +297,16 @@ def prepare_users_code(experiment: Experiment) -> None:
 
 def _give_notice(of_file: Iterable[str]) -> None:
     """Print which policies' code runs because the scenario file names it, once for each."""
-    names = [name for name in of_file if name not in _SAID]
+    names = unsaid(of_file)
     if names:
-        _SAID.update(names)
-        print(f"notice: the scenario file runs code of {', '.join(names)} as its policy", file=sys.stderr)
+        say(f"notice: the scenario file runs code of {', '.join(names)} as its policy")
 
 
 def import_from_here(names: str) -> None:
-    """If a policy name is ``module:Class``, let modules be found in the current folder, too."""
+    """If a policy name is ``module:Class``, let modules be found in the current folder, too.
+
+    For as long as the process lives: the module may import others of that folder when its policy decides.
+    """
     if ":" in names and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 

@@ -68,7 +68,7 @@ class EventTable(Table):
         for group in (("rtt", "rtt_factor", "rtt_to"), ("rate", "rate_factor")):
             both = [key for key in group if key in effects]
             if len(both) > 1:
-                raise rule(f"contradicts {both[0]}; keep one of the two", both[1])
+                raise rule(f"has both {both[0]} and {both[1]}; keep one")
         if self.rtt_to is not None and self.for_ is None:
             raise rule("is missing; rtt_to needs the duration of the change", "for")
         return self

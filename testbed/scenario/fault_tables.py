@@ -62,7 +62,7 @@ class FaultTable(Table):
         if self.at is None and self.after is None:
             raise rule('is missing; give a time such as at = "30 s", or after', "at")
         if self.at is not None and self.after is not None:
-            raise rule("contradicts at; keep one of the two", "after")
+            raise rule("has both at and after; keep one")
         kind = KINDS[self.kind]
         if self.for_ is not None and not kind.can_end:
             raise rule(_only_for(lambda each: each.can_end, kind), "for")

@@ -24,10 +24,7 @@ from testbed.simulate.runs import add_gain, aggregate, cases_of, drawn_of, finge
 from testbed.simulate.summary import summarize_simulation
 from testbed.simulate.tables import write_simulation
 from testbed.simulate.text import comparison_text
-from testbed.terminal import say
-
-_SAID: set[str] = set()
-"""Announcements of engines that were already printed."""
+from testbed.terminal import say, unsaid
 
 
 @dataclass(frozen=True)
@@ -228,9 +225,8 @@ def _folder(case: Case, options: Options, target: str | None) -> Path | None:
 
 
 def _say_once(text: str) -> None:
-    if text not in _SAID:
-        _SAID.add(text)
-        say(text)
+    for new in unsaid([text]):
+        say(new)
 
 
 def _without_setup(case: Case, mode: str, is_virtual: bool) -> Simulation:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks import chaos
+from tests.stress import chaos
+from tests.stress.chaos_mutations import MUTATIONS, ROOT, Mutation
 
 N_SEEDS = int(os.environ.get("TESTBED_CHAOS_SEEDS", "60"))
 """How many are played: each takes a third of a second. ``.ci/run`` plays 200."""
@@ -26,6 +27,11 @@ def test_a_case_is_the_same_whenever_it_is_drawn_and_most_can_be_played() -> Non
     assert len(played) >= 3
     assert sum(outcome.counts["completed"] for outcome in outcomes) > 10
     assert chaos.case_of(played[0]) == chaos.case_of(played[0])
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.what)
+def test_a_line_that_a_mutation_breaks_is_in_its_file_once(mutation: Mutation) -> None:
+    assert (ROOT / mutation.file).read_text(encoding="utf-8").count(mutation.old) == 1
 
 
 def test_a_broken_promise_is_found_and_its_case_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.fuzz import TARGETS, descriptors, play
+from tests.stress.fuzz import TARGETS, descriptors, play
 
 CASES = {"codec": 1500, "server": 300, "control": 300, "packets": 500, "endpoint": 150, "serve": 15}
 SEED = 20_261_121

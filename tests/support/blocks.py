@@ -63,7 +63,7 @@ TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.0125}
 
 
 def need_blocks(library: str = "torch", capability: str = "blocks") -> None:
-    """Skip the module, by name, where ``library`` is not installed; fail where it has to be."""
+    """Skips the module, by name, where ``library`` is not installed; fails where it has to be."""
     missing = None
     for name in ("torch", "transformers", library):
         try:

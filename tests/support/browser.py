@@ -18,7 +18,7 @@ def chromium() -> str | None:
 
 
 def need_browser() -> None:
-    """Skip the module, by name, where there is no browser; fail where there has to be."""
+    """Skips the module, by name, where there is no browser; fails where there has to be."""
     missing = None
     try:
         importlib.import_module("playwright.sync_api")

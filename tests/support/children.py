@@ -15,7 +15,7 @@ _DEADLINE_S = 150
 
 
 def in_child(work: Callable[[], Any]) -> Any:
-    """Run ``work`` in a forked process; answers its result, fails with its traceback."""
+    """Runs ``work`` in a forked process; answers its result, fails with its traceback."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

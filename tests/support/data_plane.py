@@ -115,7 +115,7 @@ def raw_frame(*fields: Any) -> bytes:
 def ask(
     connection: Connection, kind: str, *fields: Any, generation: int | None = None
 ) -> Coroutine[Any, Any, Answered]:
-    """Send a request of that kind over a client's connection."""
+    """Sends a request of that kind over a client's connection."""
     frame = wire.unpack_request(raw_frame(kind, connection.next_id(), *fields))
     return connection.ask(frame, generation=generation)
 
@@ -153,14 +153,14 @@ async def raw_client(url: str) -> AsyncIterator[RawClient]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until ``condition`` holds; fail after 10 s."""
+    """Lets the loop run until ``condition`` holds; fails after 10 s."""
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - what it waits for has no event
             await asyncio.sleep(0.001)
 
 
 async def drive(clock: ManualClock, work: asyncio.Future[Any], step_s: float = 1.0) -> None:
-    """Move ``clock`` on until ``work`` is done; fail after 20 s."""
+    """Moves ``clock`` on until ``work`` is done; fails after 20 s."""
     async with asyncio.timeout(20):
         while not work.done():
             await clock.advance(step_s)

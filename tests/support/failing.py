@@ -89,7 +89,7 @@ def fail(
     stage: Stage = VIRTUAL,
     **settings: Any,
 ) -> SystemRun:
-    """Serve ``requests`` under ``faults`` with WS-RR or ``routing``; ``settings`` are fields of the experiment."""
+    """Serves ``requests`` under ``faults`` with WS-RR or ``routing``; ``settings`` are fields of the experiment."""
     problem, placement = made
     # Hidden states carry a value of eight bytes.
     problem = replace(problem, model=replace(problem.model, hidden_size=8))

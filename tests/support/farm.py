@@ -220,7 +220,7 @@ class Session:
         return Plan(hops, 0.0, 0.0)
 
     async def run(self) -> Log:
-        """Serve the request; the log of a good end: every token there, every cache free."""
+        """Serves the request; the log of a good end: every token there, every cache free."""
         await self.hub.run()
         await until(self.farm.is_free)
         return self.log

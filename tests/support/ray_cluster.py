@@ -37,7 +37,7 @@ shift; exec "$@"
 
 
 def need_ray() -> None:
-    """Skip the module, by name, where there is no Ray or no machine for it can be made; fail where there has to be."""
+    """Skips the module, by name, where there is no Ray or no machine for it can be made; fails where there has to be."""
     missing = None
     if importlib.util.find_spec("ray") is None:
         missing = "ray is not installed"

@@ -46,7 +46,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def require(capability: str, missing: str | None) -> None:
-    """Skip by name what this machine cannot do; fail if it is among what must run here."""
+    """Skips by name what this machine cannot do; fails if it is among what must run here."""
     if missing is None:
         return
     if os.environ.get("CI") == "true" or capability in os.environ.get("TESTBED_REQUIRE", "").split(","):
@@ -194,7 +194,7 @@ class Testbed:
         return self.start_up(*arguments, **options).wait(timeout_s)
 
     def close(self) -> None:
-        """End what a failed test left running."""
+        """Ends what a failed test left running."""
         for running in self._started:
             if running.process.poll() is None:
                 running.kill()

@@ -73,7 +73,7 @@ def run_fast(
     most_steps: int = 0,
     **settings: Any,
 ) -> FastRun:
-    """Serve ``requests`` with ``routing`` (WS-RR)."""
+    """Serves ``requests`` with ``routing`` (WS-RR)."""
     experiment = experiment_of(problem, requests, load_bps=load_bps, **settings)
     placed = placed_experiment(problem, placement, routing or WsRr())
     return simulate_fast(

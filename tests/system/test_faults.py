@@ -27,10 +27,6 @@ from tests.support.runs import (
 )
 
 
-def servers_of(run_dir: Path) -> list[str]:
-    return list(json.loads((run_dir / "plan.json").read_text())["servers"])
-
-
 def assert_broken(outcome: Outcome, *expected: str) -> None:
     """Exit code 1 and a last line on stderr that holds the expected texts."""
     assert outcome.code == 1, outcome.stderr

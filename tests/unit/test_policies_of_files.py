@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 import scenarios
+from testbed import terminal
 from testbed.cli.main import app
-from testbed.control import placing
 from testbed.control.placing import place_experiment
 from testbed.errors import UserError
 from testbed.scenario import load_experiment
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "evil_policy", raising=False)
-    monkeypatch.setattr(placing, "_SAID", set())
+    monkeypatch.setattr(terminal, "_SAID", set())
     return tmp_path
 
 

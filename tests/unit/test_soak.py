@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import soak, soak_figures
-from benchmarks.soak_figures import Sample, slope, without_age
+from tests.stress import soak, soak_figures
+from tests.stress.soak_figures import Sample, slope, without_age
 
 WHOLE = {
     "n_requests": 3,

@@ -202,7 +202,7 @@ WRONG: Sequence[tuple[str, str]] = (
     (faults("kind='kill', server='a100-0'"), "fault.0.at: is missing; give a time such as"),
     (
         faults("kind='kill', server='a100-0', at='1 s', after={request=1, tokens=1}"),
-        "fault.0.after: contradicts at",
+        "fault.0: has both at and after; keep one",
     ),
     (
         faults("kind='kil', server='a100-0', at='1 s'"),

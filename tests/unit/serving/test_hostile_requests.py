@@ -1,4 +1,4 @@
-"""Requests that broke the endpoint when its fuzzer sent them (``benchmarks.hostile_endpoint``)."""
+"""Requests that broke the endpoint when its fuzzer sent them (``tests.stress.hostile_endpoint``)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.hostile_endpoint import EndpointTarget
-from benchmarks.hostile_http import AUTHORIZED, RAW, Ask, request
+from tests.stress.hostile_endpoint import EndpointTarget
+from tests.stress.hostile_http import AUTHORIZED, RAW, Ask, request
 
 COMPLETIONS = "/v1/completions"
 STREAM = b'{"model": "bloom-tiny", "prompt": [1], "max_tokens": 3, "stream": true}'

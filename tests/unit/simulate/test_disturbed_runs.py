@@ -11,11 +11,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from testbed import terminal
 from testbed.errors import UserError
 from testbed.scenario import load_experiment
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.cases import Case
-from testbed.simulate.command import _SAID, Options, simulate_command
+from testbed.simulate.command import Options, simulate_command
 from testbed.simulate.engine import simulate
 
 Written = Callable[..., Path]
@@ -161,11 +162,11 @@ WHY = {
 
 @pytest.mark.parametrize("options", WHY)
 def test_the_engine_is_the_fastest_that_knows_all_of_the_scenario(
-    options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    options: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = (*options, "workload.n_requests=3", "workload.n_output_tokens=4")
     engine, why = WHY[options]
-    _SAID.clear()
+    monkeypatch.setattr(terminal, "_SAID", set())
     simulate_command(["clustered"], Options((PolicyChoice(),), overrides=settings), as_json=True)
     printed = capsys.readouterr()
     row = json.loads(printed.out)

@@ -1,4 +1,4 @@
-"""Random scenarios for ``benchmarks.chaos``: systems, workloads and disturbances, all drawn from one seed."""
+"""Random scenarios for ``chaos``: systems, workloads and disturbances, all drawn from one seed."""
 
 from __future__ import annotations
 

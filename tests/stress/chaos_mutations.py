@@ -1,4 +1,4 @@
-"""Checks that ``benchmarks.chaos`` finds bugs: breaks ten lines, each in a copy of the code, and searches a
+"""Checks that ``chaos`` finds bugs: breaks ten lines, each in a copy of the code, and searches a
 failing seed.
 
 ``python -m benchmarks chaos-mutations --seeds 1000``
@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("benchmarks", "nodes", "netem", "policies", "scenarios", "testbed")
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("benchmarks", "nodes", "netem", "policies", "scenarios", "testbed", "tests")
 _AT_ONCE = 25
 _PATIENCE_S = 300.0
 

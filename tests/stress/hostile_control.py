@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,13 @@ from typing import Any
 import msgpack
 from hypothesis import strategies as st
 
-from benchmarks.hostile_frames import CLAIMS, DEEP, VALUES
-from benchmarks.hostile_tasks import n_tasks_left
 from nodes import control
 from nodes.control import ControlError, Handlers, Peer
 from nodes.messages import Question
+from tests.stress.hostile_common import PATIENCE_S, LoopTarget
+from tests.stress.hostile_frames import CLAIMS, DEEP, VALUES
 
 Strategy = st.SearchStrategy[Any]
-_PATIENCE_S = 5.0
-_RESIDENT_TASKS = 2
-"""Number of tasks that always run."""
 
 
 class Double(Question[int], frozen=True):
@@ -100,26 +96,20 @@ attacker leaves.
 """
 
 
-class ControlTarget:
+class ControlTarget(LoopTarget):
     """The control plane under attack."""
 
     name = "control"
     cases = CASES
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._failures: list[str] = []
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(self._unhandled)
+        super().__init__(n_resident=2)
         self._folder = tempfile.TemporaryDirectory()
         self._path = Path(self._folder.name) / "control.sock"
         self._hostile_path = Path(self._folder.name) / "hostile.sock"
         self._never: asyncio.Event
         self._serving: set[Peer] = set()
         self._loop.run_until_complete(self._start())
-
-    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self._failures.append(f"{context.get('message')}: {context.get('exception')!r}")
 
     def _handlers(self) -> Handlers:
         async def double(message: Double) -> int:
@@ -163,16 +153,14 @@ class ControlTarget:
         self._hostile_listener = await asyncio.start_unix_server(orchestrate, self._hostile_path)
 
     def check(self, case: tuple[str, list[bytes], int, str]) -> None:
-        """Play a case. Raises ``AssertionError`` if a promise is broken."""
-        self._loop.run_until_complete(self._check(case))
-        failures, self._failures = self._failures, []
-        assert not failures, failures
+        """Plays a case. Raises ``AssertionError`` if a promise is broken."""
+        self._play(self._check(case))
 
     async def _check(self, case: tuple[str, list[bytes], int, str]) -> None:
         end, pieces, n_missing, leave = case
         data = b"".join(pieces)
         self._attack = (data[: max(1, len(data) - n_missing)], leave)
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             if end == "orchestrator":
                 await self._send(*await asyncio.open_unix_connection(self._path))
             else:
@@ -184,7 +172,7 @@ class ControlTarget:
             self._never.clear()
 
     async def _be_a_node(self) -> None:
-        """Connect a node to a hostile orchestrator: the node must stop, and its question must be answered or
+        """Connects a node to a hostile orchestrator: the node must stop, and its question must be answered or
         fail.
         """
         self._attacked.clear()
@@ -215,7 +203,7 @@ class ControlTarget:
         writer.close()
 
     async def _count(self, reader: asyncio.StreamReader) -> None:
-        """Read and count answers, until none arrives for 2 ms."""
+        """Reads and counts answers, until none arrives for 2 ms."""
         with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError):
             while True:
                 async with asyncio.timeout(0.002):
@@ -223,9 +211,6 @@ class ControlTarget:
                     message = msgpack.unpackb(await reader.readexactly(size), strict_map_key=False)
                 text = str(message[2])[:30] if message[0] == 2 else ""
                 self.counts[" ".join(("kind", str(message[0]), text.partition(":")[0])).strip()] += 1
-
-    def n_left(self) -> int:
-        return n_tasks_left(self._loop, _RESIDENT_TASKS)
 
     def close(self) -> None:
         async def stop() -> None:

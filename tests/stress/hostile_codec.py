@@ -8,9 +8,9 @@ from collections import Counter
 import msgpack
 from hypothesis import strategies as st
 
-from benchmarks.hostile_control import MESSAGES, WRONG
-from benchmarks.hostile_frames import ANY, CLAIMS, DEEP, RAW
 from nodes import control, wire
+from tests.stress.hostile_control import MESSAGES, WRONG
+from tests.stress.hostile_frames import ANY, CLAIMS, DEEP, RAW
 
 _ALLOWED_BYTES = 4_000_000
 """The most memory to decode one frame of a few kilobytes, even if it claims to contain a thousand

@@ -22,8 +22,6 @@ TOKENS = ("A", "B", "C")
 N_PEERS = 2
 SESSIONS = ("s", "t", "u", "\n\x1b[2J", "é" * 128)
 
-Move = tuple[Any, ...]
-"""(name of the move, ...); ``hostile_server.ServerTarget`` defines what each move does."""
 Strategy = st.SearchStrategy[Any]
 
 BAD_NUMBERS = st.sampled_from([-1, 2**31, 2**63 - 1, 2**64 - 1, -(2**63)]) | st.integers(-(2**63), 2**64 - 1)
@@ -144,7 +142,9 @@ IN_ORDER: Strategy = st.one_of(
     st.tuples(st.just("push on"), st.sampled_from(TOKENS), st.integers(1, 3)),
     st.tuples(st.just("push on"), st.sampled_from(TOKENS), st.integers(1, 3)),
 )
-"""Moves of a well-behaved client; the target keeps track of the positions."""
+"""Moves of a well-behaved client: the name of the move, then what ``hostile_server.ServerTarget`` needs for it.
+The target keeps track of the positions.
+"""
 
 WRONG_HEADERS = st.binary(min_size=2, max_size=14) | st.sampled_from(
     [

@@ -24,12 +24,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import soak_figures
-from benchmarks.soak_figures import SERVER, Sample
+from benchmarks.proc import TICKS, memory_bytes
 from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.rundir import process_start
 from testbed.runtime.real.handle import open_descriptors
 from testbed.scenario.sources import read_source
+from tests.stress import soak_figures
+from tests.stress.soak_figures import SERVER, Sample
 
 _EVERY_S = 10.0
 _WARM_UP_RATIO = 0.5
@@ -90,17 +91,16 @@ def sample(pid: int, name: str, elapsed_s: float) -> Sample | None:
     if role is None or n_descriptors is None or not started:
         return None
     try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+        sizes = memory_bytes(pid)
     except OSError:
         return None
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in rollup.splitlines()[1:]}
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / TICKS
     load = os.getloadavg()[0]
     return Sample(elapsed_s, name, role, pid, age_s, sizes["Rss"], sizes["Pss"], n_descriptors, load)
 
 
 def watch(run: subprocess.Popen[bytes], path: Path) -> list[Sample]:
-    """Sample all processes of ``run``, write the samples to ``path`` and return them.
+    """Samples all processes of ``run``, writes the samples to ``path`` and returns them.
 
     It ends when the launcher has ended and the run has written its tables.
     """
@@ -187,7 +187,7 @@ def judge(summary: Mapping[str, Any] | None, growth: Mapping[str, Any]) -> list[
 
 
 def evaluate(out: Path, samples: Sequence[Sample], status: int) -> dict[str, Any]:
-    """Write ``soak.json`` and the figure. Returns the content of ``soak.json``: what was served, how memory
+    """Writes ``soak.json`` and the figure. Returns the content of ``soak.json``: what was served, how memory
     grew, what was left behind, and what is wrong.
     """
     real_s = samples[-1].elapsed_s if samples else 0.0
@@ -254,7 +254,7 @@ def report(soak: Mapping[str, Any]) -> str:
 
 
 def run(arguments: list[str]) -> int:
-    """Do a soak. Returns exit code 1 if anything grew, was left behind or got lost, 2 if an option is
+    """Does a soak. Returns exit code 1 if anything grew, was left behind or got lost, 2 if an option is
     invalid, else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks soak")

@@ -25,12 +25,12 @@ from typing import Any, Protocol
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from benchmarks.hostile_codec import CodecTarget
-from benchmarks.hostile_control import ControlTarget
-from benchmarks.hostile_endpoint import EndpointTarget
-from benchmarks.hostile_packets import PacketTarget
-from benchmarks.hostile_serve import ServeTarget
-from benchmarks.hostile_server import ServerTarget
+from tests.stress.hostile_codec import CodecTarget
+from tests.stress.hostile_control import ControlTarget
+from tests.stress.hostile_endpoint import EndpointTarget
+from tests.stress.hostile_packets import PacketTarget
+from tests.stress.hostile_serve import ServeTarget
+from tests.stress.hostile_server import ServerTarget
 
 BATCH = 250
 SHARES: dict[str, float] = {
@@ -47,7 +47,7 @@ class Target(Protocol):
     counts: Counter[str]
 
     def check(self, case: Any) -> None:
-        """Send the case to the target. Raises if the target breaks a promise."""
+        """Sends the case to the target. Raises if the target breaks a promise."""
         ...
 
     def n_left(self) -> int:
@@ -68,7 +68,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
 
 
 def play(target: Target, n_cases: int, batch_seed: int, shrink: bool = True) -> None:
-    """Play one batch of cases. Raises the exception of the first failing case, made as small as possible."""
+    """Plays one batch of cases. Raises the exception of the first failing case, made as small as possible."""
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
 
     @seed(batch_seed)
@@ -96,7 +96,7 @@ def memory_bytes() -> int:
 
 
 def fuzz(name: str, n_cases: int, first_seed: int) -> list[str]:
-    """Play ``n_cases`` against one target and print the results. Returns the failures."""
+    """Plays ``n_cases`` against one target and prints the results. Returns the failures."""
     failures = []
     before = descriptors()
     target = TARGETS[name]()
@@ -133,7 +133,7 @@ def fuzz(name: str, n_cases: int, first_seed: int) -> list[str]:
 
 
 def run(arguments: list[str]) -> int:
-    """Play all cases. Returns exit code 1 if any case failed or anything leaked, else 0."""
+    """Plays all cases. Returns exit code 1 if any case failed or anything leaked, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks fuzz")
     parser.add_argument("--cases", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -7,18 +7,13 @@ must still get the right answers. The cases advance the server's clock.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import struct
-from collections import Counter
 from typing import Any
 
 import aiohttp
 import msgpack
 from aiohttp import web
 
-from benchmarks.hostile_frames import CASES, N_BLOCKS, N_PEERS, TOKEN_BYTES
-from benchmarks.hostile_tasks import n_tasks_left
 from nodes import wire
 from nodes.admission import HostedBlocks
 from nodes.clock import ManualClock
@@ -27,6 +22,8 @@ from nodes.connection import Connection
 from nodes.digest import apply_blocks, embed, read_rows, write_rows
 from nodes.server import Server, ServerLimits
 from policies.steps import StepTimes
+from tests.stress.hostile_common import PATIENCE_S, LoopTarget, RawLine, connected
+from tests.stress.hostile_frames import CASES, N_BLOCKS, N_PEERS, TOKEN_BYTES
 
 LIMITS = ServerLimits(
     max_payload_bytes=65_536,
@@ -43,42 +40,30 @@ _HELLO = (
     b"GET /v1/sessions HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
-_PATIENCE_S = 5.0
-_RESIDENT_TASKS = 3
-"""Number of tasks that always run."""
-_SMALL_BUFFER_BYTES = 4096
 
 
-class Line:
+class Line(RawLine):
     """A client's end of a WebSocket, written by hand so that it can send any bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self.writer = reader, writer
-        self.deaf = self._ended = False
+        super().__init__(writer)
+        self._reader = reader
         self.positions: dict[str, int] = {}
         self.answers: list[list[Any]] = []
 
     @classmethod
     async def open(cls, port: int) -> Line:
-        raw = socket.socket()
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
-        raw.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", port))
+        raw = await connected(("127.0.0.1", port), takes_little=True)
         return cls(*await asyncio.open_connection(sock=raw))
 
     async def greet(self) -> bool:
-        """Request a WebSocket. Returns whether the server accepted it."""
+        """Requests a WebSocket. Returns whether the server accepted it."""
         self.writer.write(_HELLO)
         try:
             status = await self._reader.readuntil(b"\r\n\r\n")
         except (asyncio.IncompleteReadError, ConnectionError):
             return False
         return status.startswith(b"HTTP/1.1 101 ")
-
-    def send(self, data: bytes) -> None:
-        """Send bytes unchanged. Does nothing if the connection is closing."""
-        if not self._ended and not self.writer.is_closing():
-            self.writer.write(data)
 
     async def answer(self) -> list[Any] | None:
         """Returns the next frame that the server sends; None at the end of the connection."""
@@ -97,26 +82,12 @@ class Line:
             return None
 
     async def listen(self) -> None:
-        """Read all answers until the connection ends, or until ``deaf`` is set."""
+        """Reads all answers until the connection ends, or until ``deaf`` is set."""
         while not self.deaf:
             answer = await self.answer()
             if answer is None:
                 return
             self.answers.append(answer)
-
-    def leave(self, how: str) -> None:
-        """Hang up: ``reset`` with an RST, ``close`` without, ``half`` only stops sending."""
-        raw = self.writer.get_extra_info("socket")
-        if how == "reset" and raw is not None:
-            with contextlib.suppress(OSError):
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        if how == "half":
-            if not self._ended and not self.writer.is_closing():
-                with contextlib.suppress(OSError):  # the server was faster
-                    self.writer.write_eof()
-            self._ended = True
-        else:
-            self.writer.transport.abort()
 
 
 def ws_frame(data: bytes, opcode: int = 2, last: bool = True) -> bytes:
@@ -154,7 +125,7 @@ class Witness:
     async def _ask(self, *fields: Any) -> list[Any] | None:
         self._line.send(ws_frame(msgpack.packb(fields)))
         answering = asyncio.ensure_future(self._line.answer())
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not answering.done():
                 await asyncio.wait({answering}, timeout=0.002)
                 if not answering.done():
@@ -162,21 +133,15 @@ class Witness:
         return answering.result()
 
 
-class ServerTarget:
+class ServerTarget(LoopTarget):
     """The data plane under attack."""
 
     name = "server"
     cases = CASES
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(self._unhandled)
-        self._failures: list[str] = []
+        super().__init__(n_resident=3)
         self._loop.run_until_complete(self._start())
-
-    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self._failures.append(f"{context.get('message')}: {context.get('exception')!r}")
 
     async def _start(self) -> None:
         self.clock = ManualClock()
@@ -196,10 +161,8 @@ class ServerTarget:
         await self._witness.step()
 
     def check(self, case: list[tuple[int, Any]]) -> None:
-        """Play a case. Raises ``AssertionError`` if a promise is broken."""
-        self._loop.run_until_complete(self._check(case))
-        failures, self._failures = self._failures, []
-        assert not failures, failures
+        """Plays a case. Raises ``AssertionError`` if a promise is broken."""
+        self._play(self._check(case))
 
     async def _check(self, case: list[tuple[int, Any]]) -> None:
         """Plays a case. The server forwards to itself, over connections that are closed after the case."""
@@ -234,7 +197,7 @@ class ServerTarget:
                     self.counts["refused connections"] += 1
                     continue
                 listening.append(asyncio.ensure_future(line.listen()))
-            await self._play(lines[at], what, rest)
+            await self._move(lines[at], what, rest)
         await self._witness.step()
         for line in everything:
             line.leave("close")
@@ -242,7 +205,7 @@ class ServerTarget:
             self._count(line)
         await asyncio.gather(*listening)
 
-    async def _play(self, line: Line, what: str, rest: list[Any]) -> None:
+    async def _move(self, line: Line, what: str, rest: list[Any]) -> None:
         if what in ("chain", "push on"):
             self._chained(line, what, *rest)
         elif what in ("begin", "go on", "end"):
@@ -279,7 +242,7 @@ class ServerTarget:
             await asyncio.sleep(0.001)
 
     def _chained(self, line: Line, what: str, token: str, given: Any) -> None:
-        """Open a session that forwards its results to the session with the next access token on the same
+        """Opens a session that forwards its results to the session with the next access token on the same
         server, or push to one.
         """
         if what == "push on" and token not in self._chains:
@@ -320,15 +283,12 @@ class ServerTarget:
         """Waits until only the witness's session and cache are left. Raises ``AssertionError`` if more cache
         is held.
         """
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.server.sessions.live) != 1:  # noqa: ASYNC110 - there is no event for the last one
                 await asyncio.sleep(0.0005)
         account = self.server.account
         assert len(account) == 1, f"{len(account) - 1} sessions are left"
         assert account.used_bytes == 201 * N_BLOCKS, f"{account.used_bytes} bytes of cache are held"
-
-    def n_left(self) -> int:
-        return n_tasks_left(self._loop, _RESIDENT_TASKS)
 
     def close(self) -> None:
         async def stop() -> None:

@@ -19,9 +19,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks import hostile_http
-from benchmarks.hostile_endpoint import MAX_REQUESTS, Witness, play
-from benchmarks.hostile_http import AUTHORIZED, MAX_MODEL_LEN, MODELS, request
+from tests.stress import hostile_http
+from tests.stress.hostile_endpoint import MAX_REQUESTS, Witness, play
+from tests.stress.hostile_http import AUTHORIZED, MAX_MODEL_LEN, MODELS, request
 
 _OPTIONS = ("--network", "loopback", "--time-scale", "50", "--no-page", "--no-twin", "--no-report")
 _TOKEN_S = 0.01
@@ -65,7 +65,7 @@ class ServeTarget:
         return len(os.listdir(f"/proc/{self._process.pid}/fd"))
 
     def check(self, case: tuple[int, list[tuple[int, Any]]]) -> None:
-        """Play a case. Raises ``AssertionError`` if a promise is broken."""
+        """Plays a case. Raises ``AssertionError`` if a promise is broken."""
         self._loop.run_until_complete(self._check(case[1]))
 
     async def _check(self, moves: list[tuple[int, Any]]) -> None:
@@ -90,7 +90,7 @@ class ServeTarget:
         return self._descriptors() - self._n_open
 
     def close(self) -> None:
-        """End the run. Raises ``AssertionError`` if it fails or leaves sessions, caches or connections."""
+        """Ends the run. Raises ``AssertionError`` if it fails or leaves sessions, caches or connections."""
         self._witness.end()
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()

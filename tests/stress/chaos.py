@@ -26,8 +26,6 @@ from typing import Any
 
 import tomli_w
 
-from benchmarks import chaos_cases, chaos_checks
-from benchmarks.chaos_cases import Document
 from nodes.load import LoadGenerator
 from nodes.records import Token
 from nodes.request import Request
@@ -36,6 +34,8 @@ from testbed.errors import TestbedError, UserError
 from testbed.runs.session import run_quietly
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
+from tests.stress import chaos_cases, chaos_checks
+from tests.stress.chaos_cases import Document
 
 ENDED_BADLY = 0
 """The number of the invariant that a run which raised an exception breaks."""
@@ -110,7 +110,7 @@ def experiment_of(document: Document, folder: Path) -> Experiment:
 
 
 def play(document: Document) -> tuple[chaos_checks.Finished | None, list[tuple[int, str]], list[bytes]]:
-    """Run a case. Returns the finished run, the invariants that it breaks, and the bytes of its record.
+    """Runs a case. Returns the finished run, the invariants that it breaks, and the bytes of its record.
 
     A run that raised an exception is None and breaks ``ENDED_BADLY``. Raises ``Unplayable``.
     """
@@ -159,7 +159,7 @@ def case_of(seed: int) -> Document:
 
 
 def try_seed(seed: int, shrinks: bool = True) -> Outcome:
-    """Draw, run and check one seed. ``shrinks``: a failing case is made smaller."""
+    """Draws, runs and checks one seed. ``shrinks``: a failing case is made smaller."""
     outcome = Outcome(seed)
     try:
         document = case_of(seed)

@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos_cases import QUIET_S
 from nodes.eventlog import read_log
 from nodes.records import ENDED, AnyRecord, Arrived, Cancelled, Completed, Failed, Rejected, Replayed, Token
 from policies.problem import Placement, Problem
@@ -20,6 +19,7 @@ from testbed.control.placing import place_experiment
 from testbed.records.summary import RunSummary
 from testbed.results.logs import RunRecords, read_logs
 from testbed.scenario.experiment import Experiment
+from tests.stress.chaos_cases import QUIET_S
 
 _BROKEN_PROTOCOL = re.compile(
     r"differs from the whole|is not \d+ hidden|not the result of|wrong-|bad-frame|unknown-session|"

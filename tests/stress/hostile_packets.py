@@ -101,7 +101,7 @@ class PacketTarget:
         self._number = 0
 
     def check(self, case: list[tuple[str, bytes]]) -> None:
-        """Forward a case's packets. Raises ``AssertionError`` if a promise is broken."""
+        """Forwards a case's packets. Raises ``AssertionError`` if a promise is broken."""
         forwarder = self._forwarder
         for source, packet in case:
             self._ends[source][0].send(packet)

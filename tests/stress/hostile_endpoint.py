@@ -11,17 +11,12 @@ import asyncio
 import contextlib
 import json
 import logging
-import socket
-import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
 import msgspec
 
-from benchmarks import hostile_http
-from benchmarks.hostile_http import AUTHORIZED, KEY, MAX_MODEL_LEN, MOST_TOKENS, Ask, request, to_json
-from benchmarks.hostile_tasks import n_tasks_left
 from nodes import messages
 from nodes.records import Admitted, Arrived, Cancelled, Completed, Rejected, Routed
 from nodes.request import Generation, Request
@@ -31,10 +26,11 @@ from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 from testbed.serving.app import Endpoint, Rules
 from testbed.serving.text import SMALL, Codec, StubCodec
+from tests.stress import hostile_http
+from tests.stress.hostile_common import PATIENCE_S, LoopTarget, RawLine, connected
+from tests.stress.hostile_http import AUTHORIZED, KEY, MAX_MODEL_LEN, MOST_TOKENS, Ask, request, to_json
 
 MAX_REQUESTS = 8
-_PATIENCE_S = 5.0
-_SMALL_BUFFER_BYTES = 4096
 _GOOD_TOKENS = 5
 _PIPELINED = 30
 """A connection with so many requests is not checked: aiohttp 3.14 loses some if more than 47 requests arrive
@@ -146,25 +142,21 @@ class _Received(asyncio.StreamReader):
         super().feed_data(data)
 
 
-class Line:
+class Line(RawLine):
     """A client's end of a connection. ``asks``: the requests that were sent. ``is_clean``: nothing else was
     sent, and the client neither left nor stopped reading.
     """
 
     def __init__(self, reader: _Received, writer: asyncio.StreamWriter) -> None:
-        self._reader, self.writer = reader, writer
+        super().__init__(writer)
+        self._reader = reader
         self.asks: list[Ask] = []
-        self.is_clean, self.deaf, self._ended = True, False, False
+        self.is_clean = True
         self.listening = asyncio.ensure_future(self._listen())
 
     @classmethod
     async def open(cls, address: tuple[str, int], takes_little: bool) -> Line:
-        raw = socket.socket()
-        if takes_little:
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        raw.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(raw, address)
+        raw = await connected(address, takes_little)
         reader = _Received()
         protocol = asyncio.StreamReaderProtocol(reader)
         loop = asyncio.get_running_loop()
@@ -184,30 +176,16 @@ class Line:
     def was_reset(self) -> bool:
         return self._reader.exception() is not None
 
-    def send(self, data: bytes) -> None:
-        if not self._ended and not self.writer.is_closing():
-            self.writer.write(data)
-
     def leave(self, how: str) -> None:
         """Hang up: ``reset`` with an RST, ``close`` without, ``half`` only stops sending."""
         self.is_clean = False
-        raw = self.writer.get_extra_info("socket")
-        if how == "half":
-            if not self._ended and not self.writer.is_closing():
-                with contextlib.suppress(OSError):  # the endpoint was faster
-                    self.writer.write_eof()
-            self._ended = True
-            return
-        if how == "close" and raw is not None:
-            with contextlib.suppress(OSError):
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
-        self.writer.transport.abort()
+        super().leave(how)
 
 
 async def play(
     moves: Sequence[tuple[int, Any]], address: tuple[str, int], model: str, pause: Pause, counts: Counter[str]
 ) -> None:
-    """Play a case's moves. Raises ``AssertionError`` if a promise is broken."""
+    """Plays a case's moves. Raises ``AssertionError`` if a promise is broken."""
     everything: list[Line] = []
     try:
         await _play_all(moves, address, pause, everything)
@@ -215,7 +193,7 @@ async def play(
         for line in clean:
             line.asks.append(Ask(request("/health", b"", "Connection: close", method="GET")))
             line.send(line.asks[-1].data)
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not all(line.listening.done() for line in clean):
                 await pause(MAX_MODEL_LEN)
     except TimeoutError:
@@ -306,10 +284,10 @@ class Witness:
         self._reader, self._writer = await asyncio.open_connection(*self._address)
 
     async def ask(self, data: bytes, pause: Pause) -> Answer:
-        """Send a request and return its answer. Raises ``TimeoutError`` if none arrives."""
+        """Sends a request and returns its answer. Raises ``TimeoutError`` if none arrives."""
         self._writer.write(data)
         came = b""
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 reading = asyncio.ensure_future(self._reader.read(65_536))
                 while not reading.done():
@@ -381,7 +359,7 @@ class Hall:
         asyncio.get_running_loop().call_soon(end)
 
     def give(self, n_tokens: int) -> None:
-        """Compute so many more tokens for each request. Requests that have no room yet are rejected or
+        """Computes so many more tokens for each request. Requests that have no room yet are rejected or
         admitted.
         """
         for index, (n_done, n_asked) in list(self.live.items()):
@@ -415,14 +393,14 @@ class _Plain:
 
 
 class _Kept(logging.Handler):
-    """Keeps logged warnings and errors as text."""
+    """Passes logged warnings and errors to ``keep`` as text."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self.lines: list[str] = []
+        self._keep = keep
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record))
+        self._keep(self.format(record))
 
 
 def experiments() -> list[Experiment]:
@@ -461,7 +439,7 @@ class _Hosted:
         self.hall.has_room = not any(move == ("room", False) for _, move in moves)
         await play(moves, self.address, self.model, self._paused(moves), counts)
         self.hall.has_room = True
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while self.hall.live or self.guests.n_open or self.endpoint.n_connections != 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.0005)
         await self.witness.is_served(self.pause)
@@ -488,21 +466,18 @@ class _Hosted:
         await self.guests.end()
 
 
-class EndpointTarget:
+class EndpointTarget(LoopTarget):
     """The endpoint under attack."""
 
     name = "endpoint"
     cases = hostile_http.CASES
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._failures: list[str] = []
-        self._kept = _Kept()
+        super().__init__()
+        self._kept = _Kept(self._failures.append)
         self._was_disabled = logging.root.manager.disable
         logging.disable(logging.NOTSET)
         logging.root.addHandler(self._kept)
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(self._unhandled)
         codec = StubCodec(SMALL)
         stub, blocks = experiments()
         self._hosted = [
@@ -513,22 +488,10 @@ class EndpointTarget:
             self._loop.run_until_complete(hosted.begin())
         self._n_resident = len(asyncio.all_tasks(self._loop))
 
-    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self._failures.append(f"{context.get('message')}: {context.get('exception')!r}")
-
     def check(self, case: tuple[int, list[tuple[int, Any]]]) -> None:
-        """Play a case. Raises ``AssertionError`` if a promise is broken."""
+        """Plays a case. Raises ``AssertionError`` if a promise is broken."""
         which, moves = case
-        hosted = self._hosted[which]
-        try:
-            self._loop.run_until_complete(hosted.check(moves, self.counts))
-        finally:
-            failures, self._failures = self._failures + self._kept.lines, []
-            self._kept.lines = []
-        assert not failures, "\n".join(failures)
-
-    def n_left(self) -> int:
-        return n_tasks_left(self._loop, self._n_resident)
+        self._play(self._hosted[which].check(moves, self.counts))
 
     def close(self) -> None:
         for hosted in self._hosted:

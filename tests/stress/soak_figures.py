@@ -155,7 +155,7 @@ def growth(samples: Sequence[Sample], role: str) -> dict[str, object]:
 
 
 def draw(path: Path, samples: Sequence[Sample], warm_up_s: float) -> None:
-    """Draw memory and descriptors over time: one line per role, and one dot per sample of a server, coloured
+    """Draws memory and descriptors over time: one line per role, and one dot per sample of a server, coloured
     by age.
     """
     import matplotlib
