@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,12 @@ _TYPES = {
 
 def write_requests(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write a row per request of the scenario, with those that failed or never started."""
-    types = [(name, _TYPES.get(name, pa.float64())) for name in (rows[0] if rows else {"request": 0})]
-    write_table(path, pa.Table.from_pylist(rows, schema=pa.schema(types)))
+    write_table(path, pa.Table.from_pylist(rows, schema=request_schema(rows[0] if rows else {"request": 0})))
+
+
+def request_schema(names: Iterable[str]) -> pa.Schema:
+    """Return the schema of a table with these columns of ``requests.parquet``."""
+    return pa.schema([(name, _TYPES.get(name, pa.float64())) for name in names])
 
 
 def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:

@@ -421,6 +421,9 @@ class PolicyTable(Table):
       to the placement policy, "searched" tries candidates on synthetic arrivals.
     - ``communication``: who sends hidden states to the next server, the client ("hub-spoke") or the server
       before it ("server-to-server").
+    - ``planned_rate``: requests per second that placements are made for. Default: the workload's own.
+    - ``join_order``: order in which servers join under PETALS, by their numbers from 0. Default: drawn by the
+      seed.
     - ``online``: a policy that changes the placement while requests are served, or "none". ``online_period``
       (time between two checks) and ``online_patience`` (how long the load must differ from the design before
       it acts) replace that policy's own values. Servers load blocks at ``load_rate`` (default 1 Gbit/s).
@@ -437,6 +440,8 @@ class PolicyTable(Table):
         int | Literal["auto", "searched"], _int_or("auto", "searched", most=MAX_REQUESTS)
     ] = "auto"
     communication: Literal["hub-spoke", "server-to-server"] = "hub-spoke"
+    planned_rate: Positive | None = None
+    join_order: list[int] | None = None
     online: str | None = None
     online_period: PositiveSeconds | None = None
     online_patience: Annotated[Seconds, Field(ge=0)] | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from testbed.results.requests import stats
 from testbed.results.slo import goodput_rps, n_met, served_span_s
 from testbed.simulate.answer import concurrency
@@ -108,3 +110,9 @@ def label_of(measure: str) -> str:
         if time in TIMES and time != measure:
             return f"{LABELS[time]}, {statistic} [s]"
     return LABELS.get(measure, measure)
+
+
+def columns_of(simulation: Simulation) -> bytes:
+    """Returns the columns of a run's ``requests.parquet`` as JSON: name -> a value per request."""
+    rows = request_rows(simulation)
+    return msgspec.json.encode({name: [row[name] for row in rows] for name in rows[0]} if rows else {})
