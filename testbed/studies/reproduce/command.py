@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
-from testbed.rundir import replacing
 from testbed.scenario.provenance import n_cpus
 from testbed.studies.reproduce.commands import settings_lines
 from testbed.studies.reproduce.duel import duel_lines
@@ -27,7 +26,7 @@ from testbed.studies.reproduce.tables import (
     summary,
     table_lines,
 )
-from testbed.studies.sweep.disk import FIGURES, make_folder, writing
+from testbed.studies.sweep.disk import FIGURES, make_folder, save_text
 from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import Record
@@ -130,6 +129,10 @@ def _complete(
     return len(tasks)
 
 
+def _document(lines: Sequence[str]) -> str:
+    return "\n\n".join(lines) + "\n"
+
+
 def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Iterator[Path]:
     about = (
         f"Written by `testbed reproduce paper --runs {len(seeds)} --seed {seeds.start}`. Every number is the "
@@ -141,7 +144,7 @@ def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Ite
         lines = ["# The paper's tables, reproduced", about, *mismatch_lines(), *table_lines(collected)]
         lines += [*breakdown_lines(collected), *concurrency_lines(collected), *block_lines(collected)]
         lines += [*duel_lines(collected, TABLES), *settings_lines(seeds)]
-        yield _save(out / "tables.md", lines)
+        yield save_text(out / "tables.md", _document(lines))
         lines = [
             "# Run times",
             "Processor time in milliseconds for all decisions in one run of 100 requests, the placement "
@@ -151,15 +154,9 @@ def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Ite
             "so it differs every time.",
             run_time_table(collected),
         ]
-        yield _save(out / "run-times.md", lines)
+        yield save_text(out / "run-times.md", _document(lines))
         yield from draw_breakdown(out / FIGURES, collected)
     if only != "tables":
         lines = ["# The paper's sweeps, reproduced", about, *sweep_lines(collected)]
-        yield _save(out / "sweeps.md", [*lines, *duel_lines(collected, SWEEPS)])
+        yield save_text(out / "sweeps.md", _document([*lines, *duel_lines(collected, SWEEPS)]))
         yield from draw_sweeps(out / FIGURES, collected)
-
-
-def _save(path: Path, lines: Sequence[str]) -> Path:
-    with writing(path), replacing(path) as temporary:
-        temporary.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
-    return path

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from testbed.errors import UserError
-from testbed.rundir import STUDY, STUDY_PAGE, replacing, write_json
+from testbed.rundir import STUDY, STUDY_PAGE, write_json
 from testbed.scenario import load_experiment
 from testbed.scenario.provenance import PROVENANCE, n_cpus, provenance
 from testbed.scenario.units import counted
 from testbed.studies.sweep.axes import Point
 from testbed.studies.sweep.contrast import cells_of
-from testbed.studies.sweep.disk import make_folder, writing
+from testbed.studies.sweep.disk import make_folder, save_text, writing
 from testbed.studies.sweep.documents import csv_text, header_and_rows, latex, markdown
 from testbed.studies.sweep.figures import draw_figures
 from testbed.studies.sweep.kept import REQUESTS, STORED, Kept
@@ -292,10 +292,10 @@ def _write(out: Path, study: Study, seeds: range, rows: Sequence[Row], kept: Kep
         with writing(out / REQUESTS):
             kept.write(out / REQUESTS, rows, study.axes)
         files.append(out / REQUESTS)
-    files += [_save(out / name, text) for name, text in zip(TABLES, texts, strict=True)]
+    files += [save_text(out / name, text) for name, text in zip(TABLES, texts, strict=True)]
     figures = draw_figures(out, study, cells)
     failures = [f"{count} x {reason}" for reason, count in _reasons(rows)]
-    files.append(_save(out / PAGE, page_text(study.title, about, table, failures, figures)))
+    files.append(save_text(out / PAGE, page_text(study.title, about, table, failures, figures)))
     return files + [path for path, _ in figures]
 
 
@@ -316,9 +316,3 @@ def _about(study: Study, seeds: range) -> list[str]:
         "contains 0."
     )
     return [*([study.description] if study.description else []), setting + ".", means]
-
-
-def _save(path: Path, text: str) -> Path:
-    with writing(path), replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return path

@@ -49,7 +49,7 @@ def test_a_disk_that_is_full_when_results_are_written_down_costs_no_results(
             yield temporary
 
     with monkeypatch.context() as patched:
-        for module in ("testbed.studies.reproduce.command", "testbed.results.plots"):
+        for module in ("testbed.studies.sweep.disk", "testbed.results.plots"):
             patched.setattr(f"{module}.replacing", full)
         with pytest.raises(RunError, match=rf"{name}: cannot be written \(No space left on device\)"):
             tables(tmp_path)
