@@ -173,7 +173,7 @@ def try_seed(seed: int, shrinks: bool = True) -> Outcome:
         outcome.counts.update(request.status for request in run.records.requests)
         outcome.counts["refusals"] += sum(request.n_rejections for request in run.records.requests)
         outcome.counts["faults"] += run.summary["n_faults"]
-        outcome.counts["changes of links"] += len(run.experiment.changes)
+        outcome.counts["changes of links"] += len(run.experiment.network.changes)
         outcome.counts["recoveries"] += run.summary["n_replays"]
         outcome.counts["moves"] += len(run.summary["moves"])
     if outcome.broken:

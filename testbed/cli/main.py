@@ -461,7 +461,7 @@ def validate(
     remarks = [missing] if missing else []
     blocks = shared_out(experiment, remarks.append)
     placement = None
-    if not experiment.code_in_file:
+    if not experiment.policy.code_in_file:
         placement = place_experiment(experiment).placement
         check_online(experiment, placement)
     answer: dict[str, Any] = {
@@ -469,14 +469,16 @@ def validate(
         "name": experiment.name,
         "n_servers": experiment.problem.n_servers,
         "n_clients": len(experiment.problem.clients),
-        "n_requests": len(experiment.requests),
+        "n_requests": len(experiment.workload.requests),
         "design_concurrency": placement and placement.design_concurrency,
-        "not_loaded": list(experiment.code_in_file),
+        "not_loaded": list(experiment.policy.code_in_file),
         "missing_gpu": missing,
         "devices": blocks and [blocks.device_of(n) for n in range(experiment.problem.n_servers)],
     }
     if placement is None:
-        placed = f"placement not checked: {', '.join(experiment.code_in_file)} in the file would run code"
+        placed = (
+            f"placement not checked: {', '.join(experiment.policy.code_in_file)} in the file would run code"
+        )
     else:
         placed = f"{placement.policy} places all blocks"
         if placement.design_concurrency:

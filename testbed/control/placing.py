@@ -171,10 +171,10 @@ class RememberedPlacements:
 
         Raises the ``PolicyError`` of ``decide``, which is remembered, too.
         """
-        name, given = experiment.placement, experiment.design_concurrency
+        name, given = experiment.policy.placement, experiment.policy.design_concurrency
         if name in PLACEMENTS and not name.startswith("petals"):
             problem = dataclasses.replace(problem, join_order=())
-        key = name, given, experiment.routing if given == "searched" else None, problem
+        key = name, given, experiment.policy.routing if given == "searched" else None, problem
         if key not in self._known:
             try:
                 self._known[key] = decide()
@@ -201,16 +201,16 @@ def place(
     """
     problem = experiment.problem
     prepare_users_code(experiment)
-    policy = placement_policy(experiment.placement)
-    routing = stand_ins.get(experiment.routing) or routing_policy(experiment.routing)
+    policy = placement_policy(experiment.policy.placement)
+    routing = stand_ins.get(experiment.policy.routing) or routing_policy(experiment.policy.routing)
     started_at = time.perf_counter()
-    present = [j for j in range(problem.n_servers) if j not in experiment.absent]
-    is_whole = len(present) == problem.n_servers or experiment.placement.startswith(FIXED)
+    present = [j for j in range(problem.n_servers) if j not in experiment.faults.absent]
+    is_whole = len(present) == problem.n_servers or experiment.policy.placement.startswith(FIXED)
     there = problem if is_whole else among(problem, present)
 
     def search() -> Placement:
-        with policy_code("placement", experiment.placement):
-            given = experiment.design_concurrency
+        with policy_code("placement", experiment.policy.placement):
+            given = experiment.policy.design_concurrency
             if given != "searched":
                 return policy.place(there, given)
             if getattr(policy, "searches", False):
@@ -222,25 +222,25 @@ def place(
         return Decided(search(), time.process_time() - began_at)
 
     placement, cpu_s = decide() if placements is None else placements.get(experiment, there, decide)
-    check_placement(there, placement, experiment.placement)
+    check_placement(there, placement, experiment.policy.placement)
     if not is_whole:
         placement = spread(placement, present, problem.n_servers)
-    for j in experiment.absent:
+    for j in experiment.faults.absent:
         if placement.ranges[j].n_blocks:
             raise PolicyError(
-                f"{experiment.placement} puts blocks on {problem.servers[j].name}, which has present = false and is "
+                f"{experiment.policy.placement} puts blocks on {problem.servers[j].name}, which has present = false and is "
                 "not there at the start; give it none"
             )
 
     def bind_to(problem: Problem, placement: Placement) -> CheckedRouter:
-        with policy_code("routing", experiment.routing):
+        with policy_code("routing", experiment.policy.routing):
             router = routing.bind(problem, placement)
         if not callable(getattr(router, "route", None)):
             raise PolicyError(
-                f"routing policy {experiment.routing} must return a router with a method route() from "
+                f"routing policy {experiment.policy.routing} must return a router with a method route() from "
                 f"bind(), not {type(router).__name__}"
             )
-        return CheckedRouter(router, problem, placement, experiment.routing)
+        return CheckedRouter(router, problem, placement, experiment.policy.routing)
 
     bind = partial(bind_to, problem)
     router = bind(placement)
@@ -253,8 +253,10 @@ def prepare_users_code(experiment: Experiment) -> None:
     If the scenario file names code to run, prints a notice, once for each policy: files may come from
     strangers.
     """
-    import_from_here(experiment.placement + experiment.routing + (experiment.online or ""))
-    names = [name for name in experiment.code_in_file if name not in _SAID]
+    import_from_here(
+        experiment.policy.placement + experiment.policy.routing + (experiment.policy.online or "")
+    )
+    names = [name for name in experiment.policy.code_in_file if name not in _SAID]
     if names:
         _SAID.update(names)
         print(f"notice: the scenario file runs code of {', '.join(names)} as its policy", file=sys.stderr)

@@ -105,7 +105,7 @@ class _Run:
         self._problem = experiment.problem
         self._setup_s = experiment.calibration.session_setup_s
         self._max_attempts = max_attempts
-        paging = experiment.paging
+        paging = experiment.compute.paging
         self._servers = Servers(
             placed.placement,
             experiment.problem.model.cache_bytes_per_token,
@@ -123,8 +123,8 @@ class _Run:
         if goes_step_by_step(experiment):
             self._free_at = queue.at
             problem, batches = experiment.problem, None
-            if experiment.batching == "continuous":
-                batches = [Batches(law, experiment.chunk_tokens) for law in problem.servers]
+            if experiment.compute.batching == "continuous":
+                batches = [Batches(law, experiment.compute.chunk_tokens) for law in problem.servers]
             self._steps = Steps(
                 queue,
                 problem.model.token_bytes,
@@ -149,7 +149,7 @@ class _Run:
             self._plan_check(self._mover)
 
     def serve(self) -> FastRun:
-        requests = self._experiment.requests
+        requests = self._experiment.workload.requests
         coming: list[deque[tuple[int, RequestPlan]]] = [deque() for _ in self._problem.clients]
         for number, plan in enumerate(requests):
             coming[plan.client].append((number, plan))
@@ -180,7 +180,7 @@ class _Run:
     def _arrive(self, number: int, plan: RequestPlan) -> None:
         if self._mover is not None:
             self._mover.load.arrive(self._queue.now_s)
-        waits_s = self._experiment.backoff.waits_s(plan.index)
+        waits_s = self._experiment.workload.backoff.waits_s(plan.index)
         self._sessions[number] = session = _Session(number, plan, waits_s, plan.arrival_at_s)
         self._ask(session)
 
@@ -192,7 +192,7 @@ class _Run:
 
     def _answer(self, session: _Session, route: Route | PolicyError | None) -> None:
         """The coordinator has decided. Of several that it lets in at once one is told after the other."""
-        if self._experiment.queue is None:
+        if self._experiment.policy.queue is None:
             self._told(session, route)
         else:
             self._queue.at(self._queue.now_s, self._told, session, route)
@@ -274,7 +274,7 @@ class _Run:
         ended, lost = partial(self._finish, session), partial(self._lost, session)
         parts: Sequence[Part] = (Part(0, plan.n_input_tokens),)
         if before is not None:
-            parts = replay_of(before, in_steps=self._experiment.recovery.replay == "step_by_step")
+            parts = replay_of(before, in_steps=self._experiment.faults.recovery.replay == "step_by_step")
         sent = RequestSpec(plan.client, parts[0].n_tokens, plan.n_output_tokens)
         session.on_chain = on_chain = ChainSession(
             plan, key, hops, delays_of(self._experiment, sent, hops), ended, lost
@@ -311,16 +311,16 @@ class _Run:
         now_s, index = self._queue.now_s, session.plan.index
         session.n_preemptions += 1
         session.preempted_tokens += cached_tokens
-        session.since_s, session.waits_s = now_s, self._experiment.backoff.waits_s(index)
+        session.since_s, session.waits_s = now_s, self._experiment.workload.backoff.waits_s(index)
         self._close(session)
         self._coordinator.release(index)
         self._ask(session)
 
     def _refused(self, session: _Session) -> None:
         """Try again after the backoff, or give up."""
-        now_s, plan, give_up_s = self._queue.now_s, session.plan, self._experiment.backoff.give_up_s
+        now_s, plan, give_up_s = self._queue.now_s, session.plan, self._experiment.workload.backoff.give_up_s
         if session.is_final:
-            give_up_s = give_up_s or self._experiment.recovery.give_up_s
+            give_up_s = give_up_s or self._experiment.faults.recovery.give_up_s
         backoff_s = next(session.waits_s)
         if give_up_s and now_s + backoff_s > session.since_s + give_up_s:
             self._fail(session, f"no room within {give_up_s:g} s ({session.refusal})")
@@ -448,4 +448,4 @@ class _Run:
 
 def goes_step_by_step(experiment: Experiment) -> bool:
     """Returns whether sessions affect each other on servers: then there is no closed form of their times."""
-    return experiment.batching == "continuous" or experiment.paging is not None
+    return experiment.compute.batching == "continuous" or experiment.compute.paging is not None

@@ -276,7 +276,10 @@ def delays_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop])
 
     def share_up(server: int) -> float:
         name = problem.servers[server].name
-        up_bps, down_bps = experiment.links[client, name].rate_bps, experiment.links[name, client].rate_bps
+        up_bps, down_bps = (
+            experiment.network.links[client, name].rate_bps,
+            experiment.network.links[name, client].rate_bps,
+        )
         return down_bps / (up_bps + down_bps)
 
     previous: int | None = None

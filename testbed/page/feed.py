@@ -63,7 +63,7 @@ class Feed:
         else:
             experiment = load_run(self.run_dir)
             self.header = header(experiment, read_plan(self.run_dir))
-            n_tokens = sum(request.n_output_tokens for request in experiment.requests)
+            n_tokens = sum(request.n_output_tokens for request in experiment.workload.requests)
             self._follower = Follower(self.run_dir, self.header, n_tokens)
             self._history = self._follower.history
             self._is_real = self.header["clock"] == "real"

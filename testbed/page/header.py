@@ -24,17 +24,17 @@ def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:
         "model": problem.model.name,
         "n_blocks": problem.model.n_blocks,
         "cache_bytes_per_token": problem.model.cache_bytes_per_token,
-        "page_tokens": experiment.paging.page_tokens if experiment.paging else None,
-        "placement": str(plan["placement"].get("policy", experiment.placement)),
-        "routing": experiment.routing,
+        "page_tokens": experiment.compute.paging.page_tokens if experiment.compute.paging else None,
+        "placement": str(plan["placement"].get("policy", experiment.policy.placement)),
+        "routing": experiment.policy.routing,
         "design_concurrency": plan["placement"].get("design_concurrency"),
         "network": str(plan.get("network", "")),
         "clock": str(clock["name"]),
         "clock_why": str(clock["why"]),
         "time_scale": experiment.time_scale,
         "seed": experiment.seed,
-        "workload": experiment.workload,
-        "n_requests": None if experiment.endpoint_tokens else len(experiment.requests),
+        "workload": experiment.workload.source,
+        "n_requests": None if experiment.workload.endpoint_tokens else len(experiment.workload.requests),
         "forwarding": problem.forwarding,
         "layout": "rtt" if known is None else "places",
         "sites": [
@@ -55,7 +55,7 @@ def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:
                 "cache_bytes": cache_bytes[j],
                 "first": ranges[j][0],
                 "last": ranges[j][1],
-                "state": "absent" if j in experiment.absent else "online",
+                "state": "absent" if j in experiment.faults.absent else "online",
             }
             for j, server in enumerate(problem.servers)
         ],
@@ -69,7 +69,7 @@ def _links(experiment: Experiment, number: dict[str, int]) -> dict[str, Any]:
 
     A link is ``[a, b, rtt, rate, loss]``: site numbers, seconds, bits per second (0: not limited), ratio.
     """
-    present = dict(experiment.links)
+    present = dict(experiment.network.links)
     clients = set(experiment.problem.clients)
     pairs: dict[tuple[int, int], tuple[str, str]] = {}
     for a, b in present:
@@ -83,7 +83,7 @@ def _links(experiment: Experiment, number: dict[str, int]) -> dict[str, Any]:
 
     links = [row(a, b) for a, b in pair_of]
     changes = []
-    for change in experiment.changes:
+    for change in experiment.network.changes:
         present.update(change.links)
         changed = [row(a, b) for a, b in pair_of if (a, b) in change.links or (b, a) in change.links]
         changes.append([change.at_s, change.why, changed])

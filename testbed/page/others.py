@@ -21,7 +21,7 @@ def finished_history(run_dir: Path) -> History:
     if is_simulated(run_dir):
         return read_simulation(run_dir)[1]
     experiment = load_run(run_dir)
-    n_tokens = sum(request.n_output_tokens for request in experiment.requests)
+    n_tokens = sum(request.n_output_tokens for request in experiment.workload.requests)
     follower = Follower(run_dir, header(experiment, read_plan(run_dir)), n_tokens)
     follower.poll()
     return follower.history

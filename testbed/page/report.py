@@ -81,7 +81,7 @@ def run_data(run_dir: Path, experiment: Experiment) -> dict[str, Any]:
 
 def _followed(run_dir: Path, experiment: Experiment) -> tuple[dict[str, Any], Follower]:
     head = header(experiment, read_plan(run_dir))
-    n_tokens = sum(request.n_output_tokens for request in experiment.requests)
+    n_tokens = sum(request.n_output_tokens for request in experiment.workload.requests)
     follower = Follower(run_dir, head, n_tokens, MAX_TOKENS)
     follower.poll()
     return head, follower

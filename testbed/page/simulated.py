@@ -29,7 +29,7 @@ def read_simulation(run_dir: Path) -> tuple[dict[str, Any], History]:
         raise UserError(f"{run_dir} has no requests.parquet; simulate it again with --out")
     experiment = load_experiment(str(run_dir / "scenario.toml"))
     head = header(experiment, read_plan(run_dir))
-    n_tokens = sum(request.n_output_tokens for request in experiment.requests)
+    n_tokens = sum(request.n_output_tokens for request in experiment.workload.requests)
     history = History(list(experiment.problem.clients), n_tokens)
     _read_requests(run_dir, history, experiment)
     return head, history

@@ -12,7 +12,7 @@ from testbed.scenario.experiment import Experiment, Link, NetworkChange
 
 def as_carried_out(experiment: Experiment, records: RunRecords) -> list[NetworkChange]:
     """Return the changes of links between the experiment's nodes, when they were carried out."""
-    planned = {change.at_s: change for change in experiment.changes}
+    planned = {change.at_s: change for change in experiment.network.changes}
     return [_change(experiment, planned.get(line["planned_at_s"]), line) for line in records.changes]
 
 
@@ -29,5 +29,5 @@ def as_intended(experiment: Experiment, records: RunRecords) -> list[NetworkChan
 def _change(experiment: Experiment, planned: NetworkChange | None, line: dict[str, Any]) -> NetworkChange:
     """Return the change of a line of ``events.jsonl``: the planned links, replaced by those in the line."""
     rows: Sequence[Any] = line.get("links", ())
-    logged = {(a, b): Link(*values) for a, b, *values in rows if (a, b) in experiment.links}
+    logged = {(a, b): Link(*values) for a, b, *values in rows if (a, b) in experiment.network.links}
     return NetworkChange(line["at_s"], {**(planned.links if planned else {}), **logged}, line["why"])

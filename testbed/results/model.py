@@ -236,7 +236,7 @@ class _Links:
 
     def carry(self, pair: tuple[str, str], messages: _Messages) -> tuple[Array, Array]:
         """Return when each of ``messages``, given in the order of their sending, goes out and arrives."""
-        mtu, timeline = self._experiment.mtu, self._timeline
+        mtu, timeline = self._experiment.network.mtu, self._timeline
         profile = scaled(timeline.link(pair, 0.0), 1.0)
         times_s: dict[int, float] = {}
         starts_at_s, arrives_at_s = [], []
@@ -329,7 +329,7 @@ def _fill_compute(
     experiment: Experiment, table: HopTable, clients: NDArray[np.int64], slow: SlowServers
 ) -> None:
     """Fill in the model's compute times, for the steps of each server in the order of their arrival."""
-    lengths = {r.index: r.n_input_tokens for r in experiment.requests}
+    lengths = {r.index: r.n_input_tokens for r in experiment.workload.requests}
     names = experiment.problem.clients
     for server in np.unique(table.server).tolist():
         profile = stub_profile(experiment, server)
@@ -407,7 +407,7 @@ def round_trip_s(
     def rtt_s(server: str) -> float:
         up, down = (client, server), (server, client)
         if timeline is None:
-            return experiment.links[up].delay_s + experiment.links[down].delay_s
+            return experiment.network.links[up].delay_s + experiment.network.links[down].delay_s
         arrived_at_s = departs_at_s(timeline, up, at_s)
         arrived_at_s += timeline.link(up, arrived_at_s).delay_s
         answered_at_s = departs_at_s(timeline, down, arrived_at_s)

@@ -30,13 +30,13 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
     is_first = tokens.token == 0
     first_s = dict(zip(tokens.request[is_first].tolist(), tokens.model_s[is_first].tolist(), strict=True))
     rest_s = np.bincount(
-        tokens.request[~is_first], tokens.model_s[~is_first], minlength=len(experiment.requests)
+        tokens.request[~is_first], tokens.model_s[~is_first], minlength=len(experiment.workload.requests)
     )
     known = {r.index: r for r in records.requests}
     timeline = Timeline(experiment, as_carried_out(experiment, records)) if records.changes else None
     rows: list[dict[str, Any]] = []
     servers = [server.name for server in experiment.problem.servers]
-    for plan in experiment.requests:
+    for plan in experiment.workload.requests:
         record = known.get(plan.index)
         row: dict[str, Any] = {
             "request": plan.index,

@@ -71,7 +71,7 @@ def summarize(
         "engine": "emulation",
         "scenario": experiment.name,
         "seed": experiment.seed,
-        "workload": experiment.workload,
+        "workload": experiment.workload.source,
         "n_requests": len(rows),
         "n_completed": n_completed,
         "n_failed": statuses.count("failed"),
@@ -86,11 +86,11 @@ def summarize(
         "wall_s": plan.get("wall_s"),
         "scenario_s": plan.get("scenario_s"),
         "network": plan["network"],
-        "compute": experiment.compute,
+        "compute": experiment.compute.backend,
         "time_scale": experiment.time_scale,
         "policy": {
-            "placement": experiment.placement,
-            "routing": experiment.routing,
+            "placement": experiment.policy.placement,
+            "routing": experiment.policy.routing,
             "design_concurrency": plan["placement"]["design_concurrency"],
         },
         "calibration": {
@@ -133,7 +133,7 @@ def summarize(
             records.replays,
             plan,
             records.moves,
-            len(experiment.faults),
+            len(experiment.faults.planned),
         ),
     }
     if plan.get("memory"):
@@ -176,7 +176,7 @@ def preemption_of(experiment: Experiment, requests: Iterable[_MayBePreempted]) -
     """
     preempted = [r for r in requests if r.n_preemptions]
     return {
-        "cache_mode": "reserved" if experiment.paging is None else "paged",
+        "cache_mode": "reserved" if experiment.compute.paging is None else "paged",
         "n_preemptions": sum(r.n_preemptions for r in preempted),
         "n_requests": len(preempted),
         "tokens": sum(r.preempted_tokens for r in preempted),
@@ -229,7 +229,7 @@ def _gaps(
     """
     problem = experiment.problem
     clients = {name: i for i, name in enumerate(problem.clients)}
-    lengths = {r.index: r.n_input_tokens for r in experiment.requests}
+    lengths = {r.index: r.n_input_tokens for r in experiment.workload.requests}
     sums = hops.tokens()  # in the order of the requests and of their tokens, as below
     measured: list[float] = []
     alone: list[float] = []
@@ -250,8 +250,8 @@ def _gaps(
 
 def _lacks(experiment: Experiment, records: RunRecords) -> list[str]:
     """Return what this run has and the closed model has not."""
-    changes = [*experiment.changes, *as_carried_out(experiment, records)]
-    links = [*experiment.links.values(), *(x for change in changes for x in change.links.values())]
+    changes = [*experiment.network.changes, *as_carried_out(experiment, records)]
+    links = [*experiment.network.links.values(), *(x for change in changes for x in change.links.values())]
     found = {
         "jitter": any(x.jitter_s for x in links),
         "random loss": any(0 < x.loss_ratio < 1 for x in links),

@@ -66,7 +66,7 @@ def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
         "model_link_queue_s": hops.model_link_queue_s,
         "model_compute_s": hops.model_compute_s,
     }
-    if experiment.batching == "continuous":
+    if experiment.compute.batching == "continuous":
         columns |= {name: getattr(hops, name) for name in BATCH}
     if experiment.problem.hub_token_s:
         columns["model_client_s"] = hops.model_client_s

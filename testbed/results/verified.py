@@ -35,7 +35,7 @@ def read_verification(run_dir: Path, experiment: Experiment) -> dict[str, Any]:
 
     After a comparison, ``altered`` lists altered tokens, too.
     """
-    if experiment.blocks is None:
+    if experiment.compute.blocks is None:
         return unchecked(_STUB)
     try:
         return dict(json.loads((run_dir / VERIFY).read_text(encoding="utf-8")))

@@ -91,8 +91,8 @@ def generate_command(
         raise UserError("testbed generate computes real blocks: leave out --set compute.backend")
     overrides = [*overrides, "compute.backend=blocks"]
     experiment = load_experiment(scenario, [*overrides, _workload(1, options.max_new_tokens)])
-    assert experiment.blocks is not None
-    sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
+    assert experiment.compute.blocks is not None
+    sizes = checkpoint_sizes(experiment.compute.blocks.config, experiment.problem.model.name)
     at_least = [0] if options.prompt else []
     # Before anything slow begins; a text has one token or more.
     _check_prompt(at_least if given_ids is None else given_ids, options.max_new_tokens, sizes)

@@ -18,8 +18,8 @@ from testbed.terminal import say
 
 def net_command(experiment: Experiment, out: Path | None) -> None:
     """Hold the network of ``experiment`` until interrupted. Raises ``TestbedError``."""
-    if experiment.network in ("memory", "loopback"):
-        raise without_namespaces(experiment.network)
+    if experiment.network.backend in ("memory", "loopback"):
+        raise without_namespaces(experiment.network.backend)
     if experiment.clock == "virtual":
         raise UserError(
             "programs run in real time, but the scenario's clock is virtual: change it with --set clock=real"

@@ -76,11 +76,13 @@ def serve_command(
     _check_host(options)
     experiment = _experiment(scenario, overrides, options)
     if options.admission == "reject":  # no request waits in a queue
-        experiment = dataclasses.replace(experiment, queue=None)
+        experiment = dataclasses.replace(
+            experiment, policy=dataclasses.replace(experiment.policy, queue=None)
+        )
     check_can_run(experiment)
     stage = choose_stage(experiment, holds=True)
     placed = placed_experiment(experiment)
-    words = StubCodec(options.tokenizer or SMALL) if experiment.blocks is None else None
+    words = StubCodec(options.tokenizer or SMALL) if experiment.compute.blocks is None else None
     bound = bind(options.port, options.host)
     listener = bind_page(options.page_port)
     run_dir = make_run_dir(out, experiment.name)
@@ -116,7 +118,7 @@ def serve_command(
             if blocks is not None and error is None:
                 asked: dict[int, Generation] = endpoint.generations
                 verify_tokens(run_dir, experiment, dataclasses.replace(blocks, generations=asked), say)
-            if with_twin and stage.has_twin and error is None and experiment.requests:
+            if with_twin and stage.has_twin and error is None and experiment.workload.requests:
                 say("running the twin in virtual time (--no-twin leaves it out)")
                 run_twin(experiment, placed, run_dir, say)
             summary = finish(run_dir, experiment, report=report, trace=trace)
@@ -135,9 +137,9 @@ def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> E
     if options.max_model_len is not None:
         return load(options.max_model_len)
     experiment = load(_MAX_MODEL_LEN)
-    if experiment.blocks is None:
+    if experiment.compute.blocks is None:
         return experiment
-    sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
+    sizes = checkpoint_sizes(experiment.compute.blocks.config, experiment.problem.model.name)
     return load(min(_MAX_MODEL_LEN, sizes.max_tokens or _MAX_MODEL_LEN))
 
 

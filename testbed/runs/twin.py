@@ -41,12 +41,17 @@ _BLOCKS_KEYS = (
 def twin_of(experiment: Experiment, folder: Path) -> Experiment:
     """Return ``experiment`` in virtual time on the network ``memory``; writes ``folder``/scenario.toml."""
     document = dict(experiment.document)
-    if experiment.endpoint_tokens:
+    if experiment.workload.endpoint_tokens:
         document = replayed_document(experiment, read_logs(folder.parent).requests)
     document.update(clock="virtual", time_scale=1)
     document["network"] = {**document["network"], "backend": "memory"}
     compute = {key: value for key, value in document["compute"].items() if key not in _BLOCKS_KEYS}
-    document["compute"] = {**compute, "backend": "stub", "serial": False, "batching": experiment.batching}
+    document["compute"] = {
+        **compute,
+        "backend": "stub",
+        "serial": False,
+        "batching": experiment.compute.batching,
+    }
     path = folder / "scenario.toml"
     path.write_text(tomli_w.dumps(document), encoding="utf-8")
     return replace(load_experiment(str(path)), name=experiment.name, calibration=experiment.calibration)

@@ -85,7 +85,7 @@ def run_once(experiment: Experiment, out: Path | None, options: UpOptions) -> En
     returned in ``Ended.error``.
     """
     hold = options.hold
-    if not experiment.requests:
+    if not experiment.workload.requests:
         raise UserError("this scenario takes its requests from outside: run it with `testbed serve`")
     check_can_run(experiment, say)
     stage = choose_stage(experiment, holds=hold)
@@ -145,9 +145,9 @@ def check_can_run(experiment: Experiment, announce: Callable[[str], None] = lamb
     """
     check_frames(experiment)
     check_programs(experiment, announce)
-    if experiment.blocks is not None:
+    if experiment.compute.blocks is not None:
         require_blocks('compute.backend "blocks"')
-        check_model(experiment.blocks)
+        check_model(experiment.compute.blocks)
         shared_out(experiment, announce)
 
 

@@ -78,7 +78,9 @@ class _BareNetwork:
     async def hold(self) -> None:
         experiment = self._experiment
         spec = wiring.network_spec(experiment, self._run_dir.name)
-        network = await self._processes.open(experiment.network, spec, experiment.keep_cpus_awake)
+        network = await self._processes.open(
+            experiment.network.backend, spec, experiment.network.keep_cpus_awake
+        )
         check_namespaces(network)
         write_whereabouts(self._run_dir, network)
         self._events.write("network", name=network.name, why=network.why)

@@ -74,7 +74,7 @@ class Emulation:
         self.blocks = blocks
         """The model whose real blocks the servers compute; ``None``: the stub."""
         self.run_dir = run_dir
-        self.progress = Progress(len(experiment.requests))
+        self.progress = Progress(len(experiment.workload.requests))
         self.interrupted = asyncio.Event()
         self.events = EventWriter(run_dir)
         self.stage = stage
@@ -130,7 +130,7 @@ class Emulation:
     async def start(self) -> None:
         """Build the network, start the nodes, connect the clients, agree on time zero."""
         experiment = self.experiment
-        keep_awake = experiment.keep_cpus_awake and not self.stage.is_virtual
+        keep_awake = experiment.network.keep_cpus_awake and not self.stage.is_virtual
         spec = wiring.network_spec(experiment, self.run_dir.name, self.stage.is_virtual)
         self.network = await self.processes.open(self.stage.network, spec, keep_awake)
         opened_at = time.monotonic()
@@ -182,7 +182,7 @@ class Emulation:
     def _sharing(self) -> dict[str, bool]:
         """Return whether pairs compete for the scenario's shared links; empty if it has none."""
         assert self.network is not None, "asked before the network was open"
-        return {"shares_links": self.network.shares_links} if self.experiment.shared_bps else {}
+        return {"shares_links": self.network.shares_links} if self.experiment.network.shared_bps else {}
 
     def network_text(self) -> str:
         """Return one line on the run's clock and network, and why these were chosen."""
@@ -213,7 +213,7 @@ class Emulation:
                     generations.get(r.index, Generation()),
                     r.max_new_tokens,
                 )
-                for r in self.experiment.requests
+                for r in self.experiment.workload.requests
                 if r.client == number
             ]
             if self._guests is None:
@@ -276,7 +276,7 @@ class Emulation:
 
     def links_now(self) -> dict[tuple[str, str], Link]:
         """Return the scenario's links as they are now, by (from, to)."""
-        return {pair: self.links.link(pair) for pair in self.experiment.links}
+        return {pair: self.links.link(pair) for pair in self.experiment.network.links}
 
     async def statuses(self) -> dict[str, messages.ServerStatus | None]:
         """Return every server's status by name; ``None`` for a server that does not answer."""
@@ -366,7 +366,7 @@ class Emulation:
                 told.set_result(plan)
 
         def answer(found: Route | PolicyError | None) -> None:
-            if self.experiment.queue is None:
+            if self.experiment.policy.queue is None:
                 tell(self._plan(asked.request, found, 0.0))
             else:  # one look may let several in: in virtual time each is done with before the next one is told
                 plan = self._plan(asked.request, found, self.clock.now_s() - asked_at_s)

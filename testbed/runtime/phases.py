@@ -22,12 +22,12 @@ def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, An
     blocks = emulation.blocks
     return {
         "placement": placement_data(placement),
-        "routing": emulation.experiment.routing,
+        "routing": emulation.experiment.policy.routing,
         "servers": [s.name for s in problem.servers],
         "clients": list(problem.clients),
         "devices": blocks and [blocks.settings.device_of(number) for number in range(problem.n_servers)],
         "placement_decision_s": emulation.placed.decision_s,
-        "network": emulation.network.name if emulation.network else emulation.experiment.network,
+        "network": emulation.network.name if emulation.network else emulation.experiment.network.backend,
         "clock": {"name": emulation.stage.clock, "why": emulation.stage.why},
         "wall_s": emulation.wall_s,
         "scenario_s": emulation.scenario_s,

@@ -85,7 +85,7 @@ def real_launcher(experiment: Experiment, run_dir: Path) -> Launcher:
         return HostsLauncher(experiment, run_dir)
     from testbed.runtime.real.handle import LauncherHandle
 
-    return LauncherHandle(run_dir, experiment.blocks.n_threads if experiment.blocks else None)
+    return LauncherHandle(run_dir, experiment.compute.blocks.n_threads if experiment.compute.blocks else None)
 
 
 def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
@@ -97,7 +97,7 @@ def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
     reasons = list(_reasons_for_real_time(experiment, holds))
     if experiment.clock == "virtual" and reasons:
         raise UserError(f"the clock cannot be virtual, since {reasons[0]}; leave one of the two out")
-    if experiment.network == "memory":
+    if experiment.network.backend == "memory":
         if experiment.clock == "real":
             raise UserError(
                 "the memory network has only virtual time; leave out clock real, or use another network"
@@ -109,12 +109,12 @@ def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
     if experiment.machines:
         return Stage("real", _network_over_machines(experiment), reasons[0])
     if experiment.clock == "real":
-        return Stage("real", experiment.network, "asked for")
+        return Stage("real", experiment.network.backend, "asked for")
     if reasons:
-        return Stage("real", experiment.network, reasons[0])
+        return Stage("real", experiment.network.backend, reasons[0])
     why = "asked for" if experiment.clock == "virtual" else "nothing here needs real time"
-    if experiment.network != "auto":
-        return Stage("virtual", experiment.network, why)
+    if experiment.network.backend != "auto":
+        return Stage("virtual", experiment.network.backend, why)
     missing = _fabric_missing()
     if missing is None:
         return Stage("virtual", "fabric", why, "processes and the kernel's TCP")
@@ -124,12 +124,12 @@ def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
 
 def _reasons_for_real_time(experiment: Experiment, holds: bool) -> Any:
     """Yield why the run must be in real time, in words; nothing if it can be virtual."""
-    if experiment.compute == "blocks":
+    if experiment.compute.backend == "blocks":
         yield "real blocks compute in real time"
     if experiment.machines:
         yield "several machines run in real time"
-    if experiment.network not in ("auto", *VIRTUAL_NETWORKS):
-        yield f"the {experiment.network} network needs real time"
+    if experiment.network.backend not in ("auto", *VIRTUAL_NETWORKS):
+        yield f"the {experiment.network.backend} network needs real time"
     if experiment.time_scale != 1:
         yield f"a time scale of {experiment.time_scale:g} needs real time"
     if experiment.programs:
@@ -143,15 +143,15 @@ def _network_over_machines(experiment: Experiment) -> str:
 
     Raises ``UserError`` for one that works on one machine only.
     """
-    if experiment.network in ("netem", "loopback"):
+    if experiment.network.backend in ("netem", "loopback"):
         raise UserError(
-            f"the {experiment.network} network works on one machine only; with several use fabric (the "
+            f"the {experiment.network.backend} network works on one machine only; with several use fabric (the "
             "scenario's links) or hosts (the real network between the machines)"
         )
-    if experiment.network == "hosts":
+    if experiment.network.backend == "hosts":
         what = (
             ("a time scale other than 1", experiment.time_scale != 1),
-            ("[[network.event]]", bool(experiment.changes)),
+            ("[[network.event]]", bool(experiment.network.changes)),
             ("[[node]]", bool(experiment.programs)),
         )
         for name, is_there in what:
@@ -160,7 +160,7 @@ def _network_over_machines(experiment: Experiment) -> str:
                     f"the hosts network is the real one between the machines and cannot have {name}; use "
                     "fabric, or leave it out"
                 )
-    return "fabric" if experiment.network == "auto" else experiment.network
+    return "fabric" if experiment.network.backend == "auto" else experiment.network.backend
 
 
 def _fabric_missing() -> str | None:

@@ -20,10 +20,10 @@ class Timeline:
     """
 
     def __init__(self, experiment: Experiment, changes: Sequence[NetworkChange] | None = None) -> None:
-        self._base = experiment.links
+        self._base = experiment.network.links
         self._since_s: dict[Pair, list[float]] = {}
         self._links: dict[Pair, list[Link]] = {}
-        for change in experiment.changes if changes is None else changes:
+        for change in experiment.network.changes if changes is None else changes:
             for pair, link in change.links.items():
                 self._since_s.setdefault(pair, []).append(change.at_s)
                 self._links.setdefault(pair, [self._base[pair]]).append(link)

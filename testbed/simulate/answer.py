@@ -54,14 +54,14 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         found["percentiles"] = percentiles(simulation.requests)
         found |= _left_out(simulation.requests)
         found["unused_blocks"] = unused_of(simulation)
-        if experiment.online is not None:
-            found["online"] = experiment.online
+        if experiment.policy.online is not None:
+            found["online"] = experiment.policy.online
             found["moves"] = [_move(move) for move in simulation.served.moves]
-        if experiment.paging is not None:
+        if experiment.compute.paging is not None:
             found["n_preemptions"] = sum(r.n_preemptions for r in simulation.requests)
             found["preempted_tokens"] = sum(r.preempted_tokens for r in simulation.requests)
         summary = simulation.served.summary
-        if summary is not None and (experiment.faults or summary["n_replays"]):
+        if summary is not None and (experiment.faults.planned or summary["n_replays"]):
             found |= {name: summary[name] for name in ("n_faults", "n_replays")}
     found["bounds"] = _bounds(simulation)
     found["decision_s"] = simulation.placement_s + sum(simulation.served.routing_s)

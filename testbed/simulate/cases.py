@@ -35,7 +35,7 @@ class Case:
     @property
     def policy(self) -> str:
         """The policy pair's name, or ``placement+routing`` if it has none."""
-        halves = (self.experiment.placement, self.experiment.routing)
+        halves = (self.experiment.policy.placement, self.experiment.policy.routing)
         return next((name for name, pair in PAIRS.items() if pair == halves), "+".join(halves))
 
 

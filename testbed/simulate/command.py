@@ -171,13 +171,23 @@ def _designed(case: Case, concurrency: str | None) -> Case:
     if concurrency in (None, "auto"):
         return case
     if concurrency == "searched":
-        return replace(case, experiment=replace(case.experiment, design_concurrency="searched"))
+        return replace(
+            case,
+            experiment=replace(
+                case.experiment, policy=replace(case.experiment.policy, design_concurrency="searched")
+            ),
+        )
     if not concurrency.isdigit() or int(concurrency) < 1:
         raise UserError(
             "--design-concurrency must be auto, searched or a whole number of at least 1, not "
             f"{concurrency!r}"
         )
-    return replace(case, experiment=replace(case.experiment, design_concurrency=int(concurrency)))
+    return replace(
+        case,
+        experiment=replace(
+            case.experiment, policy=replace(case.experiment.policy, design_concurrency=int(concurrency))
+        ),
+    )
 
 
 def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
@@ -193,7 +203,7 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
     objectives = case.experiment.objectives if options.objectives is None else options.objectives
     if objectives and simulation.placement is not None:
         row["goodput_rps"] = goodput_rps(request_rows(simulation), objectives)
-    given = case.experiment.design_concurrency
+    given = case.experiment.policy.design_concurrency
     if given is not None and simulation.placement and simulation.placement.design_concurrency is None:
         row["note"] = f"{case.policy} uses no design concurrency: {given} has no effect"
     if case.experiment.calibration.session_setup_s and simulation.placement is not None:

@@ -43,7 +43,7 @@ def draw_of(experiment: Experiment, n_runs: int) -> str | None:
     ``None``: the scenario sets ``workload.draw``, its requests are generated, or there is a single run.
     Raises ``UserError`` if the scenario sets "windows" and has fewer windows than runs.
     """
-    sample, n = experiment.sample, len(experiment.requests)
+    sample, n = experiment.workload.sample, len(experiment.workload.requests)
     if n_runs < 2 or sample is None or not n:
         return None
     n_windows = sample.n_recorded // n
@@ -60,10 +60,10 @@ def draw_of(experiment: Experiment, n_runs: int) -> str | None:
 
 def drawn_of(experiment: Experiment) -> dict[str, Any] | None:
     """Return how runs chose their recorded requests, for the output; ``None``: they were generated."""
-    sample = experiment.sample
+    sample = experiment.workload.sample
     if sample is None:
         return None
-    n = len(experiment.requests)
+    n = len(experiment.workload.requests)
     return {"draw": sample.draw or "first", "n_requests": n, "n_recorded": sample.n_recorded}
 
 
@@ -80,7 +80,7 @@ def recorded_share(drawn: dict[str, Any] | None) -> float:
 def fingerprint(case: Case, row: dict[str, Any]) -> Any:
     """Return a value that is equal for two runs only if their requests and all their times are the same."""
     times = [{k: v for k, v in r.items() if k != "route"} for r in row["requests"] or ()]
-    return case.experiment.requests, times, row.get("error")
+    return case.experiment.workload.requests, times, row.get("error")
 
 
 def same_run_error(rows: Sequence[dict[str, Any]]) -> UserError:

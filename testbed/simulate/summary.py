@@ -110,7 +110,7 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
         "mode": simulation.mode,
         "scenario": experiment.name,
         "seed": experiment.seed,
-        "workload": experiment.workload,
+        "workload": experiment.workload.source,
         "n_requests": len(rows),
         "n_completed": statuses.count("completed"),
         "n_failed": len(rows) - statuses.count("completed"),
@@ -118,8 +118,8 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
         "n_interrupted": 0,
         "n_not_started": 0,
         "policy": {
-            "placement": experiment.placement,
-            "routing": experiment.routing,
+            "placement": experiment.policy.placement,
+            "routing": experiment.policy.routing,
             "design_concurrency": placement.design_concurrency,
         },
         "calibration": {

@@ -52,7 +52,7 @@ def _plan(simulation: Simulation) -> dict[str, Any]:
     assert placement is not None, "only feasible simulations are written"
     return {
         "placement": placement_data(placement),
-        "routing": experiment.routing,
+        "routing": experiment.policy.routing,
         "mode": simulation.mode,
         "servers": [s.name for s in experiment.problem.servers],
         "clients": list(experiment.problem.clients),

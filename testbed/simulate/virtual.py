@@ -61,7 +61,7 @@ def serve_by_system(
 def served_of(experiment: Experiment, run_dir: Path, tables: Tables, summary: dict[str, Any]) -> Served:
     """Return a run of the system as the result of an engine. Raises ``RunError`` if a request did not end."""
     known = {record.index: record for record in tables.records.requests}
-    plans = {plan.index: plan for plan in experiment.requests}
+    plans = {plan.index: plan for plan in experiment.workload.requests}
     requests = tuple(_request(plans[row["request"]], row, known[row["request"]]) for row in tables.rows)
     names = [server.name for server in experiment.problem.servers]
     moves = tuple(move_of(line, names) for line in tables.records.moves)

@@ -39,7 +39,7 @@ class Faults:
         self._n_clients = len(experiment.problem.clients)
         self._machines = Machines(experiment, nodes, coordinator, events)
         self._numbers = {name: number for number, name in enumerate(self._machines.names)}
-        self._schedule = Schedule(experiment.faults, self._machines)
+        self._schedule = Schedule(experiment.faults.planned, self._machines)
         self._recoveries = Recoveries(experiment, self._machines, coordinator, events)
         self._descriptors: Mapping[str, int] = {}
         self.leaks: dict[str, float] | None = None

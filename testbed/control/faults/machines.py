@@ -88,7 +88,8 @@ class Machines:
         self._coordinator = coordinator
         self._events = events
         self._machines = [
-            _Machine(j not in experiment.absent, j not in experiment.absent) for j in range(len(self.names))
+            _Machine(j not in experiment.faults.absent, j not in experiment.faults.absent)
+            for j in range(len(self.names))
         ]
         self.died: Callable[[int], None] = lambda server: None
         """Called with the number of a server whose process has ended for any reason."""
@@ -131,7 +132,7 @@ class Machines:
     @property
     def n_joined(self) -> int:
         """The number of servers that were absent at the start and have joined since."""
-        return sum(self._machines[server].has_been for server in self._experiment.absent)
+        return sum(self._machines[server].has_been for server in self._experiment.faults.absent)
 
     def epoch(self, server: int) -> int:
         return self._machines[server].epoch
@@ -150,7 +151,7 @@ class Machines:
         if not machine.is_up:
             return True
         # Only an end by a signal counts as a fault. A process that exits by itself has the reason in its log.
-        if status >= 0 or self._experiment.recovery.mode != "replay" or not self._has_begun:
+        if status >= 0 or self._experiment.faults.recovery.mode != "replay" or not self._has_begun:
             return False
         self._dies(server, machine)
         self._event(
@@ -316,7 +317,7 @@ class Machines:
         Sessions that are left are replayed elsewhere.
         """
         epoch, began_at_s = machine.epoch, self._nodes.now_s()
-        limit_at_s = began_at_s + self._experiment.recovery.give_up_s
+        limit_at_s = began_at_s + self._experiment.faults.recovery.give_up_s
         emptied = asyncio.ensure_future(self._nodes.ask_server(server, WaitUntilEmpty()))
         others = [
             asyncio.ensure_future(machine.gone.wait()),

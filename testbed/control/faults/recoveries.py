@@ -19,7 +19,7 @@ class Recoveries:
         self, experiment: Experiment, machines: Machines, coordinator: Coordinator, events: EventWriter
     ) -> None:
         self._problem = experiment.problem
-        self._rules = experiment.recovery
+        self._rules = experiment.faults.recovery
         self._machines = machines
         self._coordinator = coordinator
         self._events = events

@@ -74,7 +74,7 @@ class HostsLauncher:
     def __init__(self, experiment: Experiment, run_dir: Path) -> None:
         self._experiment = experiment
         self._run_dir = run_dir
-        self.n_threads = experiment.blocks.n_threads if experiment.blocks else None
+        self.n_threads = experiment.compute.blocks.n_threads if experiment.compute.blocks else None
         self._local = LauncherHandle(run_dir, self.n_threads)
         try:
             self._cluster: Cluster | None = Cluster()
@@ -107,7 +107,7 @@ class HostsLauncher:
         """Open the network's part on every machine, when all agents are connected and their clocks known."""
         assert self._cluster is not None, "opened after it was closed"
         experiment, problem = self._experiment, self._experiment.problem
-        by_gpu = experiment.blocks is not None and set(experiment.blocks.devices) != {"cpu"}
+        by_gpu = experiment.compute.blocks is not None and set(experiment.compute.blocks.devices) != {"cpu"}
         hosts = await self._cluster.machines(experiment.machines, by_gpu)
         self._server = await asyncio.start_server(self._accept, self._cluster.address, 0)
         port = self._server.sockets[0].getsockname()[1]

@@ -128,9 +128,9 @@ def _per_hop(
         ways = [((sender, name), hop["up_bytes"])]
         if not problem.forwarding or hop["last_block"] == problem.model.n_blocks:
             ways.append(((name, client), hop["down_bytes"]))
-        links = [(scaled(experiment.links[pair], 1.0), n_bytes) for pair, n_bytes in ways]
+        links = [(scaled(experiment.network.links[pair], 1.0), n_bytes) for pair, n_bytes in ways]
         propagation_s = math.fsum(link.delay_s for link, _ in links)
-        transmission_s = math.fsum(link.transmission_s(n, experiment.mtu) for link, n in links)
+        transmission_s = math.fsum(link.transmission_s(n, experiment.network.mtu) for link, n in links)
         n_input, token = row["n_input_tokens"], hop["token"]
         position, n_tokens = (n_input + token - 1, 1) if token else (0, n_input)
         profile = profiles[name]

@@ -68,7 +68,7 @@ def links_command(
     object for ``--json`` and the text for the terminal. Raises ``UserError`` for invalid options,
     ``RunError`` if the emulation fails.
     """
-    if experiment.network == "memory":
+    if experiment.network.backend == "memory":
         raise UserError("the memory network has nothing to measure: give --network fabric, netem or loopback")
     if out is not None:
         check_new_folder(out)
@@ -165,7 +165,9 @@ class _Links:
         """Start the network, an echo service per server, and one prober per client, two under load."""
         experiment, problem, processes = self._experiment, self._experiment.problem, self._processes
         spec = wiring.network_spec(experiment, self._run_dir.name)
-        self._network = network = await processes.open(experiment.network, spec, experiment.keep_cpus_awake)
+        self._network = network = await processes.open(
+            experiment.network.backend, spec, experiment.network.keep_cpus_awake
+        )
         names = [(c, process, "prober") for c in problem.clients for process in (c, _busy(c))[: 1 + load]]
         names += [(s.name, s.name, "echo") for s in problem.servers]
         for name, process, kind in names:
@@ -181,7 +183,7 @@ class _Links:
         return up.delay_s + down.delay_s
 
     def _links(self, pair: Pair) -> tuple[LinkProfile, LinkProfile]:
-        links, scale = self._experiment.links, self._experiment.time_scale
+        links, scale = self._experiment.network.links, self._experiment.time_scale
         return wiring.scaled(links[pair], scale), wiring.scaled(links[pair[::-1]], scale)
 
     def _expected_s(self, pairs: Sequence[Pair], echoes: int, at_most: int) -> float:
@@ -247,7 +249,7 @@ class _Links:
         return list(results)
 
     def _plan(self, pair: Pair, echoes: int, bulk: bool = True) -> ProbePlan:
-        mtu, links = self._experiment.mtu, self._links(pair)
+        mtu, links = self._experiment.network.mtu, self._links(pair)
         sizes = [self._bulk_bytes(pair, link) for link in links]
         delays: list[tuple[float, float] | None] = [None, None]
         if self._network.delays_in_client:
@@ -288,7 +290,7 @@ class _Links:
 
     def _rows(self, pair: Pair, result: Measured) -> list[dict[str, Any]]:
         """Returns one row per direction of a pair, in scenario time."""
-        scale, mtu = self._experiment.time_scale, self._experiment.mtu
+        scale, mtu = self._experiment.time_scale, self._experiment.network.mtu
         token_bytes = self._experiment.problem.model.token_bytes
         links = self._links(pair)
         rtt_s = self._rtt_s(pair)

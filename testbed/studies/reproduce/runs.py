@@ -123,7 +123,7 @@ def run_task(task: Task) -> Record:
     experiment = case_of(Setup("", REFERENCE), task.run).experiment
     constants = CalibrationTable.model_validate(experiment.document["calibration"])
     setups_s = constants.session_setup_petals or 0.0, constants.session_setup_proposed or 0.0
-    trial = _Trial(experiment.problem, experiment.requests, *setups_s)
+    trial = _Trial(experiment.problem, experiment.workload.requests, *setups_s)
     measures: Measures = dict(chain.from_iterable(_of_policy(trial, policy) for policy in task.policies))
     if task.explained:
         measures |= {**dict(_factors(trial)), **dict(_concurrencies(trial))}

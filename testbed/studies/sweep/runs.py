@@ -209,7 +209,8 @@ def key_of(experiment: Experiment, setup: Setup) -> str:
     """
     about = [rules_digest(), setup.engine, dict(setup.objectives), experiment.document]
     about += [
-        source_digest(name) for name in (experiment.placement, experiment.routing, experiment.online or "")
+        source_digest(name)
+        for name in (experiment.policy.placement, experiment.policy.routing, experiment.policy.online or "")
     ]
     return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()[:32]
 

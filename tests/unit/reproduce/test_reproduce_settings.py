@@ -58,7 +58,7 @@ def test_settings_have_names_of_their_own_and_only_chooses_between_them() -> Non
 def test_every_setting_is_a_valid_scenario_that_keeps_what_it_says(setting: Setting) -> None:
     experiment = case_of(Setup(""), setting.run(3)).experiment
     stated = changes(setting)
-    assert len(experiment.requests) == stated["workload.n_requests"]
+    assert len(experiment.workload.requests) == stated["workload.n_requests"]
     assert experiment.problem.request_rate == stated.get("policy.planned_rate", stated["workload.rate"])
     assert experiment.problem.n_output_tokens == stated["workload.n_output_tokens"]
     assert experiment.calibration.session_setup_s == 0

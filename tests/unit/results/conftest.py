@@ -130,7 +130,7 @@ class SyntheticRun:
         self.log(Rejected(index, at_s, server, "no-capacity", 1.0, [], []))
 
     def arrive(self, index: int, at_s: float, intended_at_s: float | None = None) -> None:
-        plan = self.experiment.requests[index]
+        plan = self.experiment.workload.requests[index]
         intended_at_s = at_s if intended_at_s is None else intended_at_s
         lengths = plan.n_input_tokens, plan.n_output_tokens
         self.log(Arrived(index, at_s, self._client(index), intended_at_s, *lengths))
@@ -163,7 +163,7 @@ class SyntheticRun:
 
         With ``n_tokens`` the log ends after so many, otherwise the request completes.
         """
-        plan = self.experiment.requests[index]
+        plan = self.experiment.workload.requests[index]
         self.arrive(index, at_s)
         self.admit(index, chain, at_s, at_s + 0.1)
         now_s = at_s + 0.1
@@ -179,7 +179,7 @@ class SyntheticRun:
         return now_s
 
     def _client(self, index: int) -> str:
-        return self.experiment.problem.clients[self.experiment.requests[index].client]
+        return self.experiment.problem.clients[self.experiment.workload.requests[index].client]
 
 
 MakeRun = Callable[..., SyntheticRun]

@@ -32,7 +32,9 @@ ALTERED = {
 def real(make_run: MakeRun) -> SyntheticRun:
     """Two requests of three tokens each, both completed, with real blocks."""
     run = make_run(lengths=[(2, 3), (2, 3)])
-    run.experiment = replace(run.experiment, compute="blocks", blocks=BLOCKS)
+    run.experiment = replace(
+        run.experiment, compute=replace(run.experiment.compute, backend="blocks", blocks=BLOCKS)
+    )
     run.serve(0, 0.0, CHAIN)
     run.serve(1, 2.0, CHAIN)
     return run

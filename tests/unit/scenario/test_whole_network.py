@@ -37,5 +37,5 @@ def test_events_change_links_between_clients_too(load: Load) -> None:
     e = load("network.event=[{at='1 s', site='A', down=true}]", replace=replaced)
     whole = whole_network(e)
     assert [change.at_s for change in whole.changes] == [1.0]
-    assert e.changes[0].links.items() < whole.changes[0].links.items()
+    assert e.network.changes[0].links.items() < whole.changes[0].links.items()
     assert whole.changes[0].links["client-0", "client-1"] == Link(0.0025, 1e9, 0.0, 1.0)

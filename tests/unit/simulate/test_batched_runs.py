@@ -113,7 +113,7 @@ def test_what_a_step_was_composed_of_gives_how_long_it_took(
     assert simulate_command(["clustered"], options, as_json=True) == 0
     experiment = load_experiment("clustered", list(overrides))
     laws = {server.name: server for server in experiment.problem.servers}
-    n_input = {request.index: request.n_input_tokens for request in experiment.requests}
+    n_input = {request.index: request.n_input_tokens for request in experiment.workload.requests}
     hops = pq.read_table(tmp_path / "run" / "hops.parquet").to_pylist()
     of_steps = defaultdict(list)
     for hop in hops:
@@ -163,6 +163,6 @@ def test_what_contradicts_itself_or_has_no_meaning_is_refused() -> None:
 
 
 def test_serial_is_a_way_to_say_batching_serial() -> None:
-    assert load_experiment("clustered", ["compute.serial=true"]).batching == "serial"
-    assert load_experiment("clustered", ['compute.batching="serial"']).batching == "serial"
-    assert load_experiment("clustered").batching == "none"
+    assert load_experiment("clustered", ["compute.serial=true"]).compute.batching == "serial"
+    assert load_experiment("clustered", ['compute.batching="serial"']).compute.batching == "serial"
+    assert load_experiment("clustered").compute.batching == "none"

@@ -45,8 +45,8 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def test_the_shipped_churn_loses_no_request_and_recovers_near_the_floor() -> None:
     experiment = load_experiment("churn")
-    assert [fault.at_s for fault in experiment.faults[:3]] == [10.0, 20.0, 30.0]
-    assert {(fault.kind, fault.for_s) for fault in experiment.faults} == {("kill", 20.0)}
+    assert [fault.at_s for fault in experiment.faults.planned[:3]] == [10.0, 20.0, 30.0]
+    assert {(fault.kind, fault.for_s) for fault in experiment.faults.planned} == {("kill", 20.0)}
     simulation = simulate(Case(experiment), "testbed")
     assert [r.status for r in simulation.requests] == ["completed"] * 100
     summary = simulation.served.summary
