@@ -38,7 +38,8 @@ def load_experiment(name_or_path: str, overrides: Sequence[str] = ()) -> Experim
     override(source, overrides)
     try:
         scenario = Scenario.model_validate(source.document)
-        return replace(resolve(scenario, source.stem, source.folder_of), code_in_file=code_in_file(source))
+        experiment = resolve(scenario, source.stem, source.folder_of)
+        return replace(experiment, policy=replace(experiment.policy, code_in_file=code_in_file(source)))
     except ValidationError as error:
         raise source.error(explain(error)) from None
     except KeyedError as wrong:

@@ -15,7 +15,16 @@ from policies.problem import Problem
 from policies.workload import Backoff, QueueRules, RequestPlan, longest_tokens
 from testbed.scenario.blocks import check_steps, resolve_blocks
 from testbed.scenario.events import check_events, network_changes
-from testbed.scenario.experiment import BlocksSettings, Experiment, Program
+from testbed.scenario.experiment import (
+    BlocksSettings,
+    ComputePart,
+    Experiment,
+    FaultsPart,
+    NetworkPart,
+    PolicyPart,
+    Program,
+    WorkloadPart,
+)
 from testbed.scenario.fault_tables import FaultTable
 from testbed.scenario.faults import (
     churn_faults,
@@ -166,9 +175,56 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
             objectives_s=_objectives(workload.slo),
         ),
         sites=where.sites,
-        links=links,
-        changes=network_changes(network.event or (), links, where.sites),
-        site_links=by_site,
+        calibration=calibration,
+        network=NetworkPart(
+            backend=network.backend,
+            links=links,
+            changes=network_changes(network.event or (), links, where.sites),
+            site_links=by_site,
+            events=tuple(network.event or ()),
+            shared_bps=(network.shared or {}) if isinstance(network, MatrixTable) else {},
+            shared_paths=node_paths(network, where.sites),
+            tcp=TcpSpec(tcp.warm, tcp.slow_start_after_idle, tcp.congestion_control),
+            mtu=network.mtu,
+            subnet=subnet_of(network.subnet, len(where.sites)),
+            keep_cpus_awake=network.keep_cpus_awake,
+        ),
+        compute=ComputePart(
+            backend=scenario.compute.backend,
+            batching=_batching(compute, blocks),
+            chunk_tokens=compute.chunk_tokens,
+            paging=paging,
+            expected_output=None if paging is None else scenario.cache.expected_output or expected_output,
+            blocks=blocks,
+        ),
+        policy=PolicyPart(
+            placement=policy.placement,
+            routing=policy.routing,
+            design_concurrency=None if policy.design_concurrency == "auto" else policy.design_concurrency,
+            online=None if policy.online == "none" else policy.online,
+            online_period_s=policy.online_period,
+            online_patience_s=policy.online_patience,
+            load_bps=policy.load_rate or 1e9,
+            state_age_s=policy.state_age,
+            queue=None
+            if policy.queue is None or policy.queue == "none"
+            else QueueRules(policy.queue, policy.queue_age, backoff.give_up, backoff.max),
+        ),
+        workload=WorkloadPart(
+            requests=() if endpoint is not None and endpoint.workload == "none" else requests,
+            source=workload_source(workload),
+            sample=sample,
+            backoff=Backoff(backoff.first, backoff.max, backoff.give_up, backoff.jitter, scenario.seed),
+            endpoint_tokens=endpoint.max_model_len if endpoint is not None else 0,
+        ),
+        faults=FaultsPart(
+            planned=resolve_faults(faults, server_names, absent, requests),
+            recovery=recovery_rules(recovery, scenario.seed),
+            membership=membership_rules(scenario.membership),
+            absent=absent,
+        ),
+        document=resolved.model_dump(by_alias=True, exclude_none=True),
+        machines=machines_of(scenario),
         programs=tuple(
             Program(
                 node.name,
@@ -178,43 +234,6 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
             )
             for index, node in enumerate(scenario.node or ())
         ),
-        events=tuple(network.event or ()),
-        network=network.backend,
-        machines=machines_of(scenario),
-        tcp=TcpSpec(tcp.warm, tcp.slow_start_after_idle, tcp.congestion_control),
-        mtu=network.mtu,
-        subnet=subnet_of(network.subnet, len(where.sites)),
-        keep_cpus_awake=network.keep_cpus_awake,
-        compute=scenario.compute.backend,
-        batching=_batching(compute, blocks),
-        chunk_tokens=compute.chunk_tokens,
-        paging=paging,
-        expected_output=None if paging is None else scenario.cache.expected_output or expected_output,
-        queue=None
-        if policy.queue is None or policy.queue == "none"
-        else QueueRules(policy.queue, policy.queue_age, backoff.give_up, backoff.max),
-        placement=policy.placement,
-        routing=policy.routing,
-        design_concurrency=None if policy.design_concurrency == "auto" else policy.design_concurrency,
-        online=None if policy.online == "none" else policy.online,
-        online_period_s=policy.online_period,
-        online_patience_s=policy.online_patience,
-        load_bps=policy.load_rate or 1e9,
-        state_age_s=policy.state_age,
-        calibration=calibration,
-        backoff=Backoff(backoff.first, backoff.max, backoff.give_up, backoff.jitter, scenario.seed),
-        requests=() if endpoint is not None and endpoint.workload == "none" else requests,
-        endpoint_tokens=endpoint.max_model_len if endpoint is not None else 0,
-        workload=workload_source(workload),
-        sample=sample,
-        document=resolved.model_dump(by_alias=True, exclude_none=True),
-        shared_bps=(network.shared or {}) if isinstance(network, MatrixTable) else {},
-        shared_paths=node_paths(network, where.sites),
-        blocks=blocks,
-        faults=resolve_faults(faults, server_names, absent, requests),
-        recovery=recovery_rules(recovery, scenario.seed),
-        membership=membership_rules(scenario.membership),
-        absent=absent,
     )
 
 

@@ -8,14 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from netem.spec import TcpSpec
 from policies.interfaces import RoutingPolicy
 from policies.petals_routing import PetalsRouting
 from policies.registry import PAIRS, resolve_pair
-from policies.workload import Backoff
 from testbed.fast.outcome import CompletedMove, SimulatedRequest
 from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Calibration, Experiment, Link
+from testbed.scenario.experiment import (
+    Calibration,
+    ComputePart,
+    Experiment,
+    Link,
+    NetworkPart,
+    PolicyPart,
+    WorkloadPart,
+)
 from testbed.scenario.policy import PolicyChoice, has_petals_setup
 from testbed.simulate.instance import Instance, load_instance
 
@@ -108,26 +114,14 @@ def instance_experiment(instance: Instance, placement: str, routing: str, sessio
         time_scale=1.0,
         problem=problem,
         sites=dict(zip((*problem.clients, *servers), instance.sites, strict=True)),
-        links=links,
-        changes=(),
-        network="loopback",
-        keep_cpus_awake=False,
-        tcp=TcpSpec(),
-        mtu=1500,
-        compute="stub",
-        batching="none",
-        placement=placement,
-        routing=routing,
-        design_concurrency=None,
-        online=None,
-        load_bps=1e9,
-        state_age_s=0.0,
         calibration=Calibration(
             name="instance",
             initial_delay_s=problem.initial_delay_s,
             session_setup_s=setup_s if session_setup else 0.0,
         ),
-        backoff=Backoff(),
-        requests=instance.requests,
+        network=NetworkPart("loopback", links),
+        compute=ComputePart(),
+        policy=PolicyPart(placement, routing),
+        workload=WorkloadPart(instance.requests),
         document={},
     )

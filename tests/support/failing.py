@@ -90,7 +90,7 @@ def fail(
     problem, placement = made
     # Hidden states carry a value of eight bytes.
     problem = replace(problem, model=replace(problem.model, hidden_size=8))
-    experiment = experiment_of(problem, requests, faults=tuple(faults), **settings)
+    experiment = experiment_of(problem, requests, planned=tuple(faults), **settings)
     placed = placed_experiment(problem, placement, routing or WsRr())
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -10,6 +10,7 @@ from testbed.errors import UserError
 from testbed.runtime import stage
 from testbed.runtime.stage import choose_stage
 from testbed.scenario import load_experiment
+from testbed.scenario.experiment import ComputePart
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def test_a_run_that_stays_up_for_its_users_is_in_real_time() -> None:
 
 
 def test_real_blocks_compute_in_real_time() -> None:
-    experiment = replace(load_experiment("clustered"), compute="blocks")
+    experiment = replace(load_experiment("clustered"), compute=ComputePart("blocks"))
     assert choose_stage(experiment).why == "real blocks compute in real time"
 
 

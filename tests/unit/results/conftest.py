@@ -20,7 +20,7 @@ from nodes.records import Admitted, AnyRecord, Arrived, Completed, HopRecord, Op
 from policies.problem import ModelSpec, Problem, ServerSpec
 from policies.workload import RequestPlan
 from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Calibration, Experiment, Link
+from testbed.scenario.experiment import Calibration, ComputePart, Experiment, Link, NetworkPart, PolicyPart
 
 LINK = Link(0.05, 84_160.0)
 Hop = tuple[int, int, int, float, float, float, float, int, int]
@@ -37,8 +37,9 @@ def make_experiment(
     names, servers = ("c0", "c1"), ("s0", "s1")
     calibration = calibration or Calibration()
     grid = ((0.1, 0.1), (0.1, 0.1))
+    clustered = load_experiment("clustered")  # the other fields of an experiment do not matter here
     return replace(
-        load_experiment("clustered"),  # the other fields of an experiment do not matter here
+        clustered,
         name="synthetic",
         seed=7,
         time_scale=time_scale,
@@ -58,16 +59,18 @@ def make_experiment(
             initial_delay_s=calibration.initial_delay_s,
         ),
         sites={"s0": "East", "s1": "West", "c0": "North", "c1": "North"},
-        links={pair: LINK for c in names for s in servers for pair in ((c, s), (s, c))},
-        mtu=1500,
-        compute="stub",
-        batching=batching,
-        placement="cg-bp",
-        routing="ws-rr",
-        design_concurrency=None,
+        network=NetworkPart(
+            "memory", {pair: LINK for c in names for s in servers for pair in ((c, s), (s, c))}
+        ),
+        compute=ComputePart(batching=batching),
+        policy=PolicyPart("cg-bp", "ws-rr"),
         calibration=calibration,
-        requests=tuple(
-            RequestPlan(i, clients[i] if clients else 0, float(i), *pair) for i, pair in enumerate(lengths)
+        workload=replace(
+            clustered.workload,
+            requests=tuple(
+                RequestPlan(i, clients[i] if clients else 0, float(i), *pair)
+                for i, pair in enumerate(lengths)
+            ),
         ),
     )
 

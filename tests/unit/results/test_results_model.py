@@ -195,10 +195,9 @@ def test_a_message_sent_while_its_link_was_being_cut_was_caught_if_it_came_after
 
 def test_opening_a_chain_over_a_cut_link_takes_until_it_is_up(make_run: MakeRun) -> None:
     cut = {("s0", "c0"): Link(0.05, 84_160.0, 0.0, 1.0)}
-    experiment = replace(
-        make_run().experiment,
-        changes=(NetworkChange(1.0, cut, "down"), NetworkChange(3.0, {("s0", "c0"): LINK}, "up")),
-    )
+    experiment = make_run().experiment
+    changes = (NetworkChange(1.0, cut, "down"), NetworkChange(3.0, {("s0", "c0"): LINK}, "up"))
+    experiment = replace(experiment, network=replace(experiment.network, changes=changes))
     timeline = Timeline(experiment)
     chain = [[0, 0, 4]]
     assert_allclose(model_setup_s(experiment, "c0", chain), 0.1)
