@@ -85,8 +85,8 @@ def topology(
 
 
 _ONLY_FOR = {
-    **dict.fromkeys(("only", "out", "jobs"), ("paper",)),
-    **dict.fromkeys(("runs", "seed"), ("paper", "chain")),
+    **dict.fromkeys(("only", "out"), ("paper",)),
+    **dict.fromkeys(("runs", "seed", "jobs"), ("paper", "chain")),
     **dict.fromkeys(("log", "cluster", "tables", "warm_up", "step_base"), ("helix",)),
 }
 """Options that only some studies of ``testbed reproduce`` have, and these studies."""
@@ -143,7 +143,7 @@ def reproduce(
                 f"{option} is for reproduce {' and '.join(studies)}; leave it out of reproduce {what}"
             )
     if what == "helix":
-        from testbed.studies.helix.command import STEP_BASE_S, helix_command
+        from testbed.studies.reproduce.helix import STEP_BASE_S, helix_command
 
         if log is None or cluster is None or tables is None:
             raise UserError(
@@ -155,9 +155,9 @@ def reproduce(
         print_answer(answer, lambda: text, as_json)
         return
     if what == "chain":
-        from testbed.studies.chain.command import chain_command
+        from testbed.studies.reproduce.chain import chain_command
 
-        answer, text = chain_command(runs, seed, say)
+        answer, text = chain_command(runs, seed, jobs)
         print_answer(answer, lambda: text, as_json)
         return
     from testbed.studies.reproduce.command import reproduce_command

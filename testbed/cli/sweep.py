@@ -30,6 +30,13 @@ def sweep(
             "for more axes.",
         ),
     ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A pair, or PLACEMENT+ROUTING, also module:A+module:B; see `testbed policies`. Repeat to "
+            "compare. Default the study's, or the scenario's."
+        ),
+    ] = None,
     runs: Annotated[
         int | None,
         typer.Option(help="Number of runs of every point and policy, each with the next seed; default 1."),
@@ -39,7 +46,8 @@ def sweep(
         str | None,
         typer.Option(
             help="fast (default; runs in which something disturbs sessions use virtual), virtual (the "
-            "testbed itself in virtual time) or real (the testbed in real time, one run at a time)."
+            "testbed itself in virtual time), real (the testbed in real time, one run at a time) or "
+            "reference (the semantics of `testbed simulate --mode reference`)."
         ),
     ] = None,
     executor: Annotated[
@@ -72,6 +80,12 @@ def sweep(
     pareto: Annotated[
         str | None, typer.Option(help="The two metrics of the Pareto front; default tokens_per_s,ttft_s.")
     ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="requests: write requests.parquet, too, with a row for every request of every run."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario over axes, policies and seeds; writes a row per run, tables, figures and a page.
@@ -83,6 +97,8 @@ def sweep(
 
     options = Options(
         over=tuple(over or ()),
+        policies=tuple(policy or ()),
+        keep=keep,
         overrides=tuple(overrides or ()),
         n_runs=runs,
         seed=seed,

@@ -28,10 +28,14 @@ def _arrow_type(kind: Any) -> pa.DataType:
     return _ARROW[kind] if kind in _ARROW else next(_ARROW[part] for part in get_args(kind) if part in _ARROW)
 
 
+def request_schema() -> pa.Schema:
+    """Return the schema of ``requests.parquet``."""
+    return pa.schema([(name, _arrow_type(kind)) for name, (kind, _) in request_columns().items()])
+
+
 def request_table(rows: Sequence[RequestRow]) -> pa.Table:
     """Return a table with a row per request of the scenario, with those that failed or never started."""
-    schema = pa.schema([(name, _arrow_type(kind)) for name, (kind, _) in request_columns().items()])
-    return pa.Table.from_pylist([flat(row) for row in rows], schema=schema)
+    return pa.Table.from_pylist([flat(row) for row in rows], schema=request_schema())
 
 
 def write_requests(path: Path, rows: Sequence[RequestRow]) -> None:

@@ -64,6 +64,7 @@ from testbed.scenario.schema import (
     ComputeTable,
     HardwareTable,
     NodeTable,
+    PolicyTable,
     Scenario,
     ServersTable,
     WorkloadTable,
@@ -164,8 +165,8 @@ def resolve(
             **vars(times),
             n_input_tokens=lengths[0],
             n_output_tokens=lengths[1],
-            request_rate=workload.rate,
-            join_order=join_order(scenario.seed, len(specs)),
+            request_rate=policy.planned_rate or workload.rate,
+            join_order=_join_order(policy, scenario.seed, len(specs)),
             initial_delay_s=calibration.initial_delay_s,
             forwarding=is_forwarding,
             hub_token_s=compute.hub_token or 0.0,
@@ -341,6 +342,16 @@ def _paging(table: CacheTable) -> PagingRules | None:
         return None
     usual = PagingRules()
     return PagingRules(table.page_tokens or usual.page_tokens, table.high_water or usual.high_water)
+
+
+def _join_order(policy: PolicyTable, seed: int, n_servers: int) -> tuple[int, ...]:
+    if policy.join_order is None:
+        return join_order(seed, n_servers)
+    if sorted(policy.join_order) != list(range(n_servers)):
+        raise KeyedError(
+            ("policy", "join_order"), f"must name each of the servers 0 to {n_servers - 1} exactly once"
+        )
+    return tuple(policy.join_order)
 
 
 def _absent(groups: Sequence[ServersTable]) -> frozenset[int]:

@@ -425,6 +425,9 @@ class PolicyTable(Table):
       before it ("server-to-server"). Default: what the routing policy states.
     - ``session_setup``: which of the two constants ``[calibration]`` adds to first tokens, if it adds one.
       Default: what the placement policy states.
+    - ``planned_rate``: requests per second that placements are made for. Default: the workload's own.
+    - ``join_order``: order in which servers join under PETALS, by their numbers from 0. Default: drawn by the
+      seed.
     - ``online``: a policy that changes the placement while requests are served, or "none". ``online_period``
       (time between two checks) and ``online_patience`` (how long the load must differ from the design before
       it acts) replace that policy's own values. Servers load blocks at ``load_rate`` (default 1 Gbit/s).
@@ -442,6 +445,8 @@ class PolicyTable(Table):
     ] = "auto"
     communication: Communication | None = None
     session_setup: SessionSetup | None = None
+    planned_rate: Positive | None = None
+    join_order: list[int] | None = None
     online: str | None = None
     online_period: PositiveSeconds | None = None
     online_patience: Annotated[Seconds, Field(ge=0)] | None = None

@@ -21,6 +21,13 @@ def _n_hop_rows(simulation: Simulation) -> int:
     return sum(len(r.route.hops) * r.plan.n_output_tokens for r in done if r.route is not None)
 
 
+def whole_rows(simulation: Simulation) -> Sequence[RequestRow]:
+    """Return the simulation's rows with their ``unqueued`` metrics, which are computed only here."""
+    if simulation.served.rows is None:
+        add_unqueued(simulation.case.experiment, simulation.served.outcomes, simulation.rows)
+    return simulation.rows
+
+
 def summarize_simulation(
     simulation: Simulation, objectives: Mapping[str, float], without_setup: Simulation | None = None
 ) -> RunSummary:
@@ -32,8 +39,7 @@ def summarize_simulation(
     experiment, served = simulation.case.experiment, simulation.served
     if served.summary is not None:
         return served.summary
-    rows = simulation.rows
-    add_unqueued(experiment, served.outcomes, rows)
+    rows = whole_rows(simulation)
     summary = common_summary(SIMULATION, experiment, simulation.plan, rows, objectives)
     summary.code, summary.mode = code_version(), simulation.mode
     summary.clock_why = f"engine {simulation.engine}: {simulation.why}"

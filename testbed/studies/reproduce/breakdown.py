@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from testbed.studies.reproduce.runs import FACTORS
+from testbed.studies.reproduce.runs import FACTORS, changed
 from testbed.studies.reproduce.windows import STEPS
+from testbed.studies.sweep.runs import Measures
 
 PLACEMENT_FIRST = ("order", "number", "windows", "routing", "setup")
 SETUP_FIRST = PLACEMENT_FIRST[::-1]
@@ -56,14 +57,14 @@ class Breakdown(NamedTuple):
     n_all: int
 
 
-def break_down(records: Sequence[dict[str, Any]], *, with_setup: bool) -> Breakdown | None:
+def break_down(runs: Sequence[Measures], *, with_setup: bool) -> Breakdown | None:
     """Returns the breakdown over the runs of one setting.
 
     ``with_setup``: session setups count and are a factor. None if no run has a placement for every
     combination.
     """
     factors = FACTORS if with_setup else tuple(f for f in FACTORS if f != "setup")
-    worths = [worth for r in records if (worth := _worth(r, factors, with_setup=with_setup)) is not None]
+    worths = [worth for run in runs if (worth := _worth(run, factors, with_setup=with_setup)) is not None]
     if not worths:
         return None
     mean = {on: math.fsum(w[on] for w in worths) / len(worths) for on in worths[0]}
@@ -86,21 +87,19 @@ def break_down(records: Sequence[dict[str, Any]], *, with_setup: bool) -> Breakd
         setup_alone_s=mean[frozenset({"setup"})] if with_setup else None,
         without_setup_s=mean[everything - {"setup"}] if with_setup else None,
         n_runs=len(worths),
-        n_all=len(records),
+        n_all=len(runs),
     )
 
 
-def _worth(record: dict[str, Any], factors: Sequence[str], *, with_setup: bool) -> Worth | None:
+def _worth(run: Measures, factors: Sequence[str], *, with_setup: bool) -> Worth | None:
     worth: Worth = {}
-    for row in record["factors"]:
-        if "infeasible" in row:
-            return None
-        on = frozenset(row["on"])
-        if not with_setup and row["setup"] == "none":
-            worth[on] = row["per_token_s"]
-        elif with_setup and row["setup"] != "none":
-            worth[on | {"setup"} if row["setup"] == "proposed" else on] = row["per_token_s"]
-    assert len(worth) == 2 ** len(factors), "every combination is in the record"
+    for size in range(len(factors) + 1):
+        for on in map(frozenset, combinations(factors, size)):
+            setup = ("proposed" if "setup" in on else "petals") if with_setup else "none"
+            value = run.get(f"{changed(on - {'setup'})}/{setup}/per_token_s")
+            if value is None:
+                return None
+            worth[on] = value
     return worth
 
 

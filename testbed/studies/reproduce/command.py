@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
-from testbed.rundir import replacing
 from testbed.scenario.provenance import n_cpus
-from testbed.studies.reproduce.collect import Results
 from testbed.studies.reproduce.commands import settings_lines
 from testbed.studies.reproduce.duel import duel_lines
 from testbed.studies.reproduce.explain import breakdown_lines, concurrency_lines
 from testbed.studies.reproduce.figures import draw_breakdown, draw_sweeps
-from testbed.studies.reproduce.record import RESULTS, Done, inputs_digest, read_done, record_of
-from testbed.studies.reproduce.runs import begin_runs
+from testbed.studies.reproduce.runs import Results, begin_runs, task_of
 from testbed.studies.reproduce.settings import SWEEPS, TABLES, Setting, settings_of
 from testbed.studies.reproduce.sweeps import sweep_lines
 from testbed.studies.reproduce.tables import (
@@ -29,14 +26,16 @@ from testbed.studies.reproduce.tables import (
     summary,
     table_lines,
 )
-from testbed.studies.sweep.disk import FIGURES, make_folder, writing
+from testbed.studies.sweep.disk import FIGURES, make_folder, save_text
 from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
-from testbed.studies.sweep.store import Lines
+from testbed.studies.sweep.runs import Record
+from testbed.studies.sweep.store import Lines, read_records
 
 WHAT = ("paper", "chain", "helix")
 """``chain`` and ``helix`` are studies of their own, in other modules."""
 ONLY = ("tables", "figures")
+RESULTS = "results.jsonl"
 DOCUMENTS = ("tables.md", "run-times.md", "sweeps.md")
 DEFAULT_OUT = Path("runs") / "reproduce-paper"
 MAX_RUNS = 1000
@@ -49,7 +48,7 @@ def reproduce_command(
     """Do the reproduction, or continue one whose folder ``out`` has some of the runs already.
 
     Run r of each setting has the seed ``seed + r``. Returns the object for ``--json`` and the text for the
-    terminal. Raises ``UserError`` for invalid options and if ``out`` has results of other inputs;
+    terminal. Raises ``UserError`` for invalid options and if ``out`` holds something else;
     ``RunError`` if a worker dies or the disk is full or read-only. Results stored until then are kept.
     """
     _check(what, only, n_runs, seed, jobs)
@@ -59,7 +58,7 @@ def reproduce_command(
     make_folder(out, RESULTS, DOCUMENTS)
     began_at = time.monotonic()
     with sigterm_as_ctrl_c(), Lines(out / RESULTS) as lines:
-        done = read_done(lines, inputs_digest())
+        done = read_records(lines)
         n_computed = _complete(lines, done, settings, seeds, jobs or n_cpus())
         computed_s = time.monotonic() - began_at
         collected = Results(done, settings, seeds)
@@ -107,24 +106,31 @@ def _check(what: str, only: str | None, n_runs: int, seed: int, jobs: int | None
         raise UserError(f"--jobs must be at least 1, not {jobs}")
 
 
-def _complete(lines: Lines, done: Done, settings: Sequence[Setting], seeds: Sequence[int], jobs: int) -> int:
+def _complete(
+    lines: Lines, done: dict[str, Record], settings: Sequence[Setting], seeds: Sequence[int], jobs: int
+) -> int:
     """Do the missing runs, store them and add them to ``done``. Returns how many they were."""
-    tasks = [(setting, seed) for seed in seeds for setting in settings if (setting.id, seed) not in done]
+    tasks = [
+        task for seed in seeds for setting in settings if (task := task_of(setting, seed)).key not in done
+    ]
     random.Random(0).shuffle(tasks)  # long and short ones mixed, for a better estimate of the time left
     if not tasks:
         return 0
-    n_left, inputs = len(tasks), inputs_digest()
+    n_left = len(tasks)
     found = Local(jobs).results(begin_runs, None, [[task] for task in tasks])
     with closing(found), closing(with_progress(found, n_left)) as shown:
         try:
-            for (setting, seed), result in shown:
-                record = record_of(inputs, setting, seed, result)
+            for task, record in shown:
                 lines.append(record)
-                done[setting.id, seed] = record
+                done[task.key] = record
                 n_left -= 1
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"stopped; {n_left} runs are left: the same command goes on") from None
     return len(tasks)
+
+
+def _document(lines: Sequence[str]) -> str:
+    return "\n\n".join(lines) + "\n"
 
 
 def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Iterator[Path]:
@@ -138,7 +144,7 @@ def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Ite
         lines = ["# The paper's tables, reproduced", about, *mismatch_lines(), *table_lines(collected)]
         lines += [*breakdown_lines(collected), *concurrency_lines(collected), *block_lines(collected)]
         lines += [*duel_lines(collected, TABLES), *settings_lines(seeds)]
-        yield _save(out / "tables.md", lines)
+        yield save_text(out / "tables.md", _document(lines))
         lines = [
             "# Run times",
             "Processor time in milliseconds for all decisions in one run of 100 requests, the placement "
@@ -148,15 +154,9 @@ def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Ite
             "so it differs every time.",
             run_time_table(collected),
         ]
-        yield _save(out / "run-times.md", lines)
+        yield save_text(out / "run-times.md", _document(lines))
         yield from draw_breakdown(out / FIGURES, collected)
     if only != "tables":
         lines = ["# The paper's sweeps, reproduced", about, *sweep_lines(collected)]
-        yield _save(out / "sweeps.md", [*lines, *duel_lines(collected, SWEEPS)])
+        yield save_text(out / "sweeps.md", _document([*lines, *duel_lines(collected, SWEEPS)]))
         yield from draw_sweeps(out / FIGURES, collected)
-
-
-def _save(path: Path, lines: Sequence[str]) -> Path:
-    with writing(path), replacing(path) as temporary:
-        temporary.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
-    return path

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from testbed.studies.reproduce.collect import Results
-from testbed.studies.reproduce.lines import LINES
 from testbed.studies.reproduce.markdown import table
+from testbed.studies.reproduce.runs import Results
 from testbed.studies.reproduce.settings import Setting, Sweep, TableVariant
 
 OURS, RIVAL = "foresight", "proposed"
@@ -16,21 +15,15 @@ OURS, RIVAL = "foresight", "proposed"
 def gains(results: Results, setting: Setting, setup: str) -> list[float]:
     """Returns 1 - ours / proposed of the time per token, one value for each run that has both policies."""
     found = []
-    for record in results.records(setting):
-        times_s = {
-            row["policy"]: row["per_token_s"] for row in record["policies"] if row.get("setup") == setup
-        }
-        if OURS in times_s and RIVAL in times_s:
-            found.append(1 - times_s[OURS] / times_s[RIVAL])
+    for run in results.runs(setting):
+        ours, rival = (run.get(f"{policy}/{setup}/per_token_s") for policy in (OURS, RIVAL))
+        if ours is not None and rival is not None:
+            found.append(1 - ours / rival)
     return found
 
 
 def duel_lines(results: Results, groups: Sequence[TableVariant | Sweep]) -> Iterator[str]:
-    """Yields a table with one row per group: how much faster ours is. Yields nothing if ours is not
-    installed.
-    """
-    if OURS not in {line.name for line in LINES}:
-        return
+    """Yields a table with one row per group: how much faster ours is."""
     yield f"## {OURS} against {RIVAL}, the same runs"
     yield (
         "Time per token saved, in percent; negative: ours is slower. Least and most are means of one "

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from testbed.studies.reproduce.breakdown import PLACEMENT_FIRST, Breakdown, Share, break_down
-from testbed.studies.reproduce.collect import Results
 from testbed.studies.reproduce.markdown import number, seconds, table
-from testbed.studies.reproduce.runs import FACTORS
+from testbed.studies.reproduce.runs import FACTORS, Results
 from testbed.studies.reproduce.settings import CLOSEST, COLUMNS, PLACES, STATED, TableVariant
 
 FACTOR_LABELS = {
@@ -34,8 +33,7 @@ def breakdowns(
 ) -> Mapping[str, Breakdown | None]:
     """Returns id of a setting -> its breakdown; None if no run has a placement for every combination."""
     return {
-        setting.id: break_down(results.records(setting), with_setup=with_setup)
-        for setting in variant.settings
+        setting.id: break_down(results.runs(setting), with_setup=with_setup) for setting in variant.settings
     }
 
 
@@ -75,13 +73,13 @@ def breakdown_lines(results: Results) -> Iterator[str]:
 def _rows(variant: TableVariant, found: Mapping[str, Breakdown | None]) -> Iterator[tuple[str, Breakdown]]:
     seen = set()
     for place in PLACES:
-        for column, (rate, n_output) in enumerate(COLUMNS):
+        for column, (_, n_output) in enumerate(COLUMNS):
             setting = variant.cells[place, column]
             breakdown = found[setting.id]
             if setting.id in seen or breakdown is None:
                 continue
             seen.add(setting.id)
-            where = f"{place}, {setting.overrides.get('workload.rate', rate):g}/s, {n_output}"
+            where = f"{place}, {setting.rate:g}/s, {n_output}"
             if breakdown.n_runs < breakdown.n_all:
                 where += f" ({breakdown.n_runs} of {breakdown.n_all} runs)"
             yield where, breakdown
@@ -155,15 +153,15 @@ def concurrency_lines(results: Results) -> Iterator[str]:
             rows = []
             seen = set()
             for place in PLACES:
-                for column, (rate, n_output) in enumerate(COLUMNS):
+                for column, (_, n_output) in enumerate(COLUMNS):
                     setting = variant.cells[place, column]
                     if setting.id in seen:
                         continue
                     seen.add(setting.id)
                     cells = []
                     for choice in _CHOICES:
-                        time_s = results.choice(setting, choice, setup, "per_token_s")
-                        chosen = results.choice(setting, choice, setup, "design_concurrency")
+                        time_s = results.mean(setting, choice, setup, "per_token_s")
+                        chosen = results.mean(setting, choice, setup, "design_concurrency")
                         cells.append(
                             seconds(time_s)
                             + (
@@ -172,6 +170,5 @@ def concurrency_lines(results: Results) -> Iterator[str]:
                                 else f" ({number(chosen._replace(half_width=float('nan')), 0)})"
                             )
                         )
-                    rate = float(setting.overrides.get("workload.rate", rate))
-                    rows.append([f"{place}, {rate:g}/s, {n_output}", *cells])
+                    rows.append([f"{place}, {setting.rate:g}/s, {n_output}", *cells])
             yield table(["", *_CHOICES.values()], rows)

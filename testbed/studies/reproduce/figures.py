@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.results.plots import LINES as LINES_STYLE
-from testbed.results.plots import plotting, save
-from testbed.studies.reproduce.collect import Results
+from testbed.results.plots import LINES, plotting
 from testbed.studies.reproduce.explain import FACTOR_LABELS, mean_shares
-from testbed.studies.reproduce.lines import LINES
 from testbed.studies.reproduce.paper import METRICS
-from testbed.studies.reproduce.settings import CLOSEST, STATED, SWEEPS, TOPOLOGIES, Sweep
+from testbed.studies.reproduce.runs import Results
+from testbed.studies.reproduce.settings import CLOSEST, LABELS, STATED, SWEEPS, TOPOLOGIES, Sweep
 from testbed.studies.sweep.disk import writing
+from testbed.studies.sweep.figures import draw_means, looks_of, save_figure, set_scales
 
 _SETUPS = (("reference", "with"), ("none", "without"))
 _FACTOR_COLOURS = {
@@ -23,8 +22,6 @@ _FACTOR_COLOURS = {
     "routing": "#e69f00",
     "setup": "#bbbbbb",
 }
-_LOG_RATIO = 20
-"""Rows of panels whose values differ by more than this factor have logarithmic axes."""
 
 
 def draw_sweeps(folder: Path, results: Results) -> list[Path]:
@@ -45,109 +42,58 @@ def _draw(folder: Path, figures: Any, results: Results) -> list[Path]:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    with plotting(LINES_STYLE) as plt:
+    with plotting(LINES) as plt:
         for name, figure in figures(plt, results):
-            try:
-                for path in (folder / f"{name}.png", folder / f"{name}.pdf"):
-                    with writing(path):
-                        save(figure, path, dpi=110)
-            finally:
-                plt.close(figure)
-            drawn.append(folder / f"{name}.png")
+            drawn.append(save_figure(plt, figure, folder, name, dpi=110))
     return drawn
 
 
 def _sweep_figures(plt: Any, results: Results) -> Iterator[tuple[str, Any]]:
     for sweep in SWEEPS:
         for setup, words in _SETUPS:
-            yield f"{sweep.name}-{words}-setup", _sweep(plt, results, sweep, setup, words)
-    yield "run-times", _run_times(plt, results)
-
-
-def _sweep(plt: Any, results: Results, sweep: Sweep, setup: str, words: str) -> Any:
-    figure, grid = plt.subplots(
-        len(METRICS), len(TOPOLOGIES), figsize=(9.5, 8.2), sharex="col", squeeze=False
-    )
-    for row, (metric, title) in zip(grid, METRICS.items(), strict=True):
-        for axes, place in zip(row, TOPOLOGIES, strict=True):
-            _panel(axes, results, sweep, place, setup, metric)
-        _scale(row)
-        row[0].set_ylabel(f"{title.lower()} [s]")
-    _finish(figure, grid, [sweep.x_label], f"{sweep.title}, {words} the session-setup constants")
-    return figure
-
-
-def _run_times(plt: Any, results: Results) -> Any:
-    figure, grid = plt.subplots(len(SWEEPS), len(TOPOLOGIES), figsize=(9.5, 12.5), squeeze=False)
-    for row, sweep in zip(grid, SWEEPS, strict=True):
-        for axes, place in zip(row, TOPOLOGIES, strict=True):
-            _panel(axes, results, sweep, place, "reference", "decision_s", 1e3)
-        _scale(row)
-        row[0].set_ylabel("run time [ms]")
+            rows = [(sweep, metric, f"{title.lower()} [s]", 1.0) for metric, title in METRICS.items()]
+            title = f"{sweep.title}, {words} the session-setup constants"
+            yield f"{sweep.name}-{words}-setup", _panels(plt, results, setup, rows, title, 8.2)
+    rows = [(sweep, "decision_s", "run time [ms]", 1e3) for sweep in SWEEPS]
     title = "Processor time of the algorithms in one run: placement, and routes of all requests"
-    _finish(figure, grid, [sweep.x_label for sweep in SWEEPS], title)
-    return figure
+    yield "run-times", _panels(plt, results, "reference", rows, title, 12.5)
 
 
-def _panel(
-    axes: Any, results: Results, sweep: Sweep, place: str, setup: str, metric: str, scale: float = 1.0
-) -> None:
-    """Draws means with their confidence intervals; values for which no run has a placement are left out."""
-    for number, line in enumerate(LINES):
-        points = []
-        for value, setting in sweep.points[place]:
-            mean = results.mean(setting, line.name, setup, metric)
-            if mean is not None:
-                points.append((value, mean.mean * scale, mean.half_width * scale))
-        if not points:
-            continue
-        x, y, errors = zip(*points, strict=True)
-        axes.errorbar(
-            x,
-            y,
-            yerr=errors,
-            label=line.label,
-            color=line.colour,
-            marker=line.marker,
-            markerfacecolor="white" if number % 2 else line.colour,
-            capsize=2,
-            elinewidth=0.8,
-            zorder=3 + number,
-        )
-
-
-def _scale(row: Sequence[Any]) -> None:
-    """Sets the y axes of a row of panels: all from 0, or all logarithmic if means differ by more than
-    ``_LOG_RATIO``.
+def _panels(
+    plt: Any,
+    results: Results,
+    setup: str,
+    rows: Sequence[tuple[Sweep, str, str, float]],
+    title: str,
+    height: float,
+) -> Any:
+    """Draws a row of panels per (sweep, metric, label, factor), one panel per topology: means over the
+    sweep's values with their intervals, without values for which no run has a placement.
     """
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    means = [[y for bars in axes.containers for y in bars.lines[0].get_ydata()] for axes in row]
-    low, high = min(map(min, means)), max(map(max, means))
-    for axes, values in zip(row, means, strict=True):
-        if low > 0 and high / low > _LOG_RATIO:
-            axes.set_yscale("log")
-            # The limits ignore the error bars: with few runs these can reach below zero.
-            axes.set_ylim(min(values) / 1.5, max(values) * 1.5)
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.yaxis.set_minor_formatter(NullFormatter())
-        else:
-            axes.set_ylim(bottom=0)
-
-
-def _finish(figure: Any, grid: Any, x_labels: Sequence[str], title: str) -> None:
+    figure, grid = plt.subplots(len(rows), len(TOPOLOGIES), figsize=(9.5, height), sharey="row")
+    for panels, (sweep, metric, label, factor) in zip(grid, rows, strict=True):
+        every: list[float] = []
+        for axes, place in zip(panels, TOPOLOGIES, strict=True):
+            for policy, look in looks_of(LABELS).items():
+                means = [
+                    (value, mean.mean * factor, mean.half_width * factor)
+                    for value, setting in sweep.points[place]
+                    if (mean := results.mean(setting, policy, setup, metric)) is not None
+                ]
+                every += draw_means(axes, means, look)
+            axes.set_xlabel(sweep.x_label if sweep is not rows[0][0] or panels is grid[-1] else "")
+        set_scales(panels[0], [], every)
+        panels[0].set_ylabel(label)
     for axes, place in zip(grid[0], TOPOLOGIES, strict=True):
         axes.set_title(place, fontsize=10)
-    for row, x_label in zip(grid[-len(x_labels) :], x_labels, strict=True):
-        for axes in row:
-            axes.set_xlabel(x_label)
+    _finish(figure, grid[0][0], title, 0.03)
+    return figure
+
+
+def _finish(figure: Any, axes: Any, title: str, bottom: float) -> None:
     figure.suptitle(title, fontsize=11)
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="lower center", ncols=len(labels), columnspacing=1.0, handletextpad=0.4
-    )
-    figure.tight_layout(rect=(0, 0.03, 1, 0.99))
+    figure.legend(*axes.get_legend_handles_labels(), loc="lower center", ncols=3 if bottom > 0.05 else 6)
+    figure.tight_layout(rect=(0, bottom, 1, 0.99))
 
 
 def _breakdown_figures(plt: Any, results: Results) -> Iterator[tuple[str, Any]]:
@@ -160,14 +106,12 @@ def _breakdown_figures(plt: Any, results: Results) -> Iterator[tuple[str, Any]]:
             axes.set_title(f"{variant.title},\n{words} the constants", fontsize=9)
     for row in grid:
         row[0].set_ylabel("time per token [s]")
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.suptitle(
-        "From PETALS to the proposed policy (white): changes that save time per token; below zero: that "
-        "cost time",
-        fontsize=11,
+    _finish(
+        figure,
+        grid[0][0],
+        "From PETALS to the proposed policy (white): changes that save time per token; below zero: that cost time",
+        0.07,
     )
-    figure.legend(handles, labels, loc="lower center", ncols=3)
-    figure.tight_layout(rect=(0, 0.07, 1, 0.99))
     yield "breakdown", figure
 
 

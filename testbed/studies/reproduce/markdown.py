@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from testbed.results.intervals import Mean, mean_of
+from testbed.studies.sweep.documents import markdown
 
-BAR = "\\|"
 
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a Markdown table; bars in cells are escaped, so that |R| stays in its cell."""
-    lines = [list(header), ["---"] * len(header), *map(list, rows)]
-    return "\n".join(f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |" for cells in lines)
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return markdown(header, rows).rstrip("\n")
 
 
 def seconds(mean: Mean | None) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from testbed.studies.reproduce.collect import Results
-from testbed.studies.reproduce.lines import LINES
 from testbed.studies.reproduce.markdown import seconds, table
 from testbed.studies.reproduce.paper import METRICS
-from testbed.studies.reproduce.settings import SWEEPS, Setting
+from testbed.studies.reproduce.runs import Results
+from testbed.studies.reproduce.settings import LABELS, SWEEPS, Setting
 
 
 def sweep_lines(results: Results) -> Iterator[str]:
@@ -22,17 +21,16 @@ def sweep_lines(results: Results) -> Iterator[str]:
                     [
                         place,
                         f"{value:g}",
-                        *(_cell(results, setting, line.name, setup, metric) for line in LINES),
+                        *(_cell(results, setting, policy, setup, metric) for policy in LABELS),
                     ]
                     for place, points in sweep.points.items()
                     for value, setting in points
                 ]
-                label = sweep.x_label.replace("$l_{max}$", "l_max")
-                yield table(["", label, *(line.label for line in LINES)], rows)
+                yield table(["", sweep.x_label, *LABELS.values()], rows)
 
 
 def _cell(results: Results, setting: Setting, policy: str, setup: str, metric: str) -> str:
     mean = results.mean(setting, policy, setup, metric)
-    n_runs = len(results.records(setting))
+    n_runs = len(results.runs(setting))
     missing = "" if mean is None or mean.n == n_runs else f" ({mean.n} of {n_runs} runs)"
     return seconds(mean) + missing

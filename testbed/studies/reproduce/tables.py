@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from testbed.studies.reproduce.collect import Results
-from testbed.studies.reproduce.lines import LINES
 from testbed.studies.reproduce.markdown import ms, seconds, table
 from testbed.studies.reproduce.paper import (
     METRICS,
@@ -17,10 +15,11 @@ from testbed.studies.reproduce.paper import (
     printed_decision_s,
     printed_s,
 )
-from testbed.studies.reproduce.settings import CLOSEST, COLUMNS, PLACES, STATED, TABLES, TableVariant
+from testbed.studies.reproduce.runs import Results
+from testbed.studies.reproduce.settings import CLOSEST, COLUMNS, LABELS, PLACES, STATED, TABLES, TableVariant
+from testbed.studies.sweep.runs import Measures
 
 HEADER = [f"{rate:g}/s, {n_output} tokens" for rate, n_output in COLUMNS]
-LABELS = {line.name: line.label for line in LINES}
 
 
 class Deviation(NamedTuple):
@@ -142,12 +141,12 @@ def percent(ratio: float) -> str:
 def _all_policies(results: Results, variant: TableVariant, setup: str) -> str:
     rows = []
     for place in _places(variant):
-        for line in LINES:
+        for policy, label in LABELS.items():
             means = [
-                results.mean(variant.cells[place, column], line.name, setup, "per_token_s")
+                results.mean(variant.cells[place, column], policy, setup, "per_token_s")
                 for column in range(len(COLUMNS))
             ]
-            rows.append([place, line.label, *map(seconds, means)])
+            rows.append([place, label, *map(seconds, means)])
     return table(["", "", *HEADER], rows)
 
 
@@ -180,15 +179,17 @@ def block_lines(results: Results) -> Iterator[str]:
             for policy in PRINTED_POLICIES:
                 cells = []
                 for column in range(len(COLUMNS)):
-                    held = results.blocks(variant.cells[place, column], policy)
-                    cells.append(" and ".join(_range(held, kind) for kind in ("a100", "mig")))
+                    runs = results.runs(variant.cells[place, column])
+                    cells.append(
+                        " and ".join(_range(runs, f"{policy}/blocks/{kind}") for kind in ("a100", "mig"))
+                    )
                 rows.append([place, LABELS[policy], *cells])
         yield f"### {variant.title}"
         yield table(["", "", *HEADER], rows)
 
 
-def _range(held: list[dict[str, int]], kind: str) -> str:
-    values = [count for by_hardware in held for name, count in by_hardware.items() if name.startswith(kind)]
+def _range(runs: Sequence[Measures], beginning: str) -> str:
+    values = [int(value or 0) for run in runs for name, value in run.items() if name.startswith(beginning)]
     if not values:
         return "-"
     low, high = min(values), max(values)
@@ -203,12 +204,12 @@ def run_time_table(results: Results) -> str:
     groups = {"clustered": PLACES[:3], **{place: (place,) for place in PLACES[3:]}}
     for group, places in groups.items():
         cells = []
-        for line in LINES:
+        for policy in LABELS:
             values = [
                 value
                 for place in places
                 for column in range(len(COLUMNS))
-                for value in results.values(STATED.cells[place, column], line.name, "reference", "decision_s")
+                for value in results.values(STATED.cells[place, column], policy, "reference", "decision_s")
             ]
             cells.append(ms(values))
         printed = []
@@ -217,4 +218,4 @@ def run_time_table(results: Results) -> str:
             printed.append(f"{mean_s * 1e3:.1f} ± {plus_minus_s * 1e3:.1f}")
         rows.append([group, *printed, *cells])
     header = ["", *(f"MATLAB: {LABELS[policy]}" for policy in PRINTED_POLICIES)]
-    return table([*header, *(line.label for line in LINES)], rows)
+    return table([*header, *LABELS.values()], rows)

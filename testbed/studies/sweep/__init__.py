@@ -5,7 +5,7 @@
 - ``runs``: one run, from its keys to its measures; ``measures``: the measures, which are columns of the
   results
 - ``pool``: executors, which hand runs to workers; ``on_ray``: the executor that uses a Ray cluster
-- ``store``: the results on disk, one line per run; ``progress``: the progress bar
+- ``store``: the results on disk, one line per run; ``kept``: rows per request; ``progress``: the progress bar
 - ``table``: writes ``results.parquet``; ``contrast``: means and paired differences with intervals
 - ``documents``, ``figures``, ``webpage``: write tables, figures and ``index.html``; ``disk``: errors of the
   disk

@@ -17,8 +17,10 @@ from typing import Any, Literal
 from testbed.errors import UserError
 from testbed.scenario.sources import value_of
 
-POLICY = "policy"
-"""The one axis that is not a key of the scenario file: its values are names of policies."""
+POLICY, SCENARIO = "policy", "scenario"
+"""Axes that are not keys of the scenario file: their values are names of policies, and scenarios."""
+LABEL = "label."
+"""Keys that begin with this are no keys of the scenario file either: they name the values beside them."""
 SEED = "seed"
 MAX_VALUES = 100_000
 _OWN_WORDS = {
@@ -162,6 +164,11 @@ def drawn_axis(
         rows = [[rng.random() for _ in spans] for _ in range(n_points)]
     values = [tuple(span.at(share) for span, share in zip(spans.values(), row, strict=True)) for row in rows]
     return checked_axis(tuple(spans), list(dict.fromkeys(values)), where, is_drawn=True)
+
+
+def words_of(key: str) -> str:
+    """Returns how tables and figures show a key."""
+    return key.removeprefix(LABEL)
 
 
 def combined(axes: Sequence[Axis]) -> Iterator[Point]:

@@ -8,21 +8,24 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from testbed.errors import UserError
-from testbed.rundir import STUDY, STUDY_PAGE, replacing, write_json
+from testbed.rundir import STUDY, STUDY_PAGE, write_json
 from testbed.scenario import load_experiment
 from testbed.scenario.provenance import PROVENANCE, n_cpus, provenance
 from testbed.scenario.units import counted
 from testbed.studies.sweep.axes import Point
 from testbed.studies.sweep.contrast import cells_of
-from testbed.studies.sweep.disk import make_folder, writing
+from testbed.studies.sweep.disk import make_folder, save_text, writing
 from testbed.studies.sweep.documents import csv_text, header_and_rows, latex, markdown
 from testbed.studies.sweep.figures import draw_figures
+from testbed.studies.sweep.kept import REQUESTS, STORED, Kept
 from testbed.studies.sweep.pool import Executor, Local, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import FAILED, OK, REAL, Record, Run, Runner, case_of, lost_record
@@ -74,16 +77,16 @@ def sweep_command(
             f"runs in real time measure this machine: leave out --executor {executor} or --engine real"
         )
     workers = _ray(jobs) if executor == RAY else Local(1 if study.engine == REAL else jobs or n_cpus())
-    n_runs = study.n_points * max(len(study.policies), 1) * study.n_runs
-    if n_runs > MAX_RUNS:
+    n_most = study.n_points * max(len(study.policies), 1) * study.n_runs
+    if n_most > MAX_RUNS:
         raise UserError(
-            f"the study has {n_runs:,} runs, but at most {MAX_RUNS:,} are allowed; give fewer values or a "
+            f"the study has {n_most:,} runs, but at most {MAX_RUNS:,} are allowed; give fewer values or a "
             "smaller --runs"
         )
-    with sigterm_as_ctrl_c(), measured(study, out, workers) as (rows, seeds, n_computed, own_s):
+    with sigterm_as_ctrl_c(), measured(study, out, workers) as (rows, seeds, n_computed, own_s, kept):
         computed_s = time.monotonic() - began_at_s
-        files = _write(out, study, seeds, rows)
-    statuses = Counter(row.record.status for row in rows)
+        files = _write(out, study, seeds, rows, kept)
+    n_runs, statuses = len(rows), Counter(row.record.status for row in rows)
     answer: dict[str, Any] = {
         "out": str(out),
         "scenario": study.target,
@@ -112,13 +115,14 @@ class Measured(NamedTuple):
     """The results of a study: one row per run, and the seeds.
 
     ``n_computed``: how many of the runs this command did. ``own_s``: the sum of their durations in real
-    seconds.
+    seconds. ``kept``: the rows per request, if the study keeps them.
     """
 
     rows: list[Row]
     seeds: range
     n_computed: int
     own_s: float
+    kept: Kept | None = None
 
 
 @contextmanager
@@ -130,16 +134,18 @@ def measured(study: Study, out: Path, workers: Executor) -> Iterator[Measured]:
     """
     seeds = _checked_seeds(study)
     groups = [
-        [Task(point, study.run(point, policy, seed)) for seed in seeds]
+        [Task(point, study.run(point, policy, seed)) for seed in study.seeds(policy, seeds)]
         for point in study.points
         for policy in study.policies or (None,)
     ]
     _claim(out, study)
-    with Lines(out / RUNS) as lines:
+    with ExitStack() as opened:
+        lines = opened.enter_context(Lines(out / RUNS))
+        kept = Kept(opened.enter_context(Lines(out / STORED))) if study.keeps_requests else None
         with writing(out / PROVENANCE):
             write_json(out / PROVENANCE, provenance())
-        rows, n_computed, own_s = _complete(study, groups, lines, read_records(lines), workers)
-        yield Measured(rows, seeds, n_computed, own_s)
+        rows, n_computed, own_s = _complete(study, groups, lines, kept, workers)
+        yield Measured(rows, seeds, n_computed, own_s, kept)
 
 
 def _ray(jobs: int | None) -> Executor:
@@ -200,7 +206,7 @@ def _claim(out: Path, study: Study) -> None:
     """
     about = {"scenario": study.target, "axes": sorted(study.keys), "engine": study.engine}
     path = out / STUDY
-    make_folder(out, STUDY, (RUNS, PROVENANCE, RESULTS, PAGE, *TABLES))
+    make_folder(out, STUDY, (RUNS, STORED, PROVENANCE, RESULTS, REQUESTS, PAGE, *TABLES))
     if path.exists():
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
@@ -224,13 +230,16 @@ def _shown(value: Any) -> str:
 
 
 def _complete(
-    study: Study, groups: Sequence[Sequence[Task]], lines: Lines, known: dict[str, Record], executor: Executor
+    study: Study, groups: Sequence[Sequence[Task]], lines: Lines, kept: Kept | None, executor: Executor
 ) -> tuple[list[Row], int, float]:
-    """Do the runs that are not in ``known`` and store them in ``lines``.
+    """Do the runs that are not in ``lines`` and store them there; their rows per request in ``kept``.
 
     Returns one row per task, how many were computed, and the sum of their durations in real seconds.
     """
     n_tasks, n_computed, own_s = sum(map(len, groups)), 0, 0.0
+    known = read_records(lines)
+    if kept is not None:  # a run that was done without keeping its requests is done again
+        known = {key: record for key, record in known.items() if record.status != OK or key in kept}
     done: dict[Run, Record] = {}
     runs = [[task.run for task in group] for group in groups]
     found = executor.results(Runner, study.setup(frozenset(known)), runs, lost_record)
@@ -242,6 +251,9 @@ def _complete(
                 else:
                     n_computed += 1
                     own_s += record.took_s
+                    if kept is not None and record.requests:
+                        kept.append(record.key, record.requests)
+                        record = msgspec.structs.replace(record, requests=b"")
                     if record.key:
                         lines.append(record)
                 done[run] = record
@@ -263,7 +275,7 @@ def _reasons(rows: Sequence[Row]) -> list[tuple[str, int]]:
     return why.most_common(_MOST_REASONS)
 
 
-def _write(out: Path, study: Study, seeds: range, rows: Sequence[Row]) -> list[Path]:
+def _write(out: Path, study: Study, seeds: range, rows: Sequence[Row], kept: Kept | None) -> list[Path]:
     cells = cells_of(rows)
     results = out / RESULTS
     with writing(results):
@@ -276,10 +288,14 @@ def _write(out: Path, study: Study, seeds: range, rows: Sequence[Row]) -> list[P
         latex(*table),
     )
     files = [results]
-    files += [_save(out / name, text) for name, text in zip(TABLES, texts, strict=True)]
+    if kept is not None:
+        with writing(out / REQUESTS):
+            kept.write(out / REQUESTS, rows, study.axes)
+        files.append(out / REQUESTS)
+    files += [save_text(out / name, text) for name, text in zip(TABLES, texts, strict=True)]
     figures = draw_figures(out, study, cells)
     failures = [f"{count} x {reason}" for reason, count in _reasons(rows)]
-    files.append(_save(out / PAGE, page_text(study.title, about, table, failures, figures)))
+    files.append(save_text(out / PAGE, page_text(study.title, about, table, failures, figures)))
     return files + [path for path, _ in figures]
 
 
@@ -300,9 +316,3 @@ def _about(study: Study, seeds: range) -> list[str]:
         "contains 0."
     )
     return [*([study.description] if study.description else []), setting + ".", means]
-
-
-def _save(path: Path, text: str) -> Path:
-    with writing(path), replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return path

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from testbed.errors import RunError, UserError
-from testbed.rundir import check_writable
+from testbed.rundir import check_writable, replacing
 
 FIGURES = "figures"
 
@@ -53,6 +53,13 @@ def writing(path: Path) -> Iterator[None]:
             "command again: "
             "it keeps the runs that are done"
         ) from None
+
+
+def save_text(path: Path, text: str) -> Path:
+    """Write a file whole or not at all, and return its path. Raises as ``writing``."""
+    with writing(path), replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path
 
 
 _REMEDY = "move it away, or choose another --out"

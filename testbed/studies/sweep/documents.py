@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from io import StringIO
 
 from testbed.results.intervals import Mean
+from testbed.studies.sweep.axes import words_of
 from testbed.studies.sweep.contrast import EQUAL, Cell, Difference, baselines
 from testbed.studies.sweep.measures import label_of
 from testbed.studies.sweep.study import Study
@@ -35,9 +36,11 @@ def header_and_rows(study: Study, cells: Sequence[Cell]) -> tuple[list[str], lis
     baseline = baseline_of(study, cells)
     of_base = baselines(cells, baseline)
     is_compared = any(cell.policy != baseline for cell in cells)
-    header = [*study.keys, "policy", "runs"]
+    printed = {one.metric for one in study.published}
+    header = [*map(words_of, study.keys), "policy", "runs"]
     for metric in study.metrics:
-        header += [label_of(metric)] + ([f"against {baseline}"] if is_compared else [])
+        header += [label_of(metric), *(["published (deviation)"] if metric in printed else [])]
+        header += [f"against {study.label(baseline)}"] if is_compared else []
     rows = []
     for cell in cells:
         n = (
@@ -45,15 +48,23 @@ def header_and_rows(study: Study, cells: Sequence[Cell]) -> tuple[list[str], lis
             if cell.n_measured == len(cell.rows)
             else f"{cell.n_measured} of {len(cell.rows)}"
         )
-        row = [*(cell.point[key].strip('"') for key in study.keys), cell.policy, n]
+        row = [*(cell.point[key].strip('"') for key in study.keys), study.label(cell.policy), n]
         base = of_base.get(tuple(cell.point.values()))
         for metric in study.metrics:
             row.append(number(cell.mean(metric)))
+            if metric in printed:
+                row.append(_beside(study.printed(metric, cell.policy, cell.point), cell.mean(metric)))
             if is_compared:
                 is_other = base is not None and base is not cell
                 row.append(difference(cell.against(base, metric)) if base is not None and is_other else "")
         rows.append(row)
     return header, rows
+
+
+def _beside(printed: float | None, mean: Mean | None) -> str:
+    if printed is None:
+        return ""
+    return f"{printed:g}" + ("" if mean is None else f" ({100 * (mean.mean / printed - 1):+.1f} %)")
 
 
 def baseline_of(study: Study, cells: Sequence[Cell]) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from testbed.results.plots import LINES, plotting, save_both
-from testbed.studies.sweep.axes import Axis
+from testbed.results.plots import LINES, plotting, save
+from testbed.studies.sweep.axes import Axis, words_of
 from testbed.studies.sweep.contrast import UNRESOLVED, Cell, baselines
 from testbed.studies.sweep.disk import FIGURES, writing
 from testbed.studies.sweep.documents import baseline_of
@@ -47,9 +47,22 @@ def draw_figures(out: Path, study: Study, cells: Sequence[Cell]) -> list[tuple[P
         folder.mkdir(exist_ok=True)
     with plotting(LINES) as plt:
         for name, caption, figure in _figures(plt, study, cells):
-            with writing(folder / f"{name}.png"):
-                drawn.append((save_both(plt, figure, folder, name, dpi=_PNG_DPI, tight=True), caption))
+            drawn.append((save_figure(plt, figure, folder, name, dpi=_PNG_DPI, tight=True), caption))
     return drawn
+
+
+def save_figure(plt: Any, figure: Any, folder: Path, name: str, *, dpi: int, tight: bool = False) -> Path:
+    """Write ``figure`` as PNG and PDF, and close it; returns the PNG's path.
+
+    Raises ``UserError`` or ``RunError`` if it cannot be written.
+    """
+    try:
+        for path in (folder / f"{name}.pdf", folder / f"{name}.png"):
+            with writing(path):
+                save(figure, path, dpi=dpi, tight=tight)
+    finally:
+        plt.close(figure)
+    return path
 
 
 def _figures(plt: Any, study: Study, cells: Sequence[Cell]) -> Iterator[Figure]:
@@ -72,19 +85,25 @@ def _figures(plt: Any, study: Study, cells: Sequence[Cell]) -> Iterator[Figure]:
         yield _front(plt, study, cells)
 
 
-def _policies(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
-    """Returns the style of each policy's lines and markers, as keyword arguments of ``Axes.plot``."""
-    names = list(dict.fromkeys(cell.policy for cell in cells))
+def _looks(study: Study, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+    return looks_of({cell.policy: study.label(cell.policy) for cell in cells})
+
+
+def looks_of(labels: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Returns the style of each policy's lines and markers, as keyword arguments of ``Axes.plot``.
+
+    ``labels``: policy -> its name in the legend.
+    """
     return {
         name: {
             "color": COLOURS[i % len(COLOURS)],
             "marker": MARKERS[i % len(MARKERS)],
-            "label": name,
+            "label": label,
             # Later policies are drawn smaller, so that they do not hide earlier ones with the same values.
             "markersize": max(7.5 - i, 3.5),
             "linewidth": max(2.2 - 0.3 * i, 1.0),
         }
-        for i, name in enumerate(names)
+        for i, (name, label) in enumerate(labels.items())
     }
 
 
@@ -117,62 +136,53 @@ def _over(
     every: list[float] = []
     for axes, combo in zip(grid.flat, shown, strict=False):
         there = [cell for cell in cells if tuple(cell.point[k] for k in others) == combo]
-        policies = _policies(cells)
+        policies = _looks(study, cells)
         for number, (policy, look) in enumerate(policies.items()):
             own = [cell for cell in there if cell.policy == policy]
             # Values that are not numbers have room between them: policies are drawn side by side there.
             aside = 0.0 if is_number else 0.5 * ((number + 0.5) / len(policies) - 0.5)
             joined = is_number and not axis.is_drawn
-            every += _line(axes, own, metric, key, place, look, joined=joined, aside=aside)
+            means = [
+                (place[cell.point[key]] + aside, mean.mean, mean.half_width)
+                for cell in own
+                if (mean := cell.mean(metric)) is not None
+            ]
+            every += draw_means(axes, means, look, joined=joined)
         varied = [(k, v) for k, v in zip(others, combo, strict=True) if len(values[k]) > 1]
-        axes.set_title("\n".join(f"{k} = {_plain(v)}" for k, v in varied), fontsize=8)
+        axes.set_title("\n".join(f"{words_of(k)} = {_plain(v)}" for k, v in varied), fontsize=8)
     for axes in list(grid.flat)[len(shown) :]:
         axes.set_visible(False)
-    _scales(grid[0][0], list(place.values()) if is_number else [], every)
+    set_scales(grid[0][0], list(place.values()) if is_number else [], every)
     if not is_number:
         for axes in grid.flat:
             axes.set_xticks(list(place.values()), [_plain(text) for text in place])
             axes.set_xlim(-0.5, len(place) - 0.5)
     for axes in grid[-1]:
-        axes.set_xlabel(key)
+        axes.set_xlabel(words_of(key))
     for row in grid:
         row[0].set_ylabel(label_of(metric))
     _legend(figure, grid[0][0])
-    caption = f"{_upper(label_of(metric))} over {key}: means over {_runs(study)}"
+    caption = f"{_upper(label_of(metric))} over {words_of(key)}: means over {_runs(study)}"
     caption += f", {'bands' if is_number and not axis.is_drawn else 'bars'}: their 95 % intervals."
     if len(axis.keys) > 1:
-        together = ", ".join(k for k in axis.keys if k != key)
+        together = ", ".join(words_of(k) for k in axis.keys if k != key)
         caption += f" {together} {'differs, too' if axis.is_drawn else 'changes with it'}."
     if len(shown) < len(combos):
         caption += f" {len(shown)} of the {len(combos)} combinations of other axes; results.parquet has all."
     return Figure(_file(f"{metric}-over-{key}"), caption, figure)
 
 
-def _line(
-    axes: Any,
-    cells: Sequence[Cell],
-    metric: str,
-    key: str,
-    place: Mapping[str, float],
-    look: Mapping[str, Any],
-    *,
-    joined: bool,
-    aside: float,
+def draw_means(
+    axes: Any, means: Sequence[tuple[float, float, float]], look: Mapping[str, Any], *, joined: bool = True
 ) -> list[float]:
-    """Draw one policy's means, with a line and a band if ``joined``, else with error bars. Returns the means.
+    """Draw one policy's means, with a line and a band if ``joined``, else with error bars.
 
-    ``aside``: horizontal shift of all points, in units of the axis.
+    ``means``: (place on the x axis, mean, half-width of the interval or nan). Returns the means.
     """
-    points = []
-    for cell in cells:
-        mean = cell.mean(metric)
-        if mean is not None:
-            half = 0.0 if math.isnan(mean.half_width) else mean.half_width
-            points.append((place[cell.point[key]] + aside, mean.mean, half))
-    if not points:
+    if not means:
         return []
-    points.sort()
-    x, y, halves = (list(column) for column in zip(*points, strict=True))
+    x, y, halves = (list(column) for column in zip(*sorted(means), strict=True))
+    halves = [0.0 if math.isnan(half) else half for half in halves]
     if not joined:
         axes.errorbar(x, y, yerr=halves, capsize=2, elinewidth=0.8, **{**look, "linestyle": "none"})
         return y
@@ -183,7 +193,7 @@ def _line(
     return y
 
 
-def _scales(axes: Any, x: Sequence[float], y: Sequence[float]) -> None:
+def set_scales(axes: Any, x: Sequence[float], y: Sequence[float]) -> None:
     """Makes axes logarithmic whose values differ by more than a factor of ``_LOG_RATIO``; else y begins at 0.
 
     All panels of a figure share their axes.
@@ -215,7 +225,7 @@ def _map(plt: Any, study: Study, cells: Sequence[Cell], metric: str, across: Axi
     first = {k: cells[0].point[k] for k in others}
     there = [cell for cell in cells if all(cell.point[k] == text for k, text in first.items())]
     baseline = baseline_of(study, cells)
-    policies = sorted(_policies(cells), key=lambda name: name != baseline)[:MOST_PANELS]
+    policies = sorted(_looks(study, cells), key=lambda name: name != baseline)[:MOST_PANELS]
     of_base = baselines(there, baseline)
     width = 1.3 + max(2.4, 0.45 * len(across.values))
     figure, grid = plt.subplots(
@@ -250,20 +260,21 @@ def _map(plt: Any, study: Study, cells: Sequence[Cell], metric: str, across: Axi
         image = axes.pcolormesh(rows, cmap=colours, edgecolors="white", linewidth=0.5, **limits)
         bar = figure.colorbar(image, ax=axes)
         bar.ax.tick_params(labelsize=7)
-        axes.set_title(policy if is_base else f"{policy}: % against {policies[0]}", fontsize=9)
+        name = study.label(policy)
+        axes.set_title(name if is_base else f"{name}: % against {study.label(baseline)}", fontsize=9)
         if len(across.values) * len(up.values) <= MOST_LABELLED:
             _write_in(axes, rows, image, lambda x, y, of=policy: (of, x, y) in unresolved, is_base)
         axes.grid(visible=False)
         _ticks(axes.set_xticks, across)
         _ticks(axes.set_yticks, up)
         axes.tick_params(axis="x", rotation=45 if len(across.values) > 6 else 0)
-        axes.set_xlabel(", ".join(across.keys))
-    grid[0][0].set_ylabel(", ".join(up.keys))
+        axes.set_xlabel(_words(across))
+    grid[0][0].set_ylabel(_words(up))
     figure.tight_layout()
-    caption = f"{_upper(label_of(metric))} over {', '.join(across.keys)} and {', '.join(up.keys)}"
+    caption = f"{_upper(label_of(metric))} over {_words(across)} and {_words(up)}"
     if len(policies) > 1:
         caption += (
-            f"; for the others the paired difference to {policies[0]} in percent, in brackets where it is "
+            f"; for the others the paired difference to {study.label(policies[0])} in percent, in brackets where it is "
             "unresolved"
         )
     if any(len(axis.values) > 1 for axis in study.axes if axis not in (across, up)):
@@ -308,7 +319,7 @@ def _front(plt: Any, study: Study, cells: Sequence[Cell]) -> Figure:
         if (a := cell.mean(across)) is not None and (b := cell.mean(up)) is not None
     ]
     best = set(_undominated([(a, b) for _, a, b in found], study.pareto))
-    for policy, look in _policies(cells).items():
+    for policy, look in _looks(study, cells).items():
         own = [(a, b) for name, a, b in found if name == policy]
         if not own:
             continue
@@ -325,7 +336,7 @@ def _front(plt: Any, study: Study, cells: Sequence[Cell]) -> Figure:
             markeredgecolor="#444444",
             label="front of all policies",
         )
-    _scales(axes, [a for _, a, _ in found], [b for _, _, b in found])
+    set_scales(axes, [a for _, a, _ in found], [b for _, _, b in found])
     axes.set_xlabel(label_of(across))
     axes.set_ylabel(label_of(up))
     _legend(figure, axes)
@@ -363,6 +374,10 @@ def _spread(combos: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _runs(study: Study) -> str:
     return "1 run" if study.n_runs == 1 else f"{study.n_runs} runs"
+
+
+def _words(axis: Axis) -> str:
+    return ", ".join(map(words_of, axis.keys))
 
 
 def _plain(text: str) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from testbed.records.requests import RequestRow
+import msgspec
+
+from testbed.records.requests import RequestRow, flat, request_columns
 from testbed.results.requests import stats
 from testbed.results.slo import goodput_rps, n_met, served_span_s
 from testbed.results.summary import active_sessions
 from testbed.simulate.engine import Simulation
 from testbed.simulate.gaps import token_gaps_s
+from testbed.simulate.summary import whole_rows
 
 GAP = "token_gap_s"
 TIMES = ("queue_s", "setup_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s", GAP)
@@ -107,3 +110,9 @@ def label_of(measure: str) -> str:
         if time in TIMES and time != measure:
             return f"{LABELS[time]}, {statistic} [s]"
     return LABELS.get(measure, measure)
+
+
+def columns_of(simulation: Simulation) -> bytes:
+    """Returns the columns of a run's ``requests.parquet`` as JSON: name -> a value per request."""
+    rows = [flat(row) for row in whole_rows(simulation)]
+    return msgspec.json.encode({name: [row[name] for row in rows] for name in request_columns()})

@@ -25,24 +25,25 @@ from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import PolicyChoice
 from testbed.scenario.provenance import source_digest
 from testbed.simulate.cases import Case, scenario_case
-from testbed.simulate.engine import VIRTUAL, Simulation, simulate
+from testbed.simulate.engine import REFERENCE, TESTBED, VIRTUAL, Simulation, simulate
 from testbed.simulate.runs import draw_of, drawn_of, recorded_share
 from testbed.simulate.virtual import served_by
-from testbed.studies.sweep.measures import measures_of
+from testbed.studies.sweep.measures import columns_of, measures_of
 
 FAST, REAL = "fast", "real"
-ENGINES = (FAST, VIRTUAL, REAL)
+ENGINES = (FAST, VIRTUAL, REAL, REFERENCE)
 OK, INFEASIBLE, FAILED = "ok", "infeasible", "failed"
 
 
 class Run(NamedTuple):
-    """One run: changes to the scenario in the syntax of ``--set``, a policy (None: the scenario's own), and a
-    seed.
+    """One run: changes to the scenario in the syntax of ``--set``, a policy (None: the scenario's own), a
+    seed, and the scenario (None: the study's).
     """
 
     changes: tuple[str, ...]
     policy: str | None
     seed: int
+    scenario: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Setup:
     """The settings that all runs of a study share.
 
     ``target``: the scenario. ``objectives``: metric -> limit in seconds (none: those of each scenario).
-    ``known``: the keys of runs whose results are stored already.
+    ``known``: the keys of runs whose results are stored already. ``keeps_requests``: records have the rows
+    per request.
     """
 
     target: str
@@ -58,6 +60,7 @@ class Setup:
     n_runs: int = 1
     objectives: Mapping[str, float] = field(default_factory=dict)
     known: frozenset[str] = frozenset()
+    keeps_requests: bool = False
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,6 +72,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     - ``placement_cpu_s``, ``routing_cpu_s``: CPU seconds of the policies, for the placement and for a mean
       route
     - ``is_known``: the result is stored already, and this record has nothing but its key
+    - ``requests``: columns per request as JSON, on the way to their own file
     - ``again``: the run failed for a reason that may be temporary, so a later command tries it again
     """
 
@@ -84,6 +88,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     routing_cpu_s: float | None = None
     is_known: bool = False
     again: bool = False
+    requests: bytes = b""
 
 
 def choice_of(policy: str | None) -> PolicyChoice:
@@ -169,14 +174,16 @@ class Runner:
             measures=found,
             placement_cpu_s=simulation.placement_cpu_s,
             routing_cpu_s=simulation.routing_cpu_s,
+            requests=columns_of(simulation) if self._setup.keeps_requests else b"",
         )
 
     def _simulate(self, case: Case) -> Simulation:
         engine = self._setup.engine
         if engine == REAL:
             return _served_in_real_time(case)
+        mode = REFERENCE if engine == REFERENCE else TESTBED
         is_virtual = engine == VIRTUAL
-        return simulate(case, "testbed", is_virtual=is_virtual, placements=self._placements, live=False)
+        return simulate(case, mode, is_virtual=is_virtual, placements=self._placements, live=False)
 
 
 def case_of(setup: Setup, run: Run) -> Case:
@@ -189,9 +196,10 @@ def case_of(setup: Setup, run: Run) -> Case:
     changes = list(run.changes)
     if setup.engine == REAL:
         changes.append("clock=real")
-    case = scenario_case(setup.target, choice, changes, run.seed)
+    target = run.scenario or setup.target
+    case = scenario_case(target, choice, changes, run.seed)
     draw = draw_of(case.experiment, setup.n_runs)
-    return case if draw is None else scenario_case(setup.target, choice, [*changes, draw], run.seed)
+    return case if draw is None else scenario_case(target, choice, [*changes, draw], run.seed)
 
 
 def key_of(experiment: Experiment, setup: Setup) -> str:

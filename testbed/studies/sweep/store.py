@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -66,13 +66,34 @@ class Lines:
                 os.truncate(self.path, len(content) - len(torn))
         yield from enumerate(whole.splitlines(), 1)
 
-    def append(self, record: Any) -> None:
-        """Write ``record`` as a line. Raises ``RunError`` if it cannot be written."""
+    def places(self, key_of: Callable[[bytes], str]) -> Iterator[tuple[str, int]]:
+        """Yields the key of each line and its place in the file, without all lines in memory at once.
+
+        An incomplete last line is removed from the file. Raises ``UserError`` if a line has no key.
+        """
+        place = 0
+        with _reading(self.path), self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                with decoding(self.path, number):
+                    key = key_of(line)
+                yield key, place
+                place += len(line)
+        with writing(self.path):
+            os.truncate(self.path, place)
+
+    def append(self, record: Any) -> int:
+        """Write ``record`` as a line, and return its place in the file.
+
+        Raises ``RunError`` if it cannot be written.
+        """
         assert self._fd is not None, "the lines are entered before they are written"
         line = msgspec.json.encode(record) + b"\n"
         with writing(self.path):
             if os.write(self._fd, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return os.lseek(self._fd, 0, os.SEEK_CUR) - len(line)
 
 
 def read_records(lines: Lines) -> dict[str, Record]:
@@ -83,15 +104,22 @@ def read_records(lines: Lines) -> dict[str, Record]:
     known: dict[str, Record] = {}
     decoder = msgspec.json.Decoder(Record)
     for number, line in lines.read():
-        try:
+        with decoding(lines.path, number):
             record = decoder.decode(line)
-        except msgspec.DecodeError as error:
-            raise UserError(
-                f"{lines.path}: line {number} is no result of this command ({error}); "
-                "remove that line, or choose another --out"
-            ) from None
         known[record.key] = record
     return {key: record for key, record in known.items() if not record.again}
+
+
+@contextmanager
+def decoding(path: Path, number: int) -> Iterator[None]:
+    """Raises ``UserError`` if the body cannot decode line ``number``."""
+    try:
+        yield
+    except msgspec.DecodeError as error:
+        raise UserError(
+            f"{path}: line {number} is no result of this command ({error}); "
+            "remove that line, or choose another --out"
+        ) from None
 
 
 @contextmanager

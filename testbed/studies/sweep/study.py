@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -17,9 +17,11 @@ from testbed.results.slo import parse_slo
 from testbed.scenario import load_experiment
 from testbed.scenario.fields import Table
 from testbed.scenario.problems import explain, unknown
-from testbed.scenario.sources import read_toml, shipped_documents
+from testbed.scenario.sources import read_toml, shipped_documents, value_of
 from testbed.studies.sweep.axes import (
+    LABEL,
     POLICY,
+    SCENARIO,
     SEED,
     Axis,
     Point,
@@ -42,6 +44,7 @@ from testbed.studies.sweep.runs import ENGINES, Run, Setup, check_policy
 
 DEFAULT_METRICS = ("ttft_s_mean", "tpot_s_mean", "per_token_s_mean")
 DEFAULT_PARETO = ("tokens_per_s", "ttft_s_mean")
+KEEP_REQUESTS = "requests"
 MAX_DESIGN = 1 << 16
 
 
@@ -72,15 +75,26 @@ class DesignTable(Table):
     over: Annotated[dict[str, SpanTable], Field(min_length=1)]
 
 
+class PublishedTable(Table):
+    """``[[published]]``: a value of ``metric`` that somebody printed for ``policy``; see ``Published``."""
+
+    metric: str
+    policy: str
+    value: Annotated[float, Field(strict=False, gt=0)]
+    at: dict[str, Any] = Field(default_factory=dict)
+
+
 class StudyTable(Table):
-    """A study file."""
+    """A study file, or one of its parts with what all parts share."""
 
     scenario: str
     description: str = ""
     runs: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[int, Field(ge=0)] | None = None
-    engine: Literal["fast", "virtual", "real"] = "fast"
+    engine: Literal["fast", "virtual", "real", "reference"] = "fast"
     policies: list[str] = Field(default_factory=list)
+    labels: dict[str, str] = Field(default_factory=dict)
+    every: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     baseline: str | None = None
     slo: str | None = None
     metrics: list[str] = Field(default_factory=list)
@@ -88,6 +102,8 @@ class StudyTable(Table):
     set: dict[str, Any] = Field(default_factory=dict)
     axis: list[AxisTable] = Field(default_factory=list)
     design: DesignTable | None = None
+    published: list[PublishedTable] = Field(default_factory=list)
+    keep: Literal["requests"] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,8 @@ class Options:
     """The options of the command line. An option that is not given has the value of the study file."""
 
     over: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
+    keep: str | None = None
     overrides: tuple[str, ...] = ()
     n_runs: int | None = None
     seed: int | None = None
@@ -105,13 +123,25 @@ class Options:
     pareto: str | None = None
 
 
+class Published(NamedTuple):
+    """A value of ``metric`` that somebody printed for ``policy`` at all points that have the values of
+    ``at``.
+    """
+
+    metric: str
+    policy: str
+    value: float
+    at: Point
+
+
 @dataclass(frozen=True)
 class Study:
     """A study: all combinations of the values of ``axes``, ``policies`` and ``n_runs`` seeds.
 
-    ``target``: the scenario. ``policies``: names (none: the scenario's own policy). ``fixed``: changes to the
-    scenario in the syntax of ``--set``. ``has_goodput``: whether there are objectives, of the study or of the
-    scenario.
+    ``target``: the scenario, unless the key ``scenario`` is an axis. ``policies``: names (none: the
+    scenario's own policy). ``labels``: policy -> its name in tables and figures. ``every``: policy -> it takes
+    part only in runs whose seed is a multiple of this. ``fixed``: changes to the scenario in the syntax of
+    ``--set``. ``has_goodput``: whether there are objectives, of the study or of the scenario.
     """
 
     title: str
@@ -129,6 +159,10 @@ class Study:
     has_goodput: bool
     metrics: tuple[str, ...]
     pareto: tuple[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    every: Mapping[str, int] = field(default_factory=dict)
+    published: tuple[Published, ...] = ()
+    keeps_requests: bool = False
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -149,30 +183,60 @@ class Study:
         return (*MEASURES, *UNDER_OBJECTIVES) if self.has_goodput else MEASURES
 
     def setup(self, known: frozenset[str] = frozenset()) -> Setup:
-        return Setup(self.target, self.engine, self.n_runs, self.objectives, known)
+        return Setup(self.target, self.engine, self.n_runs, self.objectives, known, self.keeps_requests)
 
     def run(self, point: Point, policy: str | None, seed: int) -> Run:
-        return Run((*self.fixed, *(f"{key}={text}" for key, text in point.items())), policy, seed)
+        changes = [
+            f"{key}={text}" for key, text in point.items() if key != SCENARIO and not key.startswith(LABEL)
+        ]
+        scenario = point.get(SCENARIO)
+        return Run((*self.fixed, *changes), policy, seed, None if scenario is None else value_of(scenario))
+
+    def seeds(self, policy: str | None, seeds: Sequence[int]) -> list[int]:
+        """Returns those of ``seeds`` with which ``policy`` takes part."""
+        return [seed for seed in seeds if seed % self.every.get(policy or "", 1) == 0]
+
+    def label(self, policy: str) -> str:
+        return self.labels.get(policy, policy)
+
+    def printed(self, metric: str, policy: str, point: Point) -> float | None:
+        """Returns the published value beside which a mean is shown, or None."""
+        for one in self.published:
+            if (one.metric, one.policy) == (metric, policy) and one.at.items() <= point.items():
+                return one.value
+        return None
 
 
 def read_study(target: str, options: Options) -> Study:
     """Returns the study that ``target`` and the command line describe.
 
-    ``target``: a study file, the name of a shipped study, or a scenario. Options of the command line replace
+    ``target``: a study file, the name of a shipped study, or a scenario; ``FILE:PART`` or ``NAME:PART`` is a
+    part of a study. Options of the command line replace
     those of the file; an axis of the command line replaces the file's axis of the same key. Raises
     ``UserError`` for invalid options and files.
     """
     table, where, folder = _table(target)
-    scenario, title = (target, Path(target).stem) if table is None else (table.scenario, Path(where).stem)
-    if table is None:
-        table = StudyTable(scenario=target)
-    elif folder is not None and (folder / scenario).is_file():
-        scenario = str(folder / scenario)
+    title = Path(target if table is None else where).stem
+    table = table or StudyTable(scenario=target)
+    if options.keep not in (None, KEEP_REQUESTS):
+        raise UserError(f"--keep must be {KEEP_REQUESTS}, not {options.keep}")
     given = [parse_over(text) for text in options.over]
     new = [axis for axis in given if axis.keys != (POLICY,)]
     replaced = {axis.keys for axis in new}
-    axes = [axis for axis in _axes(table, where) if axis.keys not in replaced] + new
+    axes = [axis for axis in _axes(table, where, folder) if axis.keys not in replaced] + new
     policies = tuple(table.policies)
+    for what, names in (
+        ("labels", table.labels),
+        ("every", table.every),
+        ("published", [one.policy for one in table.published]),
+    ):
+        if other := next((name for name in names if name not in policies), None):
+            raise UserError(f"{where}: {what}: {unknown('policy', other, policies)}")
+    if options.policies and any(axis.keys == (POLICY,) for axis in given):
+        raise UserError(
+            "policies are given with --policy and with --over policy=...: leave one of the two out"
+        )
+    policies = options.policies or policies
     for axis in given:
         if axis.keys == (POLICY,):
             policies = tuple(value for (value,) in axis.values)
@@ -181,7 +245,7 @@ def read_study(target: str, options: Options) -> Study:
     study = Study(
         title=title,
         description=table.description,
-        target=scenario,
+        target=_beside(folder, table.scenario),
         axes=tuple(axes),
         policies=policies,
         baseline=options.baseline or table.baseline,
@@ -193,6 +257,9 @@ def read_study(target: str, options: Options) -> Study:
         has_goodput=False,
         metrics=DEFAULT_METRICS,
         pareto=DEFAULT_PARETO,
+        labels=table.labels,
+        every=table.every,
+        keeps_requests=(options.keep or table.keep) == KEEP_REQUESTS,
     )
     _check(study)
     stated = study.objectives or "workload.slo" in study.keys
@@ -207,31 +274,75 @@ def read_study(target: str, options: Options) -> Study:
         if len(names) != 2 or names[0] == names[1]:
             raise UserError(f"a Pareto front needs two metrics, not {', '.join(pareto)}")
         study = replace(study, pareto=(names[0], names[1]))
-    return study
+    return replace(study, published=tuple(_published(study, one) for one in table.published))
+
+
+def _published(study: Study, one: PublishedTable) -> Published:
+    for key in one.at:
+        if key not in study.keys:
+            raise UserError(f"published: {unknown('axis', key, study.keys)}")
+    at = {key: toml_text(value) for key, value in one.at.items()}
+    return Published(_measure(study, one.metric), one.policy, one.value, at)
+
+
+def _beside(folder: Path | None, scenario: str) -> str:
+    """Returns the path of a scenario file that lies in the study's folder, or else ``scenario`` itself."""
+    return str(folder / scenario) if folder is not None and (folder / scenario).is_file() else scenario
 
 
 def _table(target: str) -> tuple[StudyTable | None, str, Path | None]:
-    """Returns the content of the study file, its path, and its folder (None for a shipped study).
+    """Returns the content of the study file, its path (with the part), and its folder (None for a shipped
+    study).
 
     Returns (None, ``target``, None) if ``target`` is not a study file: it is a scenario then.
     """
+    whole = target
+    target, _, part = (target, "", "") if Path(target).exists() else target.partition(":")
     path = Path(target)
     folder: Path | None = path.parent
     if path.suffix == ".toml" and path.is_file():
         document = read_toml(path)
-        if "scenario" not in document:
-            return None, target, None
+        if "scenario" not in document and "part" not in document:
+            return None, whole, None
     else:
         shipped = shipped_studies()
         if path.is_file() or target not in shipped or target in {name for name, _ in shipped_documents()}:
-            return None, target, None
+            return None, whole, None
         path, folder = shipped[target], None
         document = read_toml(path)
+    document = _part(document, str(path), part)
     try:
-        return StudyTable.model_validate(document), str(path), folder
+        return StudyTable.model_validate(document), f"{path}:{part}" if part else str(path), folder
     except ValidationError as error:
         wrong = explain(error)
         raise ScenarioError(f"{path}: {'.'.join(map(str, wrong.key))}: {wrong.what}") from None
+
+
+def _part(document: dict[str, Any], where: str, name: str) -> dict[str, Any]:
+    """Returns the part ``name`` of a study file, with the keys that all its parts share.
+
+    A part's keys replace shared ones; its tables (``[set]``, ``[labels]``) and lists of tables extend them.
+    """
+    parts = document.pop("part", {})
+    if not name and not parts:
+        return document
+    if not isinstance(parts, dict) or not isinstance(parts.get(name), dict):
+        valid = ", ".join(parts) if parts and isinstance(parts, dict) else "it has none"
+        raise UserError(f"{where}: name a part of this study, as in {Path(where).stem}:PART; valid: {valid}")
+    merged = document
+    for key, value in parts[name].items():
+        shared = document.get(key)
+        if isinstance(shared, dict) and isinstance(value, dict):
+            value = {**shared, **value}
+        elif isinstance(shared, list) and isinstance(value, list) and key in ("axis", "published"):
+            value = [*shared, *value]
+        merged = {**merged, key: value}
+    return merged
+
+
+def parts_of(name: str) -> list[str]:
+    """Returns the names of the parts of a shipped study."""
+    return list(read_toml(shipped_studies()[name]).get("part", {}))
 
 
 def shipped_studies() -> dict[str, Path]:
@@ -240,7 +351,10 @@ def shipped_studies() -> dict[str, Path]:
     return {file.stem: file for file in sorted(folder.glob("*.toml"))}
 
 
-def _axes(table: StudyTable, where: str) -> list[Axis]:
+def _axes(table: StudyTable, where: str, folder: Path | None) -> list[Axis]:
+    def text(key: str, value: Any) -> str:
+        return toml_text(_beside(folder, value) if key == SCENARIO and isinstance(value, str) else value)
+
     found = []
     for number, axis in enumerate(table.axis):
         at = f"{where}: axis.{number}"
@@ -254,7 +368,7 @@ def _axes(table: StudyTable, where: str) -> list[Axis]:
                 )
             if len({len(values) for values in axis.zip.values()}) > 1:
                 raise UserError(f"{at}: all keys of zip must have the same number of values")
-            columns = [[toml_text(value) for value in values] for values in axis.zip.values()]
+            columns = [[text(key, value) for value in values] for key, values in axis.zip.items()]
             found.append(checked_axis(tuple(axis.zip), list(zip(*columns, strict=True)), at))
             continue
         if axis.key is None:
@@ -262,7 +376,7 @@ def _axes(table: StudyTable, where: str) -> list[Axis]:
         texts = (
             value_range(axis.range, at)
             if axis.range is not None
-            else [toml_text(value) for value in axis.values or ()]
+            else [text(axis.key, value) for value in axis.values or ()]
         )
         found.append(checked_axis((axis.key,), [(text,) for text in texts], at))
     if table.design is not None:

@@ -66,21 +66,28 @@ def write_results(path: Path, rows: Sequence[Row], axes: Sequence[Axis], measure
     The columns are the keys, policy, seed, engine, ``measures``, status and reason.
     """
     values = typed(axes)
-    in_order = sorted(rows, key=lambda r: (*(values[key][r.at[key]] for key in values), r.policy, r.seed))
+    types = axis_types(values)
+    rows = in_order(rows, values)
     columns: dict[str, Any] = {
-        key: pa.array([of[row.at[key]] for row in in_order], _type_of(of)) for key, of in values.items()
+        key: pa.array([of[row.at[key]] for row in rows], types[key]) for key, of in values.items()
     }
-    columns[POLICY] = pa.array([row.policy for row in in_order], pa.string())
-    columns[SEED] = pa.array([row.seed for row in in_order], pa.int64())
-    columns["engine"] = pa.array([row.record.engine for row in in_order], pa.string())
+    columns[POLICY] = pa.array([row.policy for row in rows], pa.string())
+    columns[SEED] = pa.array([row.seed for row in rows], pa.int64())
+    columns["engine"] = pa.array([row.record.engine for row in rows], pa.string())
     for measure in measures:
         kind = pa.int64() if measure in _WHOLE else pa.float64()
-        columns[measure] = pa.array([row.value(measure) for row in in_order], kind)
-    columns["status"] = pa.array([row.record.status for row in in_order], pa.string())
-    columns["reason"] = pa.array([row.record.reason for row in in_order], pa.string())
+        columns[measure] = pa.array([row.value(measure) for row in rows], kind)
+    columns["status"] = pa.array([row.record.status for row in rows], pa.string())
+    columns["reason"] = pa.array([row.record.reason for row in rows], pa.string())
     write_table(path, pa.table(columns))
 
 
-def _type_of(values: Mapping[str, Scalar]) -> Any:
-    kind = type(next(iter(values.values())))
-    return {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}[kind]
+def in_order(rows: Sequence[Row], values: Mapping[str, Mapping[str, Scalar]]) -> list[Row]:
+    """Returns ``rows`` sorted by point, policy and seed; ``values`` are those of ``typed``."""
+    return sorted(rows, key=lambda r: (*(values[key][r.at[key]] for key in values), r.policy, r.seed))
+
+
+def axis_types(values: Mapping[str, Mapping[str, Scalar]]) -> dict[str, Any]:
+    """Returns the type of each key's column."""
+    kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    return {key: kinds[type(next(iter(of.values())))] for key, of in values.items()}

@@ -1,35 +1,32 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from testbed.studies.reproduce import runs
-from testbed.studies.reproduce.runs import run_setting
-from testbed.studies.reproduce.settings import CLOSEST, Setting
+from testbed.studies.reproduce.runs import Task, run_task, task_of
+from testbed.studies.reproduce.settings import CLOSEST
+from testbed.studies.sweep.runs import Measures, Record
 
 
 @pytest.fixture(scope="session")
-def one_result() -> dict[str, Any]:
+def one_result() -> Measures:
     """What one real run of one setting gives, everything between PETALS and proposed included."""
-    return run_setting(CLOSEST.cells["Cluster0", 0], 1)
+    return run_task(task_of(CLOSEST.cells["Cluster0", 0], 1)).measures
 
 
 @pytest.fixture
-def quick_runs(monkeypatch: pytest.MonkeyPatch, one_result: dict[str, Any]) -> list[tuple[str, int]]:
-    """Every run gives that result, slower by a bit per seed; the list says which have been run."""
-    ran: list[tuple[str, int]] = []
+def quick_runs(monkeypatch: pytest.MonkeyPatch, one_result: Measures) -> list[str]:
+    """Every run gives that result, slower by a bit per seed; the list has the keys of those that were run."""
+    ran: list[str] = []
 
-    def run(setting: Setting, seed: int) -> dict[str, Any]:
-        ran.append((setting.id, seed))
-        factor = 1 + seed / 100
-        return {
-            kind: [
-                {key: value * factor if key.endswith("_s") else value for key, value in row.items()}
-                for row in rows
-            ]
-            for kind, rows in one_result.items()
+    def run(task: Task) -> Record:
+        ran.append(task.key)
+        factor = 1 + task.run.seed / 100
+        measures = {
+            name: value * factor if name.endswith("_s") and value is not None else value
+            for name, value in one_result.items()
         }
+        return Record(task.key, measures=measures)
 
-    monkeypatch.setattr(runs, "run_setting", run)
+    monkeypatch.setattr(runs, "run_task", run)
     return ran

@@ -12,15 +12,15 @@ import pytest
 
 from testbed.errors import UserError
 from testbed.studies.reproduce import runs
-from testbed.studies.reproduce.command import reproduce_command
-from testbed.studies.reproduce.record import RESULTS, inputs_digest, read_done, record_of
-from testbed.studies.reproduce.settings import DRAWN, STATED, settings_of
+from testbed.studies.reproduce.command import RESULTS, reproduce_command
+from testbed.studies.reproduce.runs import Task, task_of
+from testbed.studies.reproduce.settings import DRAWN, settings_of
 from testbed.studies.reproduce.tables import HEADER
 from testbed.studies.sweep.pool import Local
-from testbed.studies.sweep.store import Lines
+from testbed.studies.sweep.runs import Measures, Record
+from testbed.studies.sweep.store import Lines, read_records
 from tests.support.runs import wait_until
 
-SETTING = STATED.cells["Cluster0", 0]
 N_TABLES = len(settings_of("tables"))
 
 
@@ -28,7 +28,7 @@ def tables(out: Path, n_runs: int = 2, seed: int = 0) -> dict[str, Any]:
     return reproduce_command("paper", "tables", n_runs, seed, out, 1)[0]
 
 
-def test_runs_that_are_recorded_are_not_run_again(tmp_path: Path, quick_runs: list[tuple[str, int]]) -> None:
+def test_runs_that_are_recorded_are_not_run_again(tmp_path: Path, quick_runs: list[str]) -> None:
     assert tables(tmp_path)["n_computed"] == 2 * N_TABLES
     again = tables(tmp_path)
     assert (again["n_computed"], again["n_found"]) == (0, 2 * N_TABLES)
@@ -36,7 +36,7 @@ def test_runs_that_are_recorded_are_not_run_again(tmp_path: Path, quick_runs: li
     assert len(quick_runs) == len(set(quick_runs)) == 3 * N_TABLES
 
 
-def test_a_line_that_a_kill_cut_short_is_run_again(tmp_path: Path, quick_runs: list[tuple[str, int]]) -> None:
+def test_a_line_that_a_kill_cut_short_is_run_again(tmp_path: Path, quick_runs: list[str]) -> None:
     tables(tmp_path)
     path, before = tmp_path / RESULTS, (tmp_path / "tables.md").read_bytes()
     path.write_bytes(path.read_bytes()[:-10])
@@ -47,7 +47,7 @@ def test_a_line_that_a_kill_cut_short_is_run_again(tmp_path: Path, quick_runs: l
 
 
 def test_the_same_seed_gives_the_same_tables_and_another_seed_others(
-    tmp_path: Path, quick_runs: list[tuple[str, int]]
+    tmp_path: Path, quick_runs: list[str]
 ) -> None:
     first, second, other = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     tables(first), tables(second), tables(other, seed=7)
@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_tables_and_another_seed_others(
 
 
 def test_a_table_shows_the_printed_number_ours_and_the_deviation(
-    tmp_path: Path, quick_runs: list[tuple[str, int]]
+    tmp_path: Path, quick_runs: list[str]
 ) -> None:
     answer = tables(tmp_path)
     cell = next(
@@ -75,40 +75,31 @@ def test_a_table_shows_the_printed_number_ours_and_the_deviation(
 
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     tmp_path: Path,
-    quick_runs: list[tuple[str, int]],
+    quick_runs: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = runs.run_setting
+    run = runs.run_task
 
-    def stop_at_the_fifth(*task: Any) -> dict[str, Any]:
+    def stop_at_the_fifth(task: Task) -> Record:
         if len(quick_runs) == 4:
             raise KeyboardInterrupt
-        return run(*task)
+        return run(task)
 
-    monkeypatch.setattr(runs, "run_setting", stop_at_the_fifth)
+    monkeypatch.setattr(runs, "run_task", stop_at_the_fifth)
     with pytest.raises(KeyboardInterrupt, match=f"{2 * N_TABLES - 4} runs are left"):
         tables(tmp_path)
-    monkeypatch.setattr(runs, "run_setting", run)
+    monkeypatch.setattr(runs, "run_task", run)
     answer = tables(tmp_path)
     assert (answer["n_found"], answer["n_computed"]) == (4, 2 * N_TABLES - 4)
 
 
-def test_a_second_folder_with_other_inputs_is_refused(tmp_path: Path) -> None:
-    with Lines(tmp_path / RESULTS) as lines:
-        lines.append(record_of("other", SETTING, 0, {}))
-    with pytest.raises(UserError, match=r"results of other settings .* choose another --out"):
-        tables(tmp_path)
-
-
-def test_a_file_that_is_no_results_file_is_refused_with_its_line(
-    tmp_path: Path, one_result: dict[str, Any]
+def test_results_of_another_version_of_the_code_are_not_used(
+    tmp_path: Path, quick_runs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Lines(tmp_path / RESULTS) as lines:
-        lines.append(record_of(inputs_digest(), SETTING, 0, one_result))
-        with open(tmp_path / RESULTS, "a") as file:
-            file.write("what is this\n")
-        with pytest.raises(UserError, match="line 2 is no result"):
-            read_done(lines, inputs_digest())
+    tables(tmp_path)
+    monkeypatch.setattr(runs, "_inputs_digest", lambda: "another version")
+    assert tables(tmp_path)["n_computed"] == 2 * N_TABLES
+    assert len(quick_runs) == len(set(quick_runs)) == 4 * N_TABLES
 
 
 @pytest.mark.parametrize(
@@ -132,13 +123,13 @@ def test_options_that_make_no_sense_get_one_sentence(
 
 
 def test_worker_processes_give_what_this_process_gives() -> None:
-    tasks = [(setting, 1) for setting in DRAWN.settings[:3]]
+    tasks = [task_of(setting, 1) for setting in DRAWN.settings[:3]]
 
-    def without_times(jobs: int) -> dict[str, Any]:
-        found = {}
-        for (setting, _), result in Local(jobs).results(runs.begin_runs, None, [[task] for task in tasks]):
-            found[setting.id] = [{**row, "decision_s": 0} for row in result["policies"]]
-        return found
+    def without_times(jobs: int) -> dict[str, Measures]:
+        return {
+            task.key: {name: value for name, value in record.measures.items() if "decision" not in name}
+            for task, record in Local(jobs).results(runs.begin_runs, None, [[task] for task in tasks])
+        }
 
     assert without_times(2) == without_times(1)
 
@@ -168,11 +159,11 @@ def test_ctrl_c_and_sigterm_on_the_command_end_it_with_130_and_one_line(
         process.kill()
     assert process.returncode == 130, said
     assert text == "" and said.count("\n") == 1 and "the same command goes on" in said
-    assert read_done(Lines(results), inputs_digest())
+    assert read_records(Lines(results))
 
 
 def test_a_log_gets_plain_lines_of_progress_instead_of_a_bar(
-    tmp_path: Path, quick_runs: list[tuple[str, int]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, quick_runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     tables(tmp_path)
     said = capsys.readouterr().err
@@ -181,9 +172,9 @@ def test_a_log_gets_plain_lines_of_progress_instead_of_a_bar(
 
 
 def test_a_second_sigterm_changes_nothing_about_the_first(
-    tmp_path: Path, quick_runs: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, quick_runs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def terminate(*task: Any) -> dict[str, Any]:
+    def terminate(task: Task) -> Record:
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
@@ -191,7 +182,7 @@ def test_a_second_sigterm_changes_nothing_about_the_first(
         raise AssertionError("SIGTERM stops the run")
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(runs, "run_setting", terminate)
+    monkeypatch.setattr(runs, "run_task", terminate)
     with pytest.raises(KeyboardInterrupt):
         tables(tmp_path)
     assert signal.getsignal(signal.SIGTERM) == before

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +11,11 @@ import pytest
 
 from testbed.errors import RunError, UserError
 from testbed.rundir import replacing
-from testbed.studies.reproduce.command import DOCUMENTS, reproduce_command
-from testbed.studies.reproduce.record import RESULTS, inputs_digest, read_done, record_of
-from testbed.studies.reproduce.settings import STATED, settings_of
+from testbed.studies.reproduce.command import DOCUMENTS, RESULTS, reproduce_command
+from testbed.studies.reproduce.settings import settings_of
 from testbed.studies.sweep import disk
-from testbed.studies.sweep.store import Lines
 from tests.support.full_disk import files_no_longer_than
 
-SETTING = STATED.cells["Cluster0", 0]
 N_TABLES = len(settings_of("tables"))
 FULL = Path("/dev/full")
 
@@ -29,7 +25,7 @@ def tables(out: Path) -> dict[str, Any]:
 
 
 def test_a_disk_that_fills_up_while_runs_are_computed_keeps_the_finished_ones(
-    tmp_path: Path, quick_runs: list[tuple[str, int]]
+    tmp_path: Path, quick_runs: list[str]
 ) -> None:
     with files_no_longer_than(100_000), pytest.raises(RunError, match=r"results.jsonl: cannot be written \("):
         tables(tmp_path)
@@ -42,7 +38,7 @@ def test_a_disk_that_fills_up_while_runs_are_computed_keeps_the_finished_ones(
     "name", ["tables.md", "run-times.md", "figures/breakdown.png", "figures/breakdown.pdf"]
 )
 def test_a_disk_that_is_full_when_results_are_written_down_costs_no_results(
-    tmp_path: Path, quick_runs: list[tuple[str, int]], name: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, quick_runs: list[str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
     def full(path: Path) -> Iterator[Path]:
@@ -53,7 +49,7 @@ def test_a_disk_that_is_full_when_results_are_written_down_costs_no_results(
             yield temporary
 
     with monkeypatch.context() as patched:
-        for module in ("testbed.studies.reproduce.command", "testbed.results.plots"):
+        for module in ("testbed.studies.sweep.disk", "testbed.results.plots"):
             patched.setattr(f"{module}.replacing", full)
         with pytest.raises(RunError, match=rf"{name}: cannot be written \(No space left on device\)"):
             tables(tmp_path)
@@ -64,7 +60,7 @@ def test_a_disk_that_is_full_when_results_are_written_down_costs_no_results(
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_folder_where_a_document_belongs_is_named_before_anything_runs(
-    tmp_path: Path, quick_runs: list[tuple[str, int]], name: str
+    tmp_path: Path, quick_runs: list[str], name: str
 ) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(UserError, match=rf"{name} is a folder, but a file belongs there; move it away"):
@@ -73,7 +69,7 @@ def test_a_folder_where_a_document_belongs_is_named_before_anything_runs(
 
 
 def test_a_file_where_the_figures_belong_is_named_before_anything_runs(
-    tmp_path: Path, quick_runs: list[tuple[str, int]]
+    tmp_path: Path, quick_runs: list[str]
 ) -> None:
     (tmp_path / "figures").write_text("")
     with pytest.raises(UserError, match="figures is a file, but a folder belongs there; move it away"):
@@ -81,9 +77,7 @@ def test_a_file_where_the_figures_belong_is_named_before_anything_runs(
     assert quick_runs == []
 
 
-def test_a_folder_where_a_figure_belongs_gets_one_sentence(
-    tmp_path: Path, quick_runs: list[tuple[str, int]]
-) -> None:
+def test_a_folder_where_a_figure_belongs_gets_one_sentence(tmp_path: Path, quick_runs: list[str]) -> None:
     (tmp_path / RESULTS).touch()
     (tmp_path / "figures" / "breakdown.png").mkdir(parents=True)
     with pytest.raises(UserError, match=r"breakdown.png: a file is in the place of a folder, or a folder"):
@@ -91,7 +85,7 @@ def test_a_folder_where_a_figure_belongs_gets_one_sentence(
 
 
 def test_a_folder_that_holds_something_else_is_refused_before_anything_runs(
-    tmp_path: Path, quick_runs: list[tuple[str, int]]
+    tmp_path: Path, quick_runs: list[str]
 ) -> None:
     (tmp_path / "letter.txt").write_text("")
     with pytest.raises(UserError, match="holds something else already; give a new folder with --out"):
@@ -106,7 +100,7 @@ def test_an_output_folder_that_is_a_file_gets_one_sentence(tmp_path: Path) -> No
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
-    tmp_path: Path, quick_runs: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, quick_runs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Root may write everywhere, and tests cannot mount: what the system says of a read-only disk is given here.
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
@@ -122,38 +116,12 @@ def test_an_error_of_a_library_without_a_number_is_one_sentence_too(tmp_path: Pa
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
-def _null(record: dict[str, Any]) -> None:
-    record["policies"][0]["per_token_s"] = None
-
-
-def _not_finite(record: dict[str, Any]) -> None:
-    record["factors"][3]["per_token_s"] = float("nan")
-
-
-def _missing(record: dict[str, Any]) -> None:
-    del record["concurrencies"]
-
-
-def _key(record: dict[str, Any]) -> None:
-    record["key"][1] = ["Cluster0"]
-
-
-@pytest.mark.parametrize(
-    ("damage", "fault"),
-    [
-        (_null, r" \(policies.0.per_token_s: .*\)"),
-        (_not_finite, r" \(factors.3.per_token_s: .*\)"),
-        (_missing, r" \(concurrencies: .*\)"),
-        (_key, r" \(key.1: .*\)"),
-    ],
-)
-def test_a_line_of_another_form_is_refused_with_its_number_and_what_is_wrong(
-    tmp_path: Path, one_result: dict[str, Any], damage: Any, fault: str
+@pytest.mark.parametrize("line", ["what is this", '{"key":["another version","stated/Cluster0/0.1/64",0]}'])
+def test_a_line_that_is_no_result_is_refused_with_its_number(
+    tmp_path: Path, quick_runs: list[str], line: str
 ) -> None:
-    whole, damaged = (
-        json.loads(json.dumps(record_of(inputs_digest(), SETTING, seed, one_result))) for seed in (0, 1)
-    )
-    damage(damaged)
-    (tmp_path / RESULTS).write_text(f"{json.dumps(whole)}\n{json.dumps(damaged)}\n")
-    with pytest.raises(UserError, match=rf"line 2 is no result of this command{fault}; remove that line"):
-        read_done(Lines(tmp_path / RESULTS), inputs_digest())
+    tables(tmp_path)
+    with open(tmp_path / RESULTS, "a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(UserError, match=rf"line {2 * N_TABLES + 1} is no result .* remove that line"):
+        tables(tmp_path)

@@ -12,9 +12,10 @@ from policies.interfaces import PlacementPolicy
 from policies.petals import PetalsPlacement
 from testbed.results.intervals import mean_of, t_quantile
 from testbed.studies.reproduce.breakdown import break_down, shapley
-from testbed.studies.reproduce.runs import experiment_of, run_setting
+from testbed.studies.reproduce.runs import changed, run_task, task_of
 from testbed.studies.reproduce.settings import CLOSEST, PLACES, STATED
 from testbed.studies.reproduce.windows import place_with
+from testbed.studies.sweep.runs import Measures, Setup, case_of
 
 
 @pytest.mark.parametrize(
@@ -54,37 +55,42 @@ def test_the_steps_from_petals_to_cg_bp_pass_through_the_policies_of_that_name(
     place: str, steps: tuple[str, ...], policy: PlacementPolicy
 ) -> None:
     for seed in range(3):
-        problem = experiment_of(STATED.cells[place, 3], seed).problem
+        problem = case_of(Setup(""), STATED.cells[place, 3].run(seed)).experiment.problem
         concurrency = choose_design_concurrency(problem).value
         ours, theirs = place_with(problem, steps, concurrency), policy.place(problem)
         assert ours.ranges == theirs.ranges
         assert ours.cache_bytes == theirs.cache_bytes
 
 
-def test_a_run_with_all_changes_is_the_proposed_policy_and_with_none_petals(one_result: dict) -> None:
-    times_s = {(tuple(row["on"]), row["setup"]): row["per_token_s"] for row in one_result["factors"]}
-    policies_s = {(row["policy"], row["setup"]): row["per_token_s"] for row in one_result["policies"]}
-    everything = ("order", "number", "windows", "routing")
-    assert times_s[(), "petals"] == policies_s["petals", "reference"]
-    assert times_s[(), "none"] == policies_s["petals", "none"]
-    assert times_s[everything, "proposed"] == policies_s["proposed", "reference"]
-    assert times_s[everything, "none"] == policies_s["proposed", "none"]
+def test_a_run_with_all_changes_is_the_proposed_policy_and_with_none_petals(one_result: Measures) -> None:
+    for policy, on, setup in (
+        ("petals", (), "petals"),
+        ("proposed", ("order", "number", "windows", "routing"), "proposed"),
+    ):
+        for own, of_policy in ((setup, "reference"), ("none", "none")):
+            time_s = one_result[f"{changed(on)}/{own}/per_token_s"]
+            assert time_s == one_result[f"{policy}/{of_policy}/per_token_s"]
 
 
-def test_a_run_is_the_same_every_time_but_for_the_time_that_deciding_takes(one_result: dict) -> None:
-    again = run_setting(CLOSEST.cells["Cluster0", 0], 1)
-    for result in (one_result, again):
-        assert all(row["decision_s"] > 0 for row in result["policies"])
-    for kind in one_result:
-        pairs = zip(one_result[kind], again[kind], strict=True)
-        assert all({**a, "decision_s": 0} == {**b, "decision_s": 0} for a, b in pairs)
+def test_a_run_is_the_same_every_time_but_for_the_time_that_deciding_takes(one_result: Measures) -> None:
+    again = run_task(task_of(CLOSEST.cells["Cluster0", 0], 1)).measures
+    assert list(again) == list(one_result)
+    for name, value in again.items():
+        if name.endswith("/decision_s"):
+            assert value is not None and value > 0
+        else:
+            assert value == one_result[name]
 
 
-def test_the_best_design_concurrency_in_hindsight_is_no_worse_than_any_other_choice(one_result: dict) -> None:
+def test_the_best_design_concurrency_in_hindsight_is_no_worse_than_any_other_choice(
+    one_result: Measures,
+) -> None:
     for setup in ("reference", "none"):
-        rows = {r["choice"]: r["per_token_s"] for r in one_result["concurrencies"] if r["setup"] == setup}
-        assert set(rows) == {"formula", "formula+setup", "one", "bound", "searched", "hindsight"}
-        assert rows["hindsight"] == min(rows.values())
+        times_s = [
+            one_result[f"{choice}/{setup}/per_token_s"] or 0.0
+            for choice in ("formula", "formula+setup", "one", "bound", "searched", "hindsight")
+        ]
+        assert times_s[-1] == min(times_s) > 0
 
 
 def test_shares_of_two_changes_are_what_a_hand_computes() -> None:
@@ -107,7 +113,7 @@ def test_shares_add_up_to_the_whole_gain_whatever_the_numbers() -> None:
     assert total == pytest.approx(worth_s[frozenset()] - worth_s[frozenset(factors)])
 
 
-def test_every_order_of_changes_leads_from_petals_to_proposed(one_result: dict) -> None:
+def test_every_order_of_changes_leads_from_petals_to_proposed(one_result: Measures) -> None:
     for with_setup in (True, False):
         breakdown = break_down([one_result], with_setup=with_setup)
         assert breakdown is not None
@@ -118,8 +124,8 @@ def test_every_order_of_changes_leads_from_petals_to_proposed(one_result: dict) 
         assert ("setup" in breakdown.shares) is with_setup
 
 
-def test_runs_without_every_placement_do_not_count_in_a_breakdown(one_result: dict) -> None:
-    without = {"factors": [*one_result["factors"][:-1], {"on": ["order"], "infeasible": "no room"}]}
+def test_runs_without_every_placement_do_not_count_in_a_breakdown(one_result: Measures) -> None:
+    without = {name: value for name, value in one_result.items() if not name.startswith("changed+order/")}
     breakdown = break_down([one_result, without], with_setup=True)
     assert breakdown is not None and (breakdown.n_runs, breakdown.n_all) == (1, 2)
     assert break_down([without], with_setup=True) is None

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from testbed.scenario.sources import value_of
 from testbed.studies.reproduce.paper import (
     METRICS,
     PRINTED_POLICIES,
@@ -9,7 +12,6 @@ from testbed.studies.reproduce.paper import (
     printed_decision_s,
     printed_s,
 )
-from testbed.studies.reproduce.runs import experiment_of
 from testbed.studies.reproduce.settings import (
     CLOSEST,
     COLUMNS,
@@ -21,6 +23,14 @@ from testbed.studies.reproduce.settings import (
     Setting,
     settings_of,
 )
+from testbed.studies.sweep.runs import Setup, case_of
+from testbed.studies.sweep.study import Options, parts_of, read_study
+
+
+def changes(setting: Setting) -> dict[str, Any]:
+    """What the setting changes in its scenario."""
+    texts = (change.partition("=") for change in setting.run(0).changes)
+    return {key: value_of(text) for key, _, text in texts}
 
 
 def test_both_full_versions_of_the_tables_have_a_setting_for_every_printed_cell() -> None:
@@ -46,32 +56,42 @@ def test_settings_have_names_of_their_own_and_only_chooses_between_them() -> Non
 
 @pytest.mark.parametrize("setting", settings_of(None), ids=lambda setting: setting.id)
 def test_every_setting_is_a_valid_scenario_that_keeps_what_it_says(setting: Setting) -> None:
-    experiment = experiment_of(setting, 3)
-    assert len(experiment.workload.requests) == setting.overrides["workload.n_requests"]
-    assert experiment.problem.request_rate == setting.overrides["workload.rate"]
-    assert experiment.problem.n_output_tokens == setting.overrides["workload.n_output_tokens"]
+    experiment = case_of(Setup(""), setting.run(3)).experiment
+    stated = changes(setting)
+    assert len(experiment.workload.requests) == stated["workload.n_requests"]
+    assert experiment.problem.request_rate == stated.get("policy.planned_rate", stated["workload.rate"])
+    assert experiment.problem.n_output_tokens == stated["workload.n_output_tokens"]
     assert experiment.calibration.session_setup_s == 0
-    if setting.join_order is not None:
-        assert experiment.problem.join_order == setting.join_order
+    if "policy.join_order" in stated:
+        assert list(experiment.problem.join_order) == stated["policy.join_order"]
 
 
 def test_the_stated_tables_send_a_hundred_requests_at_the_rate_of_the_column() -> None:
     for (_, column), setting in STATED.cells.items():
         rate, n_output = COLUMNS[column]
-        assert setting.overrides["workload.n_requests"] == 100
-        assert setting.overrides["workload.rate"] == rate
-        assert setting.overrides["workload.n_output_tokens"] == n_output
+        stated = changes(setting)
+        assert stated["workload.n_requests"] == 100
+        assert stated["workload.rate"] == setting.rate == rate
+        assert stated["workload.n_output_tokens"] == n_output
 
 
 def test_large_networks_have_the_longer_session_setup_of_petals_in_the_tables() -> None:
-    assert {STATED.cells[place, 0].setup_petals_s for place in PLACES[:4]} == {250.0}
-    assert {STATED.cells[place, 0].setup_petals_s for place in PLACES[4:]} == {350.0}
+    key = "calibration.session_setup_petals"
+    assert {changes(STATED.cells[place, 0]).get(key, "250 s") for place in PLACES[:4]} == {"250 s"}
+    assert {changes(STATED.cells[place, 0])[key] for place in PLACES[4:]} == {"350 s"}
 
 
 def test_the_planned_rate_is_given_only_where_the_actual_one_is_swept() -> None:
-    planned = {sweep.name: {s.planned_rate for s in sweep.settings} for sweep in SWEEPS}
+    planned = {
+        sweep.name: {changes(s).get("policy.planned_rate") for s in sweep.settings} for sweep in SWEEPS
+    }
     assert planned.pop("actual-rate") == {0.5}
     assert set(map(frozenset, planned.values())) == {frozenset({None})}
+
+
+def test_every_part_of_the_study_is_computed_whole() -> None:
+    points = sum(read_study(f"paper:{part}", Options()).n_points for part in parts_of("paper"))
+    assert len(settings_of(None)) == points == 140
 
 
 def test_printed_numbers_are_there_for_every_cell_and_kind() -> None:

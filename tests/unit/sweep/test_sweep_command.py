@@ -16,9 +16,10 @@ from testbed.scenario.provenance import read_provenance
 from testbed.simulate import engine
 from testbed.simulate.cases import scenario_case
 from testbed.simulate.engine import simulate
-from testbed.simulate.summary import summarize_simulation
+from testbed.simulate.summary import request_rows, summarize_simulation
 from testbed.studies.sweep import command, runs
 from testbed.studies.sweep.command import PAGE, RUNS, TABLES, sweep_command
+from testbed.studies.sweep.kept import REQUESTS, STORED
 from testbed.studies.sweep.runs import Run, Runner, Setup, case_of, key_of
 from testbed.studies.sweep.store import Lines
 from testbed.studies.sweep.study import Options
@@ -356,3 +357,86 @@ def test_a_worker_warns_of_a_scenario_once_and_not_with_every_run(
     late = ("workload.n_requests=2", "network.jitter='1 s'")
     sweep(tmp_path, "workload.rate=0.1,0.2,0.3,0.4", POLICIES, jobs=2, n_runs=2, overrides=late)
     assert 0 < capfd.readouterr().err.count("network.jitter 1 s is larger than") <= 2
+
+
+def test_kept_requests_are_the_rows_of_every_run_with_its_axes(tmp_path: Path) -> None:
+    given = {"policies": ("petals", "cg-bp+ws-rr"), "n_runs": 2}
+    first, again, late = tmp_path / "first", tmp_path / "again", tmp_path / "late"
+    sweep(first, RATES, keep="requests", **given)
+    kept: list[dict[str, Any]] = pq.read_table(first / REQUESTS).to_pylist()
+    assert [row["request"] for row in kept] == 8 * [0, 1, 2, 3, 4]
+    runs_of = [(row["workload.rate"], row["policy"], row["seed"]) for row in kept[::5]]
+    assert runs_of == [(row["workload.rate"], row["policy"], row["seed"]) for row in rows(first)]
+    for row, start in zip(rows(first), range(0, 40, 5), strict=True):
+        times_s = [request["ttft_s"] for request in kept[start : start + 5]]
+        assert sum(times_s) / 5 == pytest.approx(row["ttft_s_mean"])
+    served = simulate(
+        scenario_case("clustered", PolicyChoice("petals"), ["workload.n_requests=5"], 0), "testbed"
+    )
+    assert set(kept[0]) == {"workload.rate", "policy", "seed", *request_rows(served)[0]}
+    assert sweep(first, RATES, keep="requests", **given)["n_computed"] == 0
+    sweep(again, RATES, keep="requests", jobs=2, **given)
+    assert (first / REQUESTS).read_bytes() == (again / REQUESTS).read_bytes()
+    sweep(late, RATES, **given)
+    assert not (late / REQUESTS).exists() and (late / RESULTS).read_bytes() == (first / RESULTS).read_bytes()
+    assert sweep(late, RATES, keep="requests", **given)["n_computed"] == 8, "their requests were not kept"
+    assert (late / REQUESTS).read_bytes() == (first / REQUESTS).read_bytes()
+
+
+def test_kept_requests_of_runs_without_a_result_are_none(tmp_path: Path) -> None:
+    answer = sweep(tmp_path, policies=("whole-model",), keep="requests")
+    assert answer["statuses"] == {"infeasible": 1}
+    assert pq.read_table(tmp_path / REQUESTS).num_rows == 0
+
+
+def test_a_kept_line_that_a_kill_cut_short_is_run_again(tmp_path: Path) -> None:
+    sweep(tmp_path, RATES, keep="requests")
+    before = (tmp_path / REQUESTS).read_bytes()
+    (tmp_path / STORED).write_bytes((tmp_path / STORED).read_bytes()[:-10])
+    assert sweep(tmp_path, RATES, keep="requests")["n_computed"] == 1
+    assert (tmp_path / REQUESTS).read_bytes() == before
+
+
+def test_policies_are_given_in_one_of_two_ways(tmp_path: Path) -> None:
+    sweep(tmp_path, policies=("petals", "policies.cgbp:CgBp+policies.wsrr:WsRr"))
+    assert [row["policy"] for row in rows(tmp_path)] == ["petals", "policies.cgbp:CgBp+policies.wsrr:WsRr"]
+    with pytest.raises(UserError, match="leave one of the two out"):
+        sweep(tmp_path, POLICIES, policies=("petals",))
+    with pytest.raises(UserError, match="--keep must be requests, not all"):
+        sweep(tmp_path, keep="all")
+
+
+def test_a_scenario_is_an_axis_and_labels_change_nothing(tmp_path: Path) -> None:
+    study = tmp_path / "mine.toml"
+    study.write_text(
+        'scenario = "clustered"\npolicies = ["petals", "proposed"]\nruns = 4\nengine = "reference"\n'
+        'set = { "workload.n_requests" = 5 }\nevery = { proposed = 2 }\nlabels = { proposed = "ours" }\n'
+        'metrics = ["ttft_s"]\n'
+        'published = [{ metric = "ttft_s", policy = "petals", value = 2, at = { scenario = "abovenet" } }]\n'
+        'axis = [{ zip = { scenario = ["clustered", "abovenet"], "label.place" = ["here", "there"] } }]\n'
+    )
+    sweep(tmp_path / "out", target=str(study), overrides=())
+    table = rows(tmp_path / "out")
+    assert [(row["scenario"], row["policy"], row["seed"]) for row in table] == [
+        (scenario, policy, seed)
+        for scenario in ("abovenet", "clustered")
+        for policy, seeds in (("petals", range(4)), ("proposed", (0, 2)))
+        for seed in seeds
+    ]
+    assert {(row["scenario"], row["label.place"]) for row in table} == {
+        ("clustered", "here"),
+        ("abovenet", "there"),
+    }
+    there = case_of(Setup("abovenet"), Run(("workload.n_requests=5",), "petals", 0))
+    of_petals = [row["ttft_s_mean"] for row in table if row["policy"] == "petals"][:4]
+    served = simulate(there, "reference")
+    assert of_petals[0] == pytest.approx(sum(r.ttft_s or 0 for r in served.requests) / 5)
+    assert {row["engine"] for row in table} == {"reference"}
+    text = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert (
+        "| scenario | place | policy | runs | time to first token, mean [s] | published (deviation) |" in text
+    )
+    mean_s = sum(of_petals) / 4
+    [line] = [line for line in text.splitlines() if "| there | petals |" in line]
+    assert f"| 2 ({100 * (mean_s / 2 - 1):+.1f} %) |" in line
+    assert "| clustered | here | ours | 2 |" in text

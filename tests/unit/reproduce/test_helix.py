@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from testbed.errors import UserError
-from testbed.studies.helix.command import helix_command
-from testbed.studies.helix.read import read_cluster, read_log, read_times
+from testbed.studies.reproduce.helix import helix_command
+from testbed.studies.reproduce.helix_files import read_cluster, read_log, read_times
 
 CLUSTER = """
 [ComputeNode-0]

@@ -14,7 +14,7 @@ from testbed.errors import UserError
 from testbed.fast.events import EventQueue
 from testbed.fast.steps import COLUMNS, ChainDelays, ChainSession, HopDelays, Part, Steps
 from testbed.results.requests import stats
-from testbed.studies.helix.read import Cluster, LoggedQuery, read_cluster, read_log, read_times
+from testbed.studies.reproduce.helix_files import Cluster, LoggedQuery, read_cluster, read_log, read_times
 
 TOKEN_BYTES = 8192 * 2
 """Size of a token's hidden state of LLaMA-70B."""
@@ -32,7 +32,7 @@ def helix_command(
 ) -> tuple[dict[str, Any], str]:
     """Returns the object for ``--json`` and the text for the terminal.
 
-    ``log``, ``cluster`` and ``tables`` are files of Helix' artifact, see ``read``. Passes sent before
+    ``log``, ``cluster`` and ``tables`` are files of Helix' artifact, see ``helix_files``. Passes sent before
     ``warm_up_s`` are not counted. ``base_s``: time of a step besides its layers. Raises ``UserError`` for
     invalid options and files.
     """
