@@ -30,7 +30,7 @@ from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import BlocksModel, blocks_model, require_blocks
 from testbed.runtime.running import emulate
 from testbed.runtime.stage import choose_stage
-from testbed.scenario import load_experiment
+from testbed.scenario import Change, Override, load_experiment
 from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.families import ModelSizes
@@ -72,7 +72,7 @@ class GenerateOptions:
 
 def generate_command(
     scenario: str,
-    overrides: Sequence[str],
+    overrides: Sequence[Override],
     options: GenerateOptions,
     out: Path | None,
     *,
@@ -87,10 +87,10 @@ def generate_command(
     require_blocks("testbed generate")
     sampling = options.sampling()
     given_ids = _given_ids(options)
-    if any(text.partition("=")[0].strip() == "compute.backend" for text in overrides):
+    if any(str(change).partition("=")[0].strip() == "compute.backend" for change in overrides):
         raise UserError("testbed generate computes real blocks: leave out --set compute.backend")
-    overrides = [*overrides, "compute.backend=blocks"]
-    experiment = load_experiment(scenario, [*overrides, _workload(1, options.max_new_tokens)])
+    changes: list[Override] = [*overrides, Change("compute.backend", "blocks")]
+    experiment = load_experiment(scenario, [*changes, request_of(1, options.max_new_tokens)])
     assert experiment.compute.blocks is not None
     sizes = checkpoint_sizes(experiment.compute.blocks.config, experiment.problem.model.name)
     at_least = [0] if options.prompt else []
@@ -106,7 +106,7 @@ def generate_command(
         text = _Text(model)
         ids = given_ids if given_ids is not None else text.encode(options.prompt or "")
         _check_prompt(ids, options.max_new_tokens, sizes)
-        experiment = load_experiment(scenario, [*overrides, _workload(len(ids), options.max_new_tokens)])
+        experiment = load_experiment(scenario, [*changes, request_of(len(ids), options.max_new_tokens)])
         placed = place_experiment(experiment)
         generation = Generation(tuple(ids), sampling, stops=True)
         blocks = dataclasses.replace(model, generations={0: generation})
@@ -179,9 +179,10 @@ def _given_ids(options: GenerateOptions) -> list[int] | None:
         raise UserError(f"--prompt-ids {options.prompt_ids}: must be whole numbers such as 1,2,3") from None
 
 
-def _workload(n_input_tokens: int, n_output_tokens: int) -> str:
-    request = f"[0.0, {n_input_tokens}, {n_output_tokens}]"
-    return f'workload={{arrivals = "listed", rate = 1.0, requests = [{request}]}}'
+def request_of(n_input_tokens: int, n_output_tokens: int) -> Change:
+    """Return the workload of a single request."""
+    requests = [[0.0, n_input_tokens, n_output_tokens]]
+    return Change("workload", {"arrivals": "listed", "rate": 1.0, "requests": requests})
 
 
 def _check_prompt(ids: list[int], n_new_tokens: int, sizes: ModelSizes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import BlocksModel, blocks_model
 from testbed.runtime.running import emulate
 from testbed.runtime.stage import choose_stage
-from testbed.scenario import load_experiment
+from testbed.scenario import Change, Override, load_experiment
 from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.experiment import Experiment
 from testbed.serving.app import Endpoint, Rules
@@ -60,7 +60,7 @@ class ServeOptions:
 
 def serve_command(
     scenario: str,
-    overrides: list[str],
+    overrides: Sequence[Override],
     options: ServeOptions,
     out: Path | None,
     *,
@@ -74,11 +74,7 @@ def serve_command(
     Raises ``UserError`` before anything runs, or the ``TestbedError`` that broke the testbed.
     """
     _check_host(options)
-    experiment = _experiment(scenario, overrides, options)
-    if options.admission == "reject":  # no request waits in a queue
-        experiment = dataclasses.replace(
-            experiment, policy=dataclasses.replace(experiment.policy, queue=None)
-        )
+    experiment = experiment_to_serve(scenario, overrides, options)
     check_can_run(experiment)
     stage = choose_stage(experiment, holds=True)
     placed = placed_experiment(experiment)
@@ -127,12 +123,16 @@ def serve_command(
             raise error
 
 
-def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> Experiment:
-    """Load the scenario with an ``[endpoint]`` table of these options."""
+def experiment_to_serve(scenario: str, overrides: Sequence[Override], options: ServeOptions) -> Experiment:
+    """Load the scenario with an ``[endpoint]`` table of these options.
+
+    With ``--admission reject`` no request waits in a queue.
+    """
+    queue = [Change("policy.queue", "none")] if options.admission == "reject" else []
 
     def load(max_model_len: int) -> Experiment:
-        table = f'endpoint={{max_model_len = {max_model_len}, workload = "{options.workload}"}}'
-        return load_experiment(scenario, [*overrides, table])
+        table = {"max_model_len": max_model_len, "workload": options.workload}
+        return load_experiment(scenario, [*overrides, *queue, Change("endpoint", table)])
 
     if options.max_model_len is not None:
         return load(options.max_model_len)

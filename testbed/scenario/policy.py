@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.registry import PAIRS, ROUTINGS
+from testbed.scenario.changes import Change
 from testbed.scenario.problems import KeyedError, unknown
 from testbed.scenario.schema import PolicyTable
 
@@ -27,10 +28,10 @@ class PolicyChoice:
     placement: str | None = None
     routing: str | None = None
 
-    def overrides(self) -> list[str]:
-        """Return the choice as ``--set`` options."""
+    def overrides(self) -> list[Change]:
+        """Return the choice as changes to a scenario."""
         named = {"name": self.pair, "placement": self.placement, "routing": self.routing}
-        return [f'policy.{key}="{value}"' for key, value in named.items() if value is not None]
+        return [Change(f"policy.{key}", value) for key, value in named.items() if value is not None]
 
 
 def resolve_policy(table: PolicyTable) -> PolicyTable:

@@ -6,13 +6,13 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from policies.interfaces import RoutingPolicy
 from policies.petals_routing import PetalsRouting
 from policies.registry import PAIRS, resolve_pair
 from testbed.fast.outcome import CompletedMove, SimulatedRequest
-from testbed.scenario import load_experiment
+from testbed.scenario import Change, Override, changed, load_experiment
 from testbed.scenario.experiment import (
     Calibration,
     ComputePart,
@@ -66,29 +66,45 @@ def is_instance(target: str) -> bool:
     return target.endswith(".json")
 
 
-def scenario_case(target: str, choice: PolicyChoice, overrides: Sequence[str], seed: int | None) -> Case:
+def scenario_case(target: str, choice: PolicyChoice, overrides: Sequence[Override], seed: int | None) -> Case:
     """Return a scenario's case; ``choice`` and ``seed`` replace the scenario's own.
 
     Raises ``ScenarioError``.
     """
-    changes = [*overrides, *choice.overrides()]
+    changes: list[Override] = [*overrides, *choice.overrides()]
     if seed is not None:
-        changes.append(f"seed={seed}")
+        changes.append(Change("seed", seed))
     return Case(load_experiment(target, changes))
 
 
-def instance_case(path: Path, choice: PolicyChoice, session_setup: bool) -> Case:
+def instance_case(
+    path: Path,
+    choice: PolicyChoice,
+    session_setup: bool,
+    design_concurrency: int | Literal["searched"] | None = None,
+) -> Case:
     """Return an instance file's case under a policy (default: the pair "proposed"). Raises ``UserError``."""
     instance = load_instance(path)
     placement, routing = resolve_pair(choice.pair or "proposed")
     experiment = instance_experiment(
-        instance, choice.placement or placement, choice.routing or routing, session_setup
+        instance,
+        PolicyPart(choice.placement or placement, choice.routing or routing, design_concurrency),
+        session_setup,
     )
     petals = PetalsRouting(instance.hop_overhead_s, instance.shortage_penalty_s)
     return Case(experiment, {petals.name: petals}, path)
 
 
-def instance_experiment(instance: Instance, placement: str, routing: str, session_setup: bool) -> Experiment:
+def without_setup(case: Case) -> Case:
+    """Return the case with no session setup on any request's first token."""
+    if case.source is None:
+        return Case(changed(case.experiment, {"calibration.session_setup": False}), case.stand_ins)
+    policy = case.experiment.policy
+    choice = PolicyChoice(None, policy.placement, policy.routing)
+    return instance_case(case.source, choice, False, policy.design_concurrency)
+
+
+def instance_experiment(instance: Instance, policy: PolicyPart, session_setup: bool) -> Experiment:
     """Return the experiment that an instance describes.
 
     Its links have half of the raw RTT in each direction. ``session_setup`` adds the published constant to
@@ -96,7 +112,9 @@ def instance_experiment(instance: Instance, placement: str, routing: str, sessio
     """
     problem = instance.problem
     setup_s = (
-        instance.session_setup_petals_s if has_petals_setup(placement) else instance.session_setup_proposed_s
+        instance.session_setup_petals_s
+        if has_petals_setup(policy.placement)
+        else instance.session_setup_proposed_s
     )
     servers = [server.name for server in problem.servers]
     links: dict[tuple[str, str], Link] = {}
@@ -121,7 +139,7 @@ def instance_experiment(instance: Instance, placement: str, routing: str, sessio
         ),
         network=NetworkPart("loopback", links),
         compute=ComputePart(),
-        policy=PolicyPart(placement, routing),
+        policy=policy,
         workload=WorkloadPart(instance.requests),
-        document={},
+        tables=None,
     )

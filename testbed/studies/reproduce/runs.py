@@ -60,12 +60,10 @@ class _Trial:
         return means(replay(self.problem, placement, router, self.requests, setup_s))
 
 
-def experiment_of(setting: Setting, seed: int) -> Experiment:
-    """Returns the setting's scenario for ``seed``, with the setting's own join order if it has one."""
-    experiment = load_experiment(setting.scenario, setting.changes(seed))
-    if setting.join_order is None:
-        return experiment
-    return replace(experiment, problem=replace(experiment.problem, join_order=setting.join_order))
+def problem_of(setting: Setting, experiment: Experiment) -> Problem:
+    """Returns the problem of the setting's scenario, with the setting's own join order if it has one."""
+    order = setting.join_order
+    return experiment.problem if order is None else replace(experiment.problem, join_order=order)
 
 
 def run_setting(setting: Setting, seed: int) -> Row:
@@ -76,8 +74,8 @@ def run_setting(setting: Setting, seed: int) -> Row:
     on which other load of the machine has little effect. ``factors`` and ``concurrencies`` are there if the
     setting has ``factors``.
     """
-    experiment = experiment_of(setting, seed)
-    problem = experiment.problem
+    experiment = load_experiment(setting.scenario, setting.changes(seed))
+    problem = problem_of(setting, experiment)
     planned = problem if setting.planned_rate is None else replace(problem, request_rate=setting.planned_rate)
     trial = _Trial(problem, planned, experiment.workload.requests, setting.setup_petals_s)
     answer: Row = {"policies": list(_policies(trial, seed))}

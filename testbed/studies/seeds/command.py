@@ -18,6 +18,7 @@ from testbed.results import read_tables
 from testbed.rundir import SEED, check_new_folder
 from testbed.runs.up import UpOptions, exit_code, run_once
 from testbed.runtime.stage import choose_stage
+from testbed.scenario import Override
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.answer import answer
 from testbed.simulate.cases import Case
@@ -31,7 +32,7 @@ from testbed.terminal import say
 def seeds_command(
     target: str,
     choice: PolicyChoice,
-    overrides: Sequence[str],
+    overrides: Sequence[Override],
     seed: int | None,
     n_runs: int,
     out: Path | None,

@@ -22,6 +22,7 @@ from testbed.errors import RunError, UserError
 from testbed.rundir import make_run_dir, scratch
 from testbed.runs.up import check_can_run
 from testbed.runtime.stage import choose_stage
+from testbed.scenario import Change, Override
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import PolicyChoice
 from testbed.scenario.provenance import source_digest
@@ -37,11 +38,9 @@ OK, INFEASIBLE, FAILED = "ok", "infeasible", "failed"
 
 
 class Run(NamedTuple):
-    """One run: changes to the scenario in the syntax of ``--set``, a policy (None: the scenario's own), and a
-    seed.
-    """
+    """One run: changes to the scenario, a policy (None: the scenario's own), and a seed."""
 
-    changes: tuple[str, ...]
+    changes: tuple[Override, ...]
     policy: str | None
     seed: int
 
@@ -189,7 +188,7 @@ def case_of(setup: Setup, run: Run) -> Case:
     choice = choice_of(run.policy)
     changes = list(run.changes)
     if setup.engine == REAL:
-        changes.append("clock=real")
+        changes.append(Change("clock", "real"))
     case = scenario_case(setup.target, choice, changes, run.seed)
     draw = draw_of(case.experiment, setup.n_runs)
     return case if draw is None else scenario_case(setup.target, choice, [*changes, draw], run.seed)

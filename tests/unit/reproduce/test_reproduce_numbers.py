@@ -11,8 +11,9 @@ from policies.design import choose_design_concurrency
 from policies.interfaces import PlacementPolicy
 from policies.petals import PetalsPlacement
 from testbed.results.intervals import mean_of, t_quantile
+from testbed.scenario import load_experiment
 from testbed.studies.reproduce.breakdown import break_down, shapley
-from testbed.studies.reproduce.runs import experiment_of, run_setting
+from testbed.studies.reproduce.runs import problem_of, run_setting
 from testbed.studies.reproduce.settings import CLOSEST, PLACES, STATED
 from testbed.studies.reproduce.windows import place_with
 
@@ -54,7 +55,8 @@ def test_the_steps_from_petals_to_cg_bp_pass_through_the_policies_of_that_name(
     place: str, steps: tuple[str, ...], policy: PlacementPolicy
 ) -> None:
     for seed in range(3):
-        problem = experiment_of(STATED.cells[place, 3], seed).problem
+        setting = STATED.cells[place, 3]
+        problem = problem_of(setting, load_experiment(setting.scenario, setting.changes(seed)))
         concurrency = choose_design_concurrency(problem).value
         ours, theirs = place_with(problem, steps, concurrency), policy.place(problem)
         assert ours.ranges == theirs.ranges

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from testbed.scenario import load_experiment
 from testbed.studies.reproduce.paper import (
     METRICS,
     PRINTED_POLICIES,
@@ -9,7 +10,7 @@ from testbed.studies.reproduce.paper import (
     printed_decision_s,
     printed_s,
 )
-from testbed.studies.reproduce.runs import experiment_of
+from testbed.studies.reproduce.runs import problem_of
 from testbed.studies.reproduce.settings import (
     CLOSEST,
     COLUMNS,
@@ -46,13 +47,13 @@ def test_settings_have_names_of_their_own_and_only_chooses_between_them() -> Non
 
 @pytest.mark.parametrize("setting", settings_of(None), ids=lambda setting: setting.id)
 def test_every_setting_is_a_valid_scenario_that_keeps_what_it_says(setting: Setting) -> None:
-    experiment = experiment_of(setting, 3)
+    experiment = load_experiment(setting.scenario, setting.changes(3))
     assert len(experiment.workload.requests) == setting.overrides["workload.n_requests"]
     assert experiment.problem.request_rate == setting.overrides["workload.rate"]
     assert experiment.problem.n_output_tokens == setting.overrides["workload.n_output_tokens"]
     assert experiment.calibration.session_setup_s == 0
     if setting.join_order is not None:
-        assert experiment.problem.join_order == setting.join_order
+        assert problem_of(setting, experiment).join_order == setting.join_order
 
 
 def test_the_stated_tables_send_a_hundred_requests_at_the_rate_of_the_column() -> None:
