@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import IPv4Network
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import nodes.rules
 from netem.spec import SUBNET, TcpSpec
@@ -22,9 +22,7 @@ from policies.problem import Problem, RequestSpec
 from policies.workload import Backoff, QueueRules, RequestPlan
 from testbed.scenario.draws import Sample
 from testbed.scenario.event_table import EventTable
-
-if TYPE_CHECKING:
-    from testbed.scenario.schema import Scenario
+from testbed.scenario.fields import Table
 
 
 @dataclass(frozen=True)
@@ -301,8 +299,11 @@ class Experiment:
     compute: ComputePart
     policy: PolicyPart
     workload: WorkloadPart
-    tables: Scenario | None = field(repr=False)
-    """The resolved scenario, of which all else is a function; ``None``: an explicit instance."""
+    tables: Table | None = field(repr=False)
+    """The resolved ``testbed.scenario.schema.Scenario``, of which all else is a function.
+
+    ``None``: an explicit instance.
+    """
     faults: FaultsPart = FaultsPart()
     clock: Literal["auto", "virtual", "real"] = "auto"
     """The clock as asked for; ``testbed.runtime.stage`` decides what "auto" means."""

@@ -43,9 +43,9 @@ def test_a_command_changes_an_experiment_only_through_its_tables() -> None:
         if (ROOT / "testbed" / "scenario") in path.parents:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            is_replace = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("replace")
-            if is_replace and re.match(r"[\w.]*replace\((\w+\.)*_?(experiment|twin),", ast.unparse(node)):
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+            text = ast.unparse(node) if isinstance(node, ast.Call) else ""
+            if re.match(r"[\w.]*replace\((\w+\.)*_?(experiment|twin),", text):
+                found.append(f"{path.relative_to(ROOT)}: {text}")
     assert not found, "use testbed.scenario.changed"
 
 
