@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,14 @@ from policies.workload import RequestPlan
 from testbed.control.placing import place
 from testbed.fast.engine import simulate_fast
 from testbed.scenario import load_experiment
+from testbed.scenario.experiment import (
+    Calibration,
+    ComputePart,
+    Experiment,
+    NetworkPart,
+    PolicyPart,
+    WorkloadPart,
+)
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.cases import scenario_case
 from testbed.simulate.engine import simulate
@@ -84,15 +91,19 @@ def _served_fast(
     tried again.
     """
     placement, routing = resolve_pair(policy)
-    experiment = load_experiment("clustered")
-    experiment = replace(
-        experiment,
-        workload=replace(experiment.workload, requests=tuple(requests)),
-        policy=replace(experiment.policy, placement=placement, routing=routing),
-        network=replace(experiment.network, links={}),
+    experiment = Experiment(
+        name="simulator",
+        description="",
+        seed=0,
+        time_scale=1.0,
         problem=problem,
         sites={},
-        calibration=replace(experiment.calibration, session_setup_s=setup_s),
+        calibration=Calibration(session_setup_s=setup_s),
+        network=NetworkPart("memory", {}),
+        compute=ComputePart(),
+        policy=PolicyPart(placement, routing),
+        workload=WorkloadPart(tuple(requests)),
+        tables=None,
     )
     began_at_s = time.perf_counter()
     placed = place(experiment)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,16 +20,20 @@ from testbed.cli.options import (
 )
 from testbed.errors import UserError
 
+if TYPE_CHECKING:
+    from testbed.scenario import Change, Override
+
 model_app = typer.Typer(
     help="List models, show the sizes of a model or a checkpoint, make a small checkpoint to try things with."
 )
 
 
-def model_overrides(model: str | None, random_weights: bool) -> list[str]:
-    """Return --model and --random-weights as ``--set`` overrides."""
-    # Quoted as JSON: otherwise a name could be parsed as a number or a list.
-    changes = [] if model is None else [f"compute.model={json.dumps(model)}"]
-    return [*changes, "compute.random_weights=true"] if random_weights else changes
+def model_changes(model: str | None, random_weights: bool) -> list[Change]:
+    """Return --model and --random-weights as changes to a scenario."""
+    from testbed.scenario import Change
+
+    changes = [] if model is None else [Change("compute.model", model)]
+    return [*changes, Change("compute.random_weights", True)] if random_weights else changes
 
 
 def generate(
@@ -67,7 +71,7 @@ def generate(
     from testbed.runs.generate import GenerateOptions, answer_text, generate_command
 
     options = GenerateOptions(prompt, prompt_ids, max_new_tokens, temperature, top_k, top_p, seed)
-    changes = [*(overrides or []), *model_overrides(model, random_weights)]
+    changes: list[Override] = [*(overrides or []), *model_changes(model, random_weights)]
     if network is not None:
         changes.append(f"network.backend={network}")
     code, answer = generate_command(

@@ -7,12 +7,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from testbed.cli.blocks import generate, hardware, model_app, model_overrides
+from testbed.cli.blocks import generate, hardware, model_app, model_changes
 from testbed.cli.measure import calibrate, links, reproduce, topology
 from testbed.cli.options import (
     ClockOption,
@@ -43,6 +43,9 @@ from testbed.cli.workload import workload_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 from testbed.faultkinds import KINDS, any_of
 from testbed.terminal import warn_once
+
+if TYPE_CHECKING:
+    from testbed.scenario import Override
 
 
 class _Commands(TyperGroup):
@@ -139,7 +142,7 @@ def up(
         "time_scale": time_scale,
     }
     changes = _changes(keys)
-    changes += model_overrides(model, random_weights)
+    changes += model_changes(model, random_weights)
     _refuse_pair_and_half(policy is not None, placement, routing)
     choice, changes = PolicyChoice(policy, placement, routing), [*(overrides or []), *changes]
     options = RunOptions(
@@ -257,7 +260,7 @@ def serve(
     )
     _refuse_pair_and_half(policy is not None, placement, routing)
     changes += [
-        *model_overrides(model, random_weights),
+        *model_changes(model, random_weights),
         *PolicyChoice(policy, placement, routing).overrides(),
     ]
     options = ServeOptions(
@@ -284,7 +287,7 @@ def serve(
     )
 
 
-def _changes(options: dict[str, Any]) -> list[str]:
+def _changes(options: dict[str, Any]) -> list[Override]:
     """Return ``--set`` overrides for the options that were given; keys are those of scenario files."""
     return [f"{key}={value}" for key, value in options.items() if value is not None]
 
@@ -452,10 +455,10 @@ def validate(
     from testbed.scenario import load_experiment
     from testbed.scenario.units import counted
 
-    changes = [
+    changes: list[Override] = [
         *(overrides or []),
         *_changes({"compute.backend": compute}),
-        *model_overrides(model, random_weights),
+        *model_changes(model, random_weights),
     ]
     experiment = load_experiment(scenario, changes)
     if not experiment.policy.code_in_file:

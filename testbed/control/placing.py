@@ -25,7 +25,7 @@ from policies.search import search_design_concurrency
 from policies.state import SystemState
 from testbed.control.fixed import fixed_placement, fixed_routing
 from testbed.errors import UserError
-from testbed.scenario import load_experiment
+from testbed.scenario import Override, load_experiment
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import FIXED, UNREAD, Policies
 from testbed.scenario.schema import PolicyTable
@@ -141,7 +141,7 @@ def policy_code(kind: str, name: str) -> Iterator[None]:
         _DECIDING.remove(deciding)
 
 
-def load_to_run(name_or_path: str, overrides: Sequence[str] = ()) -> Experiment:
+def load_to_run(name_or_path: str, overrides: Sequence[Override] = ()) -> Experiment:
     """Load a scenario whose policies are to run: as ``load_experiment``, with the traits of users' policies.
 
     This runs the code of policies that are not shipped, those of the file after a notice. Raises

@@ -21,6 +21,7 @@ from testbed.runs.session import RunOptions, RunSession, exit_code, silent
 from testbed.runtime.blocks import BlocksModel, require_blocks
 from testbed.runtime.launching import Launcher
 from testbed.runtime.running import Outcome
+from testbed.scenario import Change, Override
 from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.families import ModelSizes
@@ -62,7 +63,7 @@ class GenerateOptions:
 
 def generate_command(
     scenario: str,
-    overrides: Sequence[str],
+    overrides: Sequence[Override],
     options: GenerateOptions,
     out: Path | None,
     *,
@@ -77,12 +78,12 @@ def generate_command(
     require_blocks("testbed generate")
     sampling = options.sampling()
     given_ids = _given_ids(options)
-    if any(text.partition("=")[0].strip() == "compute.backend" for text in overrides):
+    if any(str(change).partition("=")[0].strip() == "compute.backend" for change in overrides):
         raise UserError("testbed generate computes real blocks: leave out --set compute.backend")
-    overrides = [*overrides, "compute.backend=blocks"]
+    changes: list[Override] = [*overrides, Change("compute.backend", "blocks")]
 
     def load(n_input_tokens: int) -> Experiment:
-        return load_to_run(scenario, [*overrides, _workload(n_input_tokens, options.max_new_tokens)])
+        return load_to_run(scenario, [*changes, request_of(n_input_tokens, options.max_new_tokens)])
 
     show: Callable[[str], None] = silent if as_json else echo
     run = _GenerateRun(
@@ -196,9 +197,10 @@ def _given_ids(options: GenerateOptions) -> list[int] | None:
         raise UserError(f"--prompt-ids {options.prompt_ids}: must be whole numbers such as 1,2,3") from None
 
 
-def _workload(n_input_tokens: int, n_output_tokens: int) -> str:
-    request = f"[0.0, {n_input_tokens}, {n_output_tokens}]"
-    return f'workload={{arrivals = "listed", rate = 1.0, requests = [{request}]}}'
+def request_of(n_input_tokens: int, n_output_tokens: int) -> Change:
+    """Return the workload of a single request."""
+    requests = [[0.0, n_input_tokens, n_output_tokens]]
+    return Change("workload", {"arrivals": "listed", "rate": 1.0, "requests": requests})
 
 
 def _check_prompt(ids: list[int], n_new_tokens: int, sizes: ModelSizes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from testbed.runs.session import RunOptions, RunSession, check_can_run
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher
 from testbed.runtime.running import Outcome
+from testbed.scenario import Change, Override
 from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.experiment import Experiment
 from testbed.serving.app import Endpoint, Rules
@@ -49,7 +50,7 @@ class ServeOptions:
 
 def serve_command(
     scenario: str,
-    overrides: list[str],
+    overrides: Sequence[Override],
     options: ServeOptions,
     out: Path | None,
     *,
@@ -63,11 +64,7 @@ def serve_command(
     Raises ``UserError`` before anything runs, or the ``TestbedError`` that broke the testbed.
     """
     _check_host(options)
-    experiment = _experiment(scenario, overrides, options)
-    if options.admission == "reject":  # no request waits in a queue
-        experiment = dataclasses.replace(
-            experiment, policy=dataclasses.replace(experiment.policy, queue=None)
-        )
+    experiment = experiment_to_serve(scenario, overrides, options)
     page = options.page_port
     run_options = RunOptions(report=report, trace=trace, with_twin=with_twin, page_port=page)
     ended = _ServedRun(experiment, out, run_options, options, echo).run()
@@ -134,12 +131,16 @@ class _ServedRun(RunSession):
             self.blocks = dataclasses.replace(self.blocks, generations=self._endpoint.generations)
 
 
-def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> Experiment:
-    """Load the scenario with an ``[endpoint]`` table of these options."""
+def experiment_to_serve(scenario: str, overrides: Sequence[Override], options: ServeOptions) -> Experiment:
+    """Load the scenario with an ``[endpoint]`` table of these options.
+
+    With ``--admission reject`` no request waits in a queue.
+    """
+    queue = [Change("policy.queue", "none")] if options.admission == "reject" else []
 
     def load(max_model_len: int) -> Experiment:
-        table = f'endpoint={{max_model_len = {max_model_len}, workload = "{options.workload}"}}'
-        return load_to_run(scenario, [*overrides, table])
+        table = {"max_model_len": max_model_len, "workload": options.workload}
+        return load_to_run(scenario, [*overrides, *queue, Change("endpoint", table)])
 
     if options.max_model_len is not None:
         return load(options.max_model_len)

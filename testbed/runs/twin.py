@@ -10,20 +10,19 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-
-import tomli_w
+from typing import Any
 
 from netem.networks import IN_PROCESS
 from testbed.control.placing import PlacedExperiment
 from testbed.errors import TestbedError
 from testbed.results import finish_run
 from testbed.results.logs import read_logs
-from testbed.results.served import replayed_document
+from testbed.results.served import as_replay
 from testbed.rundir import TWIN, make_run_dir
 from testbed.runtime.running import run_to_end
 from testbed.runtime.signals import Interruption
 from testbed.runtime.stage import Stage
-from testbed.scenario import load_experiment
+from testbed.scenario import changed
 from testbed.scenario.experiment import Experiment
 
 _BLOCKS_KEYS = (
@@ -40,23 +39,14 @@ _BLOCKS_KEYS = (
 """Keys of ``[compute]`` that the stub does not have."""
 
 
-def twin_of(experiment: Experiment, folder: Path) -> Experiment:
-    """Return ``experiment`` in virtual time, all in this process; writes ``folder``/scenario.toml."""
-    document = dict(experiment.document)
+def twin_of(experiment: Experiment, run_dir: Path) -> Experiment:
+    """Return ``experiment`` in virtual time with all nodes in this process, and requests as ``run_dir`` logged them."""
+    changes: dict[str, Any] = {"clock": "virtual", "time_scale": 1.0, "network.backend": IN_PROCESS.name}
     if experiment.workload.endpoint_tokens:
-        document = replayed_document(experiment, read_logs(folder.parent).requests)
-    document.update(clock="virtual", time_scale=1)
-    document["network"] = {**document["network"], "backend": IN_PROCESS.name}
-    compute = {key: value for key, value in document["compute"].items() if key not in _BLOCKS_KEYS}
-    document["compute"] = {
-        **compute,
-        "backend": "stub",
-        "serial": False,
-        "batching": experiment.compute.batching,
-    }
-    path = folder / "scenario.toml"
-    path.write_text(tomli_w.dumps(document), encoding="utf-8")
-    return replace(load_experiment(str(path)), name=experiment.name, calibration=experiment.calibration)
+        changes |= as_replay(experiment, read_logs(run_dir).requests)
+    compute = {"backend": "stub", "serial": False, "batching": experiment.compute.batching}
+    compute |= dict.fromkeys(_BLOCKS_KEYS)
+    return changed(experiment, {**changes, **{f"compute.{key}": value for key, value in compute.items()}})
 
 
 def run_twin(
@@ -76,7 +66,7 @@ def run_twin(
     stage = Stage("virtual", IN_PROCESS, "the twin of a run in real time")
     try:
         make_run_dir(folder, experiment.name)
-        twin = twin_of(experiment, folder)
+        twin = twin_of(experiment, run_dir)
         again = replace(placed, router=placed.bind(placed.placement))
         run_to_end(twin, again, folder, stage, live=live, interruption=interruption)
         finish_run(folder, twin)

@@ -1,6 +1,7 @@
 """Scenario files: from TOML to a resolved ``Experiment``, and back.
 
 - ``sources``: finds and reads files, applies ``--set``
+- ``changes``: a change that a command makes, as data
 - ``schema``: the form of a file (strict tables, units through ``units``)
 - ``topologies``: the form of a topology file, the shipped ones, and the choice of nodes
 - ``profiles``, ``network``, ``workload``, ``traces``, ``draws``, ``policy``: look names up and make choices
@@ -12,21 +13,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import tomli_w
 from pydantic import ValidationError
 
 from policies.problem import PolicyError
 from testbed.errors import ScenarioError
+from testbed.scenario.changes import Change, Override
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.problems import KeyedError, explain
 from testbed.scenario.resolve import resolve
 from testbed.scenario.schema import Scenario
-from testbed.scenario.sources import code_in_file, override, read_source, shipped_documents
+from testbed.scenario.sources import code_in_file, override, put, read_source, shipped_documents
 
-__all__ = ["dump_toml", "load_experiment", "shipped_scenarios"]
+__all__ = ["Change", "Override", "changed", "dump_toml", "load_experiment", "shipped_scenarios"]
 
 
 LoadUsersPolicy = Callable[[str, str, bool], object]
@@ -34,15 +38,16 @@ LoadUsersPolicy = Callable[[str, str, bool], object]
 
 
 def load_experiment(
-    name_or_path: str, overrides: Sequence[str] = (), load_policy: LoadUsersPolicy | None = None
+    name_or_path: str, overrides: Sequence[Override] = (), load_policy: LoadUsersPolicy | None = None
 ) -> Experiment:
     """Read, check and resolve a scenario: the file at a path, or a shipped one by name.
 
     This runs no code of a user's policy; what its traits would decide, the document leaves open. What is to
     be run is loaded by ``testbed.control.placing.load_to_run``, whose ``load_policy`` runs that code.
 
-    ``overrides`` are ``key.path=value`` options as given to ``--set``. List entries are named by their index
-    (``servers.0.count=3``). Values are TOML, or else plain text (``clients.site=Cluster1``).
+    ``overrides`` are ``key.path=value`` options as given to ``--set``, and changes that a command makes. List
+    entries are named by their index (``servers.0.count=3``). Values of options are TOML, or else plain text
+    (``clients.site=Cluster1``).
     Raises ``ScenarioError`` with one sentence: file, key path, what is wrong; or why a policy cannot be loaded.
     """
     source = read_source(name_or_path)
@@ -51,14 +56,39 @@ def load_experiment(
     load = None if load_policy is None else lambda kind, name: load_policy(kind, name, name in of_file)
     try:
         scenario = Scenario.model_validate(source.document)
-        experiment = resolve(scenario, source.stem, source.folder_of, load)
-        return replace(experiment, policy=replace(experiment.policy, code_in_file=of_file))
+        return resolve(scenario, source.stem, source.folder_of, of_file, load)
     except ValidationError as error:
         raise source.error(explain(error)) from None
     except KeyedError as wrong:
         raise source.error(wrong) from None
     except PolicyError as error:
         raise ScenarioError(str(error)) from error
+
+
+def changed(experiment: Experiment, changes: Mapping[str, Any]) -> Experiment:
+    """Return the experiment with other values, as TOML data by key path; ``None`` leaves a key out.
+
+    Only what follows from the changed keys differs. Raises ``ScenarioError``.
+    """
+    assert experiment.tables is not None, "an explicit instance has no tables to change"
+    document = experiment.tables.model_dump(by_alias=True, exclude_none=True)
+    try:
+        for key, value in changes.items():
+            put(document, tuple(key.split(".")), value)
+        scenario = Scenario.model_validate(document)
+        again = resolve(scenario, experiment.name, lambda *_: Path(), experiment.policy.code_in_file)
+    except ValidationError as error:
+        raise _unusable(experiment, explain(error)) from None
+    except KeyedError as wrong:
+        raise _unusable(experiment, wrong) from None
+    if again.workload.requests != experiment.workload.requests:
+        return again
+    # How requests were chosen is not in the tables, which list the chosen ones.
+    return replace(again, workload=replace(again.workload, sample=experiment.workload.sample))
+
+
+def _unusable(experiment: Experiment, wrong: KeyedError) -> ScenarioError:
+    return ScenarioError(f"{experiment.name}: {'.'.join(map(str, wrong.key))}: {wrong.what}")
 
 
 def dump_toml(experiment: Experiment) -> str:

@@ -45,7 +45,7 @@ def resolve_blocks(
         )
     full = profiled(table)
     dtype, weights = compute.dtype or "float32", compute.weights or "plain"
-    if is_real and not scenario.resolved:
+    if is_real:
         _check_dtype(table, dtype, weights)
     checkpoint: str | None = None
     config, sizes = None, None
@@ -79,7 +79,7 @@ def resolve_blocks(
             "n_blocks, hidden_size, heads and vocab in [model] to make one",
         )
     if sizes is not None:
-        if is_real and not scenario.resolved:
+        if is_real:
             # A profile's byte sizes are those of its own dtype, but real blocks have compute.dtype.
             own = {key: getattr(table, key) for key in OF_REPRESENTATION if getattr(full, key) is not None}
             full = full.model_copy(update={**own, "dtype": None})
@@ -96,14 +96,10 @@ def resolve_blocks(
         )
     if compute.cuda_graphs:
         _check_graphs(compute, scenario.cache)
-        devices = compute.device if isinstance(compute.device, list) else [compute.device]
-        if all(device in (None, "cpu") for device in devices) and not scenario.resolved:
-            _log.warning(
-                "compute.cuda_graphs: a CPU records no graphs; it computes steps in the form that a GPU "
-                "would record"
-            )
     if compute.batching == "continuous":
-        _check_batches(compute, dtype, is_resolved=scenario.resolved)
+        _check_batches(compute)
+    if not scenario.resolved:
+        _warn(compute, dtype)
     device = compute.device or "cpu"
     settings = BlocksSettings(
         checkpoint=checkpoint,
@@ -176,15 +172,24 @@ def _check_graphs(compute: ComputeTable, cache: CacheTable) -> None:
         )
 
 
-def _check_batches(compute: ComputeTable, dtype: str, *, is_resolved: bool) -> None:
-    """Raise ``KeyedError`` for several streams; warn for 16-bit types, whose tokens may differ in batches."""
+def _check_batches(compute: ComputeTable) -> None:
+    """Raise ``KeyedError`` for several streams."""
     if (compute.streams or 1) > 1:
         raise KeyedError(
             ("compute", "streams"),
             f'is {compute.streams}, but with batching = "continuous" all waiting steps become one; leave '
             "streams out",
         )
-    if dtype != "float32" and compute.verify is not False and not is_resolved:
+
+
+def _warn(compute: ComputeTable, dtype: str) -> None:
+    """Warn of graphs on a CPU, and of 16-bit types, whose tokens may differ in batches."""
+    devices = compute.device if isinstance(compute.device, list) else [compute.device]
+    if compute.cuda_graphs and all(device in (None, "cpu") for device in devices):
+        _log.warning(
+            "compute.cuda_graphs: a CPU records no graphs; it computes steps in the form that a GPU would record"
+        )
+    if compute.batching == "continuous" and dtype != "float32" and compute.verify is not False:
         _log.warning(
             'with compute.batching = "continuous" in %s, rounding depends on which sessions share a step: a '
             "text that differs from the whole model's for this reason is counted as altered; float32 gives "

@@ -1,5 +1,8 @@
 """A resolved scenario: every name is looked up, every unit converted, every random choice made.
 
+An ``Experiment`` is a function of its resolved tables: what is saved and shown is what runs. To change one, use
+``testbed.scenario.changed``, which changes the tables and resolves them again.
+
 Times are scenario seconds (before ``time_scale``), rates are bits per second. ``testbed.scenario``
 makes an ``Experiment`` from a TOML file; the emulation and the simulator run it.
 """
@@ -20,6 +23,7 @@ from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff, QueueRules, RequestPlan
 from testbed.scenario.draws import Sample
 from testbed.scenario.event_table import EventTable
+from testbed.scenario.fields import Table
 
 
 @dataclass(frozen=True)
@@ -256,8 +260,11 @@ class Experiment:
     compute: ComputePart
     policy: PolicyPart
     workload: WorkloadPart
-    document: Mapping[str, Any] = field(repr=False)
-    """The resolved scenario as TOML data; parsing it again gives this experiment."""
+    tables: Table | None = field(repr=False)
+    """The resolved ``testbed.scenario.schema.Scenario``, of which all else is a function.
+
+    ``None``: an explicit instance.
+    """
     faults: FaultsPart = FaultsPart()
     clock: Literal["auto", "virtual", "real"] = "auto"
     """The clock as asked for; ``testbed.runtime.stage`` decides what "auto" means."""
@@ -265,6 +272,11 @@ class Experiment:
     """The machines that run servers: some of a Ray cluster, all of it ("ray"), or only this one (empty)."""
     programs: tuple[Program, ...] = ()
     """One for every ``[[node]]``; they exist in real time only."""
+
+    @cached_property
+    def document(self) -> Mapping[str, Any]:
+        """``tables`` as TOML data; loading it gives this experiment. Empty for an explicit instance."""
+        return {} if self.tables is None else self.tables.model_dump(by_alias=True, exclude_none=True)
 
     @cached_property
     def program_nodes(self) -> Mapping[str, Program]:

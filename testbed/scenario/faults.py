@@ -17,8 +17,8 @@ from testbed.scenario.fault_tables import (
     MembershipTable,
     RecoveryTable,
 )
+from testbed.scenario.limits import MAX_DURATION_S
 from testbed.scenario.problems import Key, KeyedError, unknown
-from testbed.scenario.units import DURATION
 
 MAX_FAULTS = 100_000
 
@@ -115,10 +115,9 @@ def churn_faults(
     while at_s <= until_s:
         up = [name for name in names if back_at_s[name] <= at_s]
         if up:
-            name, away_s = rng.choice(up), max(draw(churn.mttr), 1e-6)
+            name, away_s = rng.choice(up), min(max(draw(churn.mttr), 1e-6), MAX_DURATION_S)
             back_at_s[name] = at_s + away_s
-            when = {"at": DURATION.format(at_s), "for": DURATION.format(away_s)}
-            tables.append(FaultTable.model_validate({"kind": churn.kind, "server": name, **when}))
+            tables.append(FaultTable.model_construct(kind=churn.kind, server=[name], at=at_s, for_=away_s))
         at_s += draw(churn.mtbf)
     return tables
 

@@ -20,6 +20,7 @@ from policies.interfaces import (
 )
 from policies.registry import FIXED as FIXED
 from policies.registry import PAIRS, shipped_policy
+from testbed.scenario.changes import Change
 from testbed.scenario.problems import KeyedError, unknown
 from testbed.scenario.schema import PolicyTable
 
@@ -39,10 +40,10 @@ class PolicyChoice:
     placement: str | None = None
     routing: str | None = None
 
-    def overrides(self) -> list[str]:
-        """Return the choice as ``--set`` options."""
+    def overrides(self) -> list[Change]:
+        """Return the choice as changes to a scenario."""
         named = {"name": self.pair, "placement": self.placement, "routing": self.routing}
-        return [f'policy.{key}="{value}"' for key, value in named.items() if value is not None]
+        return [Change(f"policy.{key}", value) for key, value in named.items() if value is not None]
 
 
 def with_halves(table: PolicyTable) -> PolicyTable:

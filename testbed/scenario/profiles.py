@@ -167,8 +167,8 @@ class HardwareShelf:
 
     ``block`` is the scenario's transformer block, ``None`` if ``[model]`` has too few sizes. A shipped
     profile that was measured with another block is scaled to this one, with a warning. A GPU has measured
-    times if there are any for the block, else those of the roofline. With ``is_resolved`` all tables are
-    final: nothing is scaled.
+    times if there are any for the block, else those of the roofline. With ``is_resolved`` the scenario's own
+    tables are final.
     """
 
     def __init__(
@@ -189,10 +189,11 @@ class HardwareShelf:
 
         Raises ``KeyedError``, at ``key`` if no hardware has that name.
         """
-        table = self._get(name, key, ())
+        is_final = self._is_resolved and name in self._own
+        table = self._own[name] if is_final else self._get(name, key, ())
         remedy = f'copy the rest from another profile with base = "{name if name in gpus() else "..."}"'
         _require(table, _NEEDED + (_OF_PETALS if for_petals else ()), ("hardware", name), remedy)
-        if table.measured is not None and not self._is_resolved:
+        if table.measured is not None:
             self._warn_of_another(name, table.measured)
         return table.model_copy(update={"measured": None})
 
@@ -238,7 +239,7 @@ class HardwareShelf:
     def _shipped(self, name: str, key: Key) -> HardwareTable:
         """Return a shipped profile, scaled to the scenario's block if it was measured with another."""
         measured, block = self._measured[name], self._block
-        if self._is_resolved or (block is not None and block.computes_as(measured.block)):
+        if block is not None and block.computes_as(measured.block):
             return measured.table
         if block is None:
             _log.warning(

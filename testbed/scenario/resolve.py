@@ -50,7 +50,7 @@ from testbed.scenario.network import (
 )
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, TopologyNetworkTable
 from testbed.scenario.policy import LoadPolicy, Policies, unread_policies, with_halves, with_whole_paths
-from testbed.scenario.problems import Key, KeyedError
+from testbed.scenario.problems import Key, KeyedError, shown
 from testbed.scenario.profiles import (
     HardwareShelf,
     resolve_calibration,
@@ -62,6 +62,7 @@ from testbed.scenario.schema import (
     CacheTable,
     ClientsTable,
     ComputeTable,
+    EndpointTable,
     HardwareTable,
     NodeTable,
     PolicyTable,
@@ -81,12 +82,17 @@ FolderOf = Callable[..., Path]
 
 
 def resolve(
-    scenario: Scenario, stem: str, folder_of: FolderOf, load_policy: LoadPolicy | None = None
+    scenario: Scenario,
+    stem: str,
+    folder_of: FolderOf,
+    code_in_file: tuple[str, ...] = (),
+    load_policy: LoadPolicy | None = None,
 ) -> Experiment:
     """Look up every name and make every random choice.
 
     ``stem`` is the name of a scenario without one. A relative path starts at ``folder_of`` its key.
-    ``load_policy``: see ``Policies.of``. Raises ``KeyedError`` with the key path of what cannot be resolved.
+    ``code_in_file``: see ``PolicyPart``; ``load_policy``: see ``Policies.of``.
+    Raises ``KeyedError`` with the key path of what cannot be resolved.
     """
     sized, compute, blocks = resolve_blocks(scenario, folder_of("compute", "model"))
     model_table, model = resolve_model(sized)
@@ -125,6 +131,10 @@ def resolve(
     times = policy_times(
         links, client_names, server_names, model, calibration, network.mtu, bases_s, is_forwarding
     )
+    programs = [
+        node.model_copy(update={"command": _beside(folder_of("node", str(index), "command"), node.command)})
+        for index, node in enumerate(scenario.node or ())
+    ]
     absent = _absent(scenario.servers)
     faults = _faults(scenario, server_names, absent, requests)
     recovery = resolve_recovery(scenario.recovery, blocks.dtype if blocks is not None else None)
@@ -137,6 +147,7 @@ def resolve(
             "hardware_files": None,
             "servers": _at_sites(scenario.servers, where.server_nodes, where.sites),
             "clients": _at_sites(scenario.clients, where.client_nodes, where.sites),
+            "node": programs or None,
             "network": network,
             "workload": workload,
             "policy": policy,
@@ -151,7 +162,8 @@ def resolve(
     # On average, a session in progress has half of its output: half of the mean, rounded up.
     n_known = 2 * len(length_samples)
     expected_output = -(-sum(n for _, n in length_samples) // n_known) if n_known else None
-    tcp, backoff, endpoint = scenario.tcp, scenario.backoff, scenario.endpoint
+    tcp, backoff = scenario.tcp, scenario.backoff
+    served, source = _served(scenario.endpoint, requests, workload_source(workload), len(where.clients))
     return Experiment(
         name=scenario.name or stem,
         description=scenario.description,
@@ -211,13 +223,14 @@ def resolve(
             if policy.queue is None or policy.queue == "none"
             else QueueRules(policy.queue, policy.queue_age, backoff.give_up, backoff.max),
             unread=unread_policies(policy),
+            code_in_file=code_in_file,
         ),
         workload=WorkloadPart(
-            requests=() if endpoint is not None and endpoint.workload == "none" else requests,
-            source=workload_source(workload),
+            requests=served,
+            source=source,
             sample=sample,
             backoff=Backoff(backoff.first, backoff.max, backoff.give_up, backoff.jitter, scenario.seed),
-            endpoint_tokens=endpoint.max_model_len if endpoint is not None else 0,
+            endpoint_tokens=scenario.endpoint.max_model_len if scenario.endpoint is not None else 0,
         ),
         faults=FaultsPart(
             planned=resolve_faults(faults, server_names, absent, requests),
@@ -225,16 +238,16 @@ def resolve(
             membership=membership_rules(scenario.membership),
             absent=absent,
         ),
-        document=resolved.model_dump(by_alias=True, exclude_none=True),
+        tables=resolved,
         machines=machines_of(scenario),
         programs=tuple(
             Program(
                 node.name,
-                _beside(folder_of("node", str(index), "command"), node.command or ()),
+                tuple(node.command or ()),
                 node.environment,
                 node.restart == "on-failure",
             )
-            for index, node in enumerate(scenario.node or ())
+            for node in programs
         ),
     )
 
@@ -271,9 +284,37 @@ def _batching(compute: ComputeTable, blocks: BlocksSettings | None) -> Batching:
     return compute.batching or "none"
 
 
-def _beside(folder: Path, command: Sequence[str]) -> tuple[str, ...]:
+def _beside(folder: Path, command: Sequence[str] | None) -> list[str] | None:
     """Return ``command`` with absolute paths for its words ``./FILE``, which are in ``folder``."""
-    return tuple(str((folder / word).absolute()) if word.startswith("./") else word for word in command)
+    if command is None:
+        return None
+    return [str((folder / word).absolute()) if word.startswith("./") else word for word in command]
+
+
+def _served(
+    endpoint: EndpointTable | None, own: tuple[RequestPlan, ...], source: str, n_clients: int
+) -> tuple[tuple[RequestPlan, ...], str]:
+    """Return the requests that are served, and in words where they come from.
+
+    These are the scenario's ``own``, and those from outside once the endpoint's requests are known.
+    """
+    if endpoint is None:
+        return own, source
+    plans = {} if endpoint.workload == "none" else {plan.index: plan for plan in own}
+    if endpoint.requests is None:
+        return tuple(plans.values()), source
+    n_own = len(plans)
+    for number, (index, at_s, n_input, n_output, client) in enumerate(endpoint.requests):
+        counts = [index, n_input, n_output, client]
+        if any(not isinstance(n, int) or n < 0 for n in counts) or at_s < 0 or client >= n_clients:
+            raise KeyedError(
+                ("endpoint", "requests", number),
+                "must be [number, arrival in seconds, input tokens, output tokens, client's number from 0 to "
+                f"{n_clients - 1}], not {shown(endpoint.requests[number])}",
+            )
+        plans[int(index)] = RequestPlan(int(index), int(client), at_s, int(n_input), int(n_output))
+    outside = f"from outside, {len(plans) - n_own:,} requests"
+    return tuple(plans[index] for index in sorted(plans)), f"{outside}; and {source}" if n_own else outside
 
 
 def _places(scenario: Scenario, folder_of: FolderOf) -> _Places:

@@ -295,11 +295,13 @@ class EndpointTable(Table):
 
     ``max_model_len`` is the largest number of tokens of a request, prompt and output together.
     ``workload = "also"`` serves the scenario's own requests, too. The placement is designed for the
-    scenario's requests either way.
+    scenario's requests either way. ``requests`` are those that came, once a run has ended: rows of [number,
+    arrival in seconds, input tokens, output tokens, client's number].
     """
 
     max_model_len: Annotated[int, Field(ge=2, le=MAX_TOKENS)]
     workload: Literal["also", "none"] = "none"
+    requests: list[Annotated[list[int | float], Field(min_length=5, max_length=5)]] | None = None
 
 
 Lengths = Annotated[list[Tokens], Field(min_length=2, max_length=2)]

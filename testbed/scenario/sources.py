@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import tomllib
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import ScenarioError
+from testbed.scenario.changes import Change, Override
 from testbed.scenario.limits import MAX_KEY_PARTS, MAX_TOML_BYTES
 from testbed.scenario.policy import FIXED, HALVES, settle_overrides
 from testbed.scenario.problems import Key, KeyedError, key_in_document, nearest
@@ -129,28 +131,35 @@ def _parse(text: str, label: str) -> dict[str, Any]:
         raise ScenarioError(f"{label}: not valid TOML: {error}") from None
 
 
-def override(source: Source, options: Sequence[str]) -> None:
-    """Apply ``key.path=value`` options to ``source.document``, in order. Raises ``ScenarioError``."""
+def override(source: Source, options: Sequence[Override]) -> None:
+    """Apply options to ``source.document``, in order. Raises ``ScenarioError``."""
     of_file = source.document.get("policy")
     online = of_file.get("online") if isinstance(of_file, dict) else None
     for option in options:
-        path, equals, text = option.partition("=")
-        parts = tuple(part.strip() for part in path.split("."))
-        if not equals or not all(parts):
-            raise ScenarioError(
-                f"--set {option}: must have the form key.path=value, for example workload.rate=0.5"
-            )
-        _check_resolved(source, parts, option)
+        parts, value = _parsed(option)
+        _check_resolved(source, parts, str(option))
         try:
-            _put(source.document, parts, value_of(text.strip()))
+            put(source.document, parts, value)
         except KeyedError as wrong:
             key = ".".join(str(part) for part in wrong.key)
             raise ScenarioError(f"{source.label} with --set {option}: {key}: {wrong.what}") from None
-        source.overridden[parts] = option
+        source.overridden[parts] = str(option)
     policy = source.document.get("policy")
     if isinstance(policy, dict):
         given = {parts[1] for parts in source.overridden if len(parts) == 2 and parts[0] == "policy"}
         settle_overrides(policy, given, online, is_resolved=source.document.get("resolved") is True)
+
+
+def _parsed(option: Override) -> tuple[tuple[str, ...], Any]:
+    if isinstance(option, Change):
+        return tuple(option.key.split(".")), copy.deepcopy(option.value)
+    path, equals, text = option.partition("=")
+    parts = tuple(part.strip() for part in path.split("."))
+    if not equals or not all(parts):
+        raise ScenarioError(
+            f"--set {option}: must have the form key.path=value, for example workload.rate=0.5"
+        )
+    return parts, value_of(text.strip())
 
 
 def code_in_file(source: Source) -> tuple[str, ...]:
@@ -174,7 +183,8 @@ def value_of(text: str) -> Any:
     return parsed["value"] if list(parsed) == ["value"] else text
 
 
-def _put(document: dict[str, Any], parts: tuple[str, ...], value: Any) -> None:
+def put(document: dict[str, Any], parts: tuple[str, ...], value: Any) -> None:
+    """Set the value at a key path; tables on the way are made. Raises ``KeyedError``."""
     here: Any = document
     for depth, part in enumerate(parts):
         key: Key = parts[:depth]

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from netem.networks import IN_PROCESS
 from policies.interfaces import RoutingPolicy, session_setup_of
@@ -19,6 +19,7 @@ from testbed.errors import UserError
 from testbed.fast.outcome import SimulatedRequest
 from testbed.records.requests import RequestRow
 from testbed.records.summary import MoveRow, RunSummary
+from testbed.scenario import Change, Override, changed
 from testbed.scenario.experiment import (
     Calibration,
     ComputePart,
@@ -72,31 +73,45 @@ def is_instance(target: str) -> bool:
     return target.endswith(".json")
 
 
-def scenario_case(target: str, choice: PolicyChoice, overrides: Sequence[str], seed: int | None) -> Case:
+def scenario_case(target: str, choice: PolicyChoice, overrides: Sequence[Override], seed: int | None) -> Case:
     """Return a scenario's case; ``choice`` and ``seed`` replace the scenario's own.
 
     Raises ``ScenarioError``.
     """
-    changes = [*overrides, *choice.overrides()]
+    changes: list[Override] = [*overrides, *choice.overrides()]
     if seed is not None:
-        changes.append(f"seed={seed}")
+        changes.append(Change("seed", seed))
     return Case(load_to_run(target, changes))
 
 
-def instance_case(path: Path, choice: PolicyChoice, session_setup: bool) -> Case:
+def instance_case(
+    path: Path,
+    choice: PolicyChoice,
+    session_setup: bool,
+    design_concurrency: int | Literal["searched"] | None = None,
+) -> Case:
     """Return an instance file's case under a policy (default: the pair "proposed"). Raises ``UserError``."""
     instance = load_instance(path)
     placement, routing = resolve_pair(choice.pair or "proposed")
-    halves = choice.placement or placement, choice.routing or routing
+    policy = PolicyPart(choice.placement or placement, choice.routing or routing, design_concurrency)
     try:
-        experiment = instance_experiment(instance, *halves, session_setup)
+        experiment = instance_experiment(instance, policy, session_setup)
     except PolicyError as error:
         raise UserError(str(error)) from error
     petals = PetalsRouting(instance.hop_overhead_s, instance.shortage_penalty_s)
     return Case(experiment, {petals.name: petals}, path)
 
 
-def instance_experiment(instance: Instance, placement: str, routing: str, session_setup: bool) -> Experiment:
+def without_setup(case: Case) -> Case:
+    """Return the case with no session setup on any request's first token."""
+    if case.source is None:
+        return Case(changed(case.experiment, {"calibration.session_setup": False}), case.stand_ins)
+    policy = case.experiment.policy
+    choice = PolicyChoice(None, policy.placement, policy.routing)
+    return instance_case(case.source, choice, False, policy.design_concurrency)
+
+
+def instance_experiment(instance: Instance, policy: PolicyPart, session_setup: bool) -> Experiment:
     """Return the experiment that an instance describes.
 
     Its links have half of the raw RTT in each direction. ``session_setup`` adds the published constant to
@@ -105,8 +120,9 @@ def instance_experiment(instance: Instance, placement: str, routing: str, sessio
     problem = instance.problem
     setup_s = 0.0
     if session_setup:
-        policy = shipped_policy("placement", placement) or users_policy("placement", placement)
-        is_petals = session_setup_of(policy) == "petals"
+        name = policy.placement
+        placing = shipped_policy("placement", name) or users_policy("placement", name)
+        is_petals = session_setup_of(placing) == "petals"
         setup_s = instance.session_setup_petals_s if is_petals else instance.session_setup_proposed_s
     servers = [server.name for server in problem.servers]
     links: dict[tuple[str, str], Link] = {}
@@ -131,7 +147,7 @@ def instance_experiment(instance: Instance, placement: str, routing: str, sessio
         ),
         network=NetworkPart(IN_PROCESS.name, links),
         compute=ComputePart(),
-        policy=PolicyPart(placement, routing),
+        policy=policy,
         workload=WorkloadPart(instance.requests),
-        document={},
+        tables=None,
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -16,9 +16,10 @@ from policies.registry import resolve_pair
 from testbed.errors import UserError
 from testbed.results.slo import goodput_rps
 from testbed.rundir import SEED, check_new_folder
+from testbed.scenario import Change, Override
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.answer import answer
-from testbed.simulate.cases import Case, instance_case, is_instance
+from testbed.simulate.cases import Case, instance_case, is_instance, without_setup
 from testbed.simulate.engine import MODES, REFERENCE, TESTBED, VIRTUAL, Simulation, simulate
 from testbed.simulate.runs import add_gain, aggregate, cases_of, drawn_of, fingerprint, same_run_error
 from testbed.simulate.summary import summarize_simulation
@@ -154,37 +155,27 @@ def _check(targets: Sequence[str], options: Options) -> None:
 def _cases(target: str, choice: PolicyChoice, options: Options) -> Iterator[Case]:
     setup = options.session_setup == "reference"
     if is_instance(target):
-        yield _designed(instance_case(Path(target), choice, setup), options.design_concurrency)
+        yield instance_case(Path(target), choice, setup, _concurrency(options.design_concurrency))
         return
-    overrides = list(options.overrides)
+    overrides: list[Override] = list(options.overrides)
     if options.session_setup is not None:
-        overrides.append(f"calibration.session_setup={json.dumps(setup)}")
+        overrides.append(Change("calibration.session_setup", setup))
     if options.design_concurrency is not None:
         overrides.append(f"policy.design_concurrency={options.design_concurrency}")
     yield from cases_of(target, choice, overrides, options.seed, options.n_runs)
 
 
-def _designed(case: Case, concurrency: str | None) -> Case:
-    if concurrency in (None, "auto"):
-        return case
-    if concurrency == "searched":
-        return replace(
-            case,
-            experiment=replace(
-                case.experiment, policy=replace(case.experiment.policy, design_concurrency="searched")
-            ),
-        )
-    if not concurrency.isdigit() or int(concurrency) < 1:
+def _concurrency(text: str | None) -> int | Literal["searched"] | None:
+    """Return the sessions at a time to design an instance's placement for; ``None``: its policy chooses."""
+    if text is None or text == "auto":
+        return None
+    if text == "searched":
+        return "searched"
+    if not text.isdigit() or int(text) < 1:
         raise UserError(
-            "--design-concurrency must be auto, searched or a whole number of at least 1, not "
-            f"{concurrency!r}"
+            f"--design-concurrency must be auto, searched or a whole number of at least 1, not {text!r}"
         )
-    return replace(
-        case,
-        experiment=replace(
-            case.experiment, policy=replace(case.experiment.policy, design_concurrency=int(concurrency))
-        ),
-    )
+    return int(text)
 
 
 def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
@@ -200,17 +191,17 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
     objectives = case.experiment.objectives if options.objectives is None else options.objectives
     if objectives and simulation.placement is not None:
         row["goodput_rps"] = goodput_rps(simulation.rows, objectives)
-    without_setup: Simulation | None = None
+    bare_run: Simulation | None = None
     given = case.experiment.policy.design_concurrency
     if given is not None and simulation.placement and simulation.placement.design_concurrency is None:
         row["note"] = f"{case.policy} uses no design concurrency: {given} has no effect"
     if case.experiment.calibration.session_setup_s and simulation.placement is not None:
-        without_setup = _without_setup(case, mode, is_virtual)
-        bare = answer(without_setup)
+        bare_run = simulate(without_setup(case), mode, is_virtual=is_virtual)
+        bare = answer(bare_run)
         row["mean_without_session_setup"] = bare["mean"]
         row["n_failed_without_session_setup"] = bare["n_failed"]
     if folder is not None and simulation.placement is not None and simulation.engine != VIRTUAL:
-        write_simulation(folder, simulation, summarize_simulation(simulation, objectives, without_setup))
+        write_simulation(folder, simulation, summarize_simulation(simulation, objectives, bare_run))
     return row
 
 
@@ -227,12 +218,6 @@ def _folder(case: Case, options: Options, target: str | None) -> Path | None:
 def _say_once(text: str) -> None:
     for new in unsaid([text]):
         say(new)
-
-
-def _without_setup(case: Case, mode: str, is_virtual: bool) -> Simulation:
-    calibration = replace(case.experiment.calibration, session_setup_s=0.0)
-    case = replace(case, experiment=replace(case.experiment, calibration=calibration))
-    return simulate(case, mode, is_virtual=is_virtual)
 
 
 def _slug(name: str) -> str:

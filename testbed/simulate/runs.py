@@ -11,6 +11,7 @@ from testbed.errors import UserError
 from testbed.records.base import data_of
 from testbed.results.intervals import mean_of
 from testbed.results.unused import unused_from, unused_over_runs
+from testbed.scenario import Change, Override
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.answer import MEANS, MOST_REASONS, PERCENTILES, TIMES
@@ -20,7 +21,7 @@ BOOTSTRAP = "bootstrap"
 
 
 def cases_of(
-    target: str, choice: PolicyChoice, overrides: Sequence[str], seed: int | None, n_runs: int
+    target: str, choice: PolicyChoice, overrides: Sequence[Override], seed: int | None, n_runs: int
 ) -> Iterator[Case]:
     """Yield a case for each of ``n_runs`` consecutive seeds.
 
@@ -38,8 +39,8 @@ def cases_of(
         yield scenario_case(target, choice, overrides, first.experiment.seed + number)
 
 
-def draw_of(experiment: Experiment, n_runs: int) -> str | None:
-    """Return the ``--set`` option with which ``n_runs`` runs choose their recorded requests, or ``None``.
+def draw_of(experiment: Experiment, n_runs: int) -> Change | None:
+    """Return the change with which ``n_runs`` runs choose their recorded requests, or ``None``.
 
     ``None``: the scenario sets ``workload.draw``, its requests are generated, or there is a single run.
     Raises ``UserError`` if the scenario sets "windows" and has fewer windows than runs.
@@ -49,7 +50,7 @@ def draw_of(experiment: Experiment, n_runs: int) -> str | None:
         return None
     n_windows = sample.n_recorded // n
     if sample.draw is None:
-        return f"workload.draw={'windows' if n_runs <= n_windows else BOOTSTRAP}"
+        return Change("workload.draw", "windows" if n_runs <= n_windows else BOOTSTRAP)
     if sample.draw == "windows" and n_runs > n_windows:
         raise UserError(
             f"--runs {n_runs} needs as many windows of {n:,} requests, but {sample.n_recorded:,} recorded "

@@ -23,7 +23,10 @@ _PARTS = ("network", "compute", "policy", "workload", "faults")
 
 
 def experiment_of(problem: Problem, requests: Sequence[RequestPlan], **settings: Any) -> Experiment:
-    """An experiment with this problem, whose links have half of its RTTs each way; ``session_setup_s`` beside ``with_fields``."""
+    """An experiment with this problem, whose links have half of its RTTs each way.
+
+    ``settings`` are as in ``with_fields``, and ``session_setup_s``.
+    """
     servers = [server.name for server in problem.servers]
     pairs = [
         *zip(problem.clients, problem.raw_rtt_s, strict=True),

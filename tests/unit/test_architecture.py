@@ -39,6 +39,19 @@ def test_a_package_imports_only_what_its_place_allows(package: str) -> None:
         assert others <= MAY_IMPORT[package], f"{module.relative_to(ROOT)} imports {others}"
 
 
+def test_a_command_changes_an_experiment_only_through_its_tables() -> None:
+    """``replace(experiment, ...)`` would leave behind what is saved, and what the twin is made from."""
+    found = []
+    for path in sorted((*(ROOT / "testbed").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"))):
+        if (ROOT / "testbed" / "scenario") in path.parents:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = ast.unparse(node) if isinstance(node, ast.Call) else ""
+            if re.match(r"[\w.]*replace\((\w+\.)*_?(experiment|twin),", text):
+                found.append(f"{path.relative_to(ROOT)}: {text}")
+    assert not found, "use testbed.scenario.changed"
+
+
 LAYERS = (
     *(
         "cli",

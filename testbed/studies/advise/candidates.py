@@ -10,8 +10,8 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from testbed.errors import UserError
+from testbed.scenario import Change
 from testbed.scenario.experiment import Experiment
-from testbed.studies.sweep.axes import toml_text
 
 Counts = tuple[int, ...]
 """How many of each candidate are added, in the order of the candidates."""
@@ -98,8 +98,8 @@ class Fleet:
 
     def changes(
         self, candidates: Sequence[Candidate], counts: Counts, lost: int | None = None
-    ) -> tuple[str, ...]:
-        """Returns changes to the scenario, in the syntax of ``--set``, that add and remove servers.
+    ) -> tuple[Change, ...]:
+        """Returns changes to the scenario that add and remove servers.
 
         ``counts``: how many of each candidate are added. ``lost``: index of a server that is removed.
         """
@@ -113,8 +113,8 @@ class Fleet:
                 taken.add(name)
                 servers.append({**entry, "name": name})
         return (
-            f"servers={toml_text([dict(server) for server in servers])}",
-            f"clients={toml_text([dict(client) for client in self.clients])}",
+            Change("servers", [dict(server) for server in servers]),
+            Change("clients", [dict(client) for client in self.clients]),
         )
 
     @property

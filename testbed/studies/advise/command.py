@@ -13,7 +13,7 @@ from typing import Any
 
 from testbed.errors import ScenarioError, UserError
 from testbed.results.slo import parse_slo_statistics
-from testbed.scenario import load_experiment
+from testbed.scenario import Change, load_experiment
 from testbed.scenario.policy import FIXED
 from testbed.scenario.provenance import n_cpus
 from testbed.scenario.slo import Objective, parse_statistic
@@ -69,7 +69,7 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
     seeds = range(seed, seed + options.n_runs)
     search_seeds = range(seeds.stop, seeds.stop + options.n_runs)
     fleets = {
-        seed: Fleet.of(load_experiment(target, [*options.overrides, f"{SEED}={seed}"]))
+        seed: Fleet.of(load_experiment(target, [*options.overrides, Change(SEED, seed)]))
         for seed in (*seeds, *search_seeds)
     }
     losses = fleets[seed].losses if options.losses else []

@@ -13,7 +13,7 @@ from typing import Any
 from testbed.errors import UserError
 from testbed.results.intervals import Mean
 from testbed.results.slo import parse_slo_statistics
-from testbed.scenario import load_experiment
+from testbed.scenario import Change, Override, load_experiment
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.provenance import n_cpus
 from testbed.scenario.slo import Objective
@@ -94,8 +94,8 @@ def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str
     return answer, capacity_text(answer), 1 if any(row["failed"] for row in rows) else 0
 
 
-def _seeded(seed: int | None) -> list[str]:
-    return [] if seed is None else [f"{SEED}={seed}"]
+def _seeded(seed: int | None) -> list[Change]:
+    return [] if seed is None else [Change(SEED, seed)]
 
 
 def _check(options: Options) -> None:
@@ -140,7 +140,7 @@ def _requests(experiment: Experiment, target: str, overrides: Sequence[str], mos
     n = len(experiment.workload.requests)
     if experiment.workload.sample is None and n < most:
         try:
-            load_experiment(target, [*overrides, f"workload.n_requests={most}"])
+            load_experiment(target, [*overrides, Change("workload.n_requests", most)])
         except UserError:
             return n, n
         return max(n, min(LEAST_REQUESTS, most)), most
@@ -196,9 +196,9 @@ class _Searches:
             self.found[policy] = end.value
             return []
         self._asked[policy], self._records[policy] = asked, {}
-        changes = (*self._overrides, f"workload.rate={asked.rate!r}")
+        changes: tuple[Override, ...] = (*self._overrides, Change("workload.rate", asked.rate))
         if self._can_set_requests:
-            changes = (*changes, f"workload.n_requests={asked.n_requests}")
+            changes = (*changes, Change("workload.n_requests", asked.n_requests))
         return [Run(changes, policy, seed) for seed in self._seeds]
 
 

@@ -27,7 +27,7 @@ def command_of(setting: Setting, seeds: range) -> str:
     """Returns the command of a setting as one line for a shell."""
     run = setting.run(seeds.start)
     # Quotes around texts are needed in TOML, but not here, where text without spaces is no number.
-    changes = [change if " " in change else change.replace('"', "") for change in run.changes]
+    changes = [change if " " in change else change.replace('"', "") for change in map(str, run.changes)]
     words = ["testbed", "simulate", str(run.scenario), "--mode", "reference"]
     words += ["--session-setup", "reference", "--policy", "petals", "--policy", "proposed"]
     words += ["--runs", str(len(seeds)), "--seed", str(seeds.start)]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from testbed.scenario.changes import toml_text
 from testbed.scenario.sources import value_of
-from testbed.studies.sweep.axes import LABEL, SCENARIO, Point, toml_text, words_of
+from testbed.studies.sweep.axes import LABEL, SCENARIO, Point, words_of
 from testbed.studies.sweep.runs import Run
 from testbed.studies.sweep.study import Options, Study, read_study
 
@@ -35,7 +36,7 @@ class Setting:
     @property
     def rate(self) -> float:
         """Requests per second."""
-        return float(dict(change.split("=", 1) for change in self.run(0).changes)["workload.rate"])
+        return float(dict(str(change).split("=", 1) for change in self.run(0).changes)["workload.rate"])
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
 from testbed.rundir import SEED, check_new_folder
 from testbed.runs.session import RunOptions, RunSession, exit_code
 from testbed.runtime.stage import choose_stage
+from testbed.scenario import Override
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.answer import answer
 from testbed.simulate.cases import Case
@@ -30,7 +31,7 @@ from testbed.terminal import say
 def seeds_command(
     target: str,
     choice: PolicyChoice,
-    overrides: Sequence[str],
+    overrides: Sequence[Override],
     seed: int | None,
     n_runs: int,
     out: Path | None,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from itertools import product
-from typing import Any, Literal
+from typing import Literal
 
 from testbed.errors import UserError
 from testbed.scenario.sources import value_of
@@ -175,19 +175,6 @@ def combined(axes: Sequence[Axis]) -> Iterator[Point]:
     """Yields every combination of the axes' values; the last axis varies fastest."""
     for combination in product(*(axis.points for axis in axes)):
         yield {key: text for part in combination for key, text in part.items()}
-
-
-def toml_text(value: Any) -> str:
-    """Returns a value of a TOML file as text that ``--set`` parses to the same value."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, list):
-        return f"[{', '.join(map(toml_text, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{json.dumps(k)} = {toml_text(v)}' for k, v in value.items())}}}"
-    return str(value)
 
 
 _RANGE = re.compile(r"[\s\d.eE+-]*\d[\s\d.eE+-]*:.*")

@@ -21,6 +21,7 @@ from testbed.control.placing import RememberedPlacements, import_from_here
 from testbed.errors import RunError, UserError
 from testbed.rundir import scratch
 from testbed.runs.session import RunOptions, RunSession
+from testbed.scenario import Change, Override
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import PolicyChoice
 from testbed.scenario.provenance import source_digest
@@ -40,7 +41,7 @@ class Run(NamedTuple):
     seed, and the scenario (None: the study's).
     """
 
-    changes: tuple[str, ...]
+    changes: tuple[Override, ...]
     policy: str | None
     seed: int
     scenario: str | None = None
@@ -195,7 +196,7 @@ def case_of(setup: Setup, run: Run) -> Case:
     choice = choice_of(run.policy)
     changes = list(run.changes)
     if setup.engine == REAL:
-        changes.append("clock=real")
+        changes.append(Change("clock", "real"))
     target = run.scenario or setup.target
     case = scenario_case(target, choice, changes, run.seed)
     draw = draw_of(case.experiment, setup.n_runs)

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 from testbed.errors import ScenarioError, UserError
 from testbed.results.slo import parse_slo
 from testbed.scenario import load_experiment
+from testbed.scenario.changes import toml_text
 from testbed.scenario.fields import Table
 from testbed.scenario.problems import explain, unknown
 from testbed.scenario.sources import read_toml, shipped_documents, value_of
@@ -30,7 +31,6 @@ from testbed.studies.sweep.axes import (
     combined,
     drawn_axis,
     parse_over,
-    toml_text,
     value_range,
 )
 from testbed.studies.sweep.measures import (

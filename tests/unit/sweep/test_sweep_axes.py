@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import UserError
+from testbed.scenario.changes import toml_text
 from testbed.scenario.sources import shipped_files, value_of
 from testbed.studies.sweep.axes import (
     Span,
@@ -12,7 +13,6 @@ from testbed.studies.sweep.axes import (
     combined,
     drawn_axis,
     parse_over,
-    toml_text,
     value_range,
 )
 from testbed.studies.sweep.study import Options, read_study
