@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.stress import chaos
 from tests.stress.chaos_mutations import MUTATIONS, ROOT, Mutation
+from tests.support.effort import EFFORT
 
-N_SEEDS = int(os.environ.get("TESTBED_CHAOS_SEEDS", "60"))
-"""How many are played: each takes a third of a second. ``.ci/run`` plays 200."""
+N_SEEDS = 70 * EFFORT
+"""Each takes a third of a second."""
 
 
 @pytest.mark.parametrize("tenth", range(10))
