@@ -312,7 +312,7 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(tmp_path: Path) -> None:
         ),
         ((), {"n_runs": 0}, "--runs must be at least 1"),
         ((), {"seed": -1}, "--seed must not be negative"),
-        ((), {"engine": "slow"}, "--engine must be fast, virtual or real"),
+        ((), {"engine": "slow"}, "--engine must be fast, virtual, real or reference"),
         ((), {"jobs": 0}, "--jobs must be at least 1"),
         ((), {"engine": "real", "jobs": 2}, "only one runs at a time"),
         ((), {"target": "clusterd"}, 'did you mean "clustered"'),
