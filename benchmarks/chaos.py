@@ -33,7 +33,7 @@ from nodes.records import Token
 from nodes.request import Request
 from policies.problem import PolicyError
 from testbed.errors import TestbedError, UserError
-from testbed.runs.up import run_quietly
+from testbed.runs.session import run_quietly
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 

@@ -17,6 +17,7 @@ from nodes.eventlog import read_log
 from nodes.records import ENDED, AnyRecord, Arrived, Cancelled, Completed, Failed, Rejected, Replayed, Token
 from policies.problem import Placement, Problem
 from testbed.control.placing import place_experiment
+from testbed.records.summary import RunSummary
 from testbed.results.logs import RunRecords, read_logs
 from testbed.scenario.experiment import Experiment
 
@@ -36,7 +37,7 @@ class Finished:
 
     experiment: Experiment
     run_dir: Path
-    summary: dict[str, Any]
+    summary: RunSummary
     records: RunRecords
     logs: dict[str, list[AnyRecord]]
     events: list[dict[str, Any]]
@@ -47,7 +48,7 @@ class Finished:
         return disturbed_until_s(self.experiment) + QUIET_S / 2
 
 
-def finished(experiment: Experiment, run_dir: Path, summary: dict[str, Any]) -> Finished:
+def finished(experiment: Experiment, run_dir: Path, summary: RunSummary) -> Finished:
     lines = (run_dir / "events.jsonl").read_text(encoding="utf-8").splitlines()
     logs = {path.stem: read_log(path)[0] for path in sorted((run_dir / "events").glob("*.log"))}
     events = [json.loads(line) for line in lines]

@@ -60,7 +60,7 @@ MUTATIONS = (
     Mutation(
         "a session's cache is not given back",
         "nodes/sessions.py",
-        "        self.account.release((connection.number, key))\n        self.released.set()\n",
+        "        self.admission.release((connection.number, key))\n        self.released.set()\n",
         "        self.released.set()\n",
     ),
     Mutation(
@@ -83,7 +83,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the coordinator forgets to release a request that has ended",
-        "testbed/runtime/emulation.py",
+        "testbed/runtime/reports.py",
         "            self._coordinator.release(record.request)\n",
         "            pass\n",
     ),

@@ -25,9 +25,10 @@ from benchmarks.hostile_tasks import n_tasks_left
 from nodes import messages
 from nodes.records import Admitted, Arrived, Cancelled, Completed, Rejected, Routed
 from nodes.request import Generation, Request
+from policies.links import Link
 from testbed.page.serve import bind
 from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.serving.app import Endpoint, Rules
 from testbed.serving.text import SMALL, Codec, StubCodec
 

@@ -20,11 +20,12 @@ from aiohttp import web
 from benchmarks.hostile_frames import CASES, N_BLOCKS, N_PEERS, TOKEN_BYTES
 from benchmarks.hostile_tasks import n_tasks_left
 from nodes import wire
+from nodes.admission import HostedBlocks
 from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.digest import apply_blocks, embed, read_rows, write_rows
-from nodes.server import HostedBlocks, Server, ServerLimits
+from nodes.server import Server, ServerLimits
 from policies.steps import StepTimes
 
 LIMITS = ServerLimits(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from policies.bans import Bans
 from policies.joining import join
@@ -16,20 +16,8 @@ from policies.waiting import fits
 from testbed.control.placing import PlacedExperiment
 from testbed.control.view import RouterView
 from testbed.control.waiting_room import Answer, CallAt, Wait, WaitingRoom
+from testbed.records.summary import DecisionCounts
 from testbed.scenario.experiment import Experiment
-
-
-@dataclass
-class Decisions:
-    """Counts routing decisions.
-
-    Stale ones were made with a wrong view of which servers are there; misled ones chose a chain with a server
-    that was not there.
-    """
-
-    n_decisions: int = 0
-    n_stale_decisions: int = 0
-    n_misled_decisions: int = 0
 
 
 class Coordinator:
@@ -71,7 +59,7 @@ class Coordinator:
             experiment.faults.membership, problem.n_servers, experiment.faults.absent
         )
         self._present = self.membership.alive()
-        self.decisions = Decisions()
+        self.decisions = DecisionCounts()
         self.decisions_s: list[float] = []
         self._room: WaitingRoom | None = None
         if experiment.policy.queue is not None and call_at is not None:

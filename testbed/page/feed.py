@@ -18,8 +18,9 @@ from testbed.page.header import header
 from testbed.page.history import History, Position
 from testbed.page.others import finished_history
 from testbed.page.simulated import read_simulation
+from testbed.records.plan import is_simulated, read_plan
 from testbed.results import load_run
-from testbed.rundir import OWNER, TWIN, is_simulated, not_a_run, owner_alive, read_plan
+from testbed.rundir import OWNER, TWIN, not_a_run, owner_alive
 
 UPDATE_S = 0.1
 """Real seconds between two updates of a page, at least."""

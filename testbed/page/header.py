@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from policies.links import Link
+from testbed.faultkinds import KINDS
 from testbed.page.layout import beside_nearest, by_round_trips, places, site_rtts_s, sites_of
-from testbed.scenario.experiment import Experiment, Link
+from testbed.records.plan import Clock, Plan
+from testbed.scenario.experiment import Experiment
 
 
-def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:
+def header(experiment: Experiment, plan: Plan) -> dict[str, Any]:
     """Return the constant part of a run as JSON data. Its order numbers the servers, clients and sites."""
     problem = experiment.problem
     sites = sites_of(experiment)
     number = {site: i for i, site in enumerate(sites)}
     known, rtts_s = places(experiment), site_rtts_s(experiment)
     points = by_round_trips(sites, rtts_s) if known is None else beside_nearest(sites, rtts_s, known)
-    ranges, cache_bytes = plan["placement"]["ranges"], plan["placement"]["cache_bytes"]
-    clock = plan.get("clock") or {"name": "virtual", "why": "simulated"}
+    ranges, cache_bytes = plan.placement.ranges, plan.placement.cache_bytes
+    clock = plan.clock or Clock(name="virtual", why="simulated")
     return {
         "name": experiment.name,
         "description": experiment.description,
@@ -25,12 +28,12 @@ def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:
         "n_blocks": problem.model.n_blocks,
         "cache_bytes_per_token": problem.model.cache_bytes_per_token,
         "page_tokens": experiment.compute.paging.page_tokens if experiment.compute.paging else None,
-        "placement": str(plan["placement"].get("policy", experiment.policy.placement)),
+        "placement": plan.placement.policy or experiment.policy.placement,
         "routing": experiment.policy.routing,
-        "design_concurrency": plan["placement"].get("design_concurrency"),
-        "network": str(plan.get("network", "")),
-        "clock": str(clock["name"]),
-        "clock_why": str(clock["why"]),
+        "design_concurrency": plan.placement.design_concurrency,
+        "network": plan.network,
+        "clock": clock.name,
+        "clock_why": clock.why,
         "time_scale": experiment.time_scale,
         "seed": experiment.seed,
         "workload": experiment.workload.source,
@@ -58,6 +61,10 @@ def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:
                 "state": "absent" if j in experiment.faults.absent else "online",
             }
             for j, server in enumerate(problem.servers)
+        ],
+        "fault_kinds": [
+            {"name": kind.name, "what": kind.what, "has_factor": kind.has_factor, "is_bad": kind.is_bad}
+            for kind in KINDS.values()
         ],
         "clients": [{"name": name, "site": number[experiment.sites[name]]} for name in problem.clients],
         **_links(experiment, number),

@@ -12,8 +12,9 @@ from testbed.page.follow import Follower
 from testbed.page.header import header
 from testbed.page.history import History, Position
 from testbed.page.simulated import read_simulation
+from testbed.records.plan import is_simulated, read_plan
 from testbed.results import load_run
-from testbed.rundir import is_simulated, owner_alive, read_plan
+from testbed.rundir import owner_alive
 
 
 def finished_history(run_dir: Path) -> History:

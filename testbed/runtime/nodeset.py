@@ -12,6 +12,7 @@ from pathlib import Path
 from nodes import control
 from nodes.clock import RunClock
 from nodes.messages import A, Connect, Links, Message, Question, Reach, Start, Warm
+from policies.links import Link
 from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError
 from testbed.runtime import wiring
@@ -19,7 +20,7 @@ from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.runtime.peering import Ends, Peering
 from testbed.runtime.processes import Processes
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 
 Pair = tuple[str, str]
 
@@ -146,7 +147,7 @@ class NodeSet:
 
     @property
     def _delays_in_client(self) -> bool:
-        return self._network.delays_in_client
+        return self._network.network.delays_in_client
 
     @property
     def _network(self) -> OpenNetwork:
@@ -168,7 +169,7 @@ class NodeSet:
             server,
             self._processes.control_path,
             self._processes.address(name),
-            self._network.any_port,
+            self._network.network.any_port,
             self._blocks,
         )
         if self._processes.port(name):  # a server that begins again keeps its port

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from nodes.control import ControlError, Peer
 from nodes.messages import Links, Message, Peers, Reach, Warm
+from policies.links import Link
 from policies.problem import Placement
 from testbed.errors import RunError
 from testbed.runtime import wiring
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 
 Pair = tuple[str, str]
 Ends = Mapping[str, tuple[str, int]]

@@ -6,19 +6,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import NetworkSpec
+from nodes.admission import HostedBlocks
 from nodes.compute import StubProfile
 from nodes.links import DelayProfile
 from nodes.messages import ChangedLink, ServerEnd
 from nodes.node import DATA_PORT, ClientConfig, ServerConfig, StubHubSpec
-from nodes.server import HostedBlocks, ServerLimits
+from nodes.server import ServerLimits
 from nodes.session import SessionRules
 from nodes.wire import MAX_PAYLOAD_BYTES
+from policies.links import HEADER_BYTES, Link
 from policies.problem import Placement
 from policies.workload import longest_tokens
 from testbed.errors import UserError
 from testbed.runtime.blocks import BlocksModel
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.whole import whole_network
 
 _IDLE_S = 300.0
@@ -33,7 +35,7 @@ def token_s(experiment: Experiment) -> float:
     """Return seconds per token of the longest possible step, on the slowest link (both ways) and server."""
     n_tokens, model = _longest(experiment), experiment.problem.model
     link = min(experiment.network.links.values(), key=lambda link: link.rate_bps)
-    way_s = scaled(link, 1.0).transmission_s(n_tokens * model.token_bytes, experiment.network.mtu)
+    way_s = link.transmission_s(n_tokens * model.token_bytes, experiment.network.mtu)
     step_s = max(server.step_s(0, n_tokens, model.n_blocks) for server in experiment.problem.servers)
     return (2 * way_s + step_s) / n_tokens
 
@@ -47,13 +49,6 @@ def idle_s(experiment: Experiment) -> float:
     return _IDLE_S + experiment.calibration.session_setup_s + others_s
 
 
-def scaled(link: Link, time_scale: float) -> LinkProfile:
-    """Return a link as the machine must emulate it: in real seconds and bits per real second."""
-    return LinkProfile(
-        link.delay_s / time_scale, link.rate_bps * time_scale, link.jitter_s / time_scale, link.loss_ratio
-    )
-
-
 def is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
     """Whether clients and servers use the link of ``pair``; links between servers only with forwarding."""
     if experiment.program_nodes.keys() & pair:
@@ -64,14 +59,14 @@ def is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
 
 def scaled_links(
     experiment: Experiment, links: Mapping[tuple[str, str], Link], is_virtual: bool
-) -> dict[tuple[str, str], LinkProfile]:
+) -> dict[tuple[str, str], Link]:
     """Return those of ``links`` that the machine must emulate, in real seconds.
 
     In real time these are all links, since programs of the user's may run on any node.
     """
     scale = experiment.time_scale
     return {
-        pair: scaled(link, scale)
+        pair: link.scaled(scale)
         for pair, link in links.items()
         if not is_virtual or is_used(experiment, pair)
     }
@@ -111,8 +106,7 @@ def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: i
     n_bytes = n_tokens * experiment.problem.model.token_bytes
     ways = ((client, server),) if experiment.problem.forwarding else ((client, server), (server, client))
     return sum(
-        scaled(experiment.network.links[pair], 1.0).transmission_s(n_bytes, experiment.network.mtu)
-        for pair in ways
+        experiment.network.links[pair].transmission_s(n_bytes, experiment.network.mtu) for pair in ways
     )
 
 
@@ -222,7 +216,7 @@ def client_config(
     blocks: BlocksModel | None = None,
 ) -> ClientConfig:
     """Return the configuration of a client, with the real model's hub if ``blocks`` is given."""
-    backoff, model = experiment.workload.backoff, experiment.problem.model
+    model = experiment.problem.model
     return ClientConfig(
         name=client,
         control_path=control,
@@ -237,11 +231,7 @@ def client_config(
         rules=SessionRules(
             initial_delay_s=experiment.problem.initial_delay_s,
             setup_s=experiment.calibration.session_setup_s,
-            backoff_first_s=backoff.first_s,
-            backoff_max_s=backoff.max_s,
-            give_up_s=backoff.give_up_s,
-            backoff_jitter_ratio=backoff.jitter_ratio,
-            seed=backoff.seed,
+            backoff=experiment.workload.backoff,
             recovery=replace(experiment.faults.recovery, token_s=token_s(experiment)),
         ),
     )
@@ -249,10 +239,14 @@ def client_config(
 
 def _delay_profile(experiment: Experiment, link: Link) -> DelayProfile:
     """Return a link for a node that delays messages itself, with packet headers as extra bytes."""
-    profile = scaled(link, 1.0)
-    whole_s = profile.transmission_s(1_000_000, experiment.network.mtu)
+    s_per_byte = link.transmission_s(1_000_000, experiment.network.mtu) / 1_000_000
     return DelayProfile(
-        link.delay_s, whole_s / 1_000_000, link.jitter_s, link.loss_ratio, profile.retransmission_s
+        link.delay_s,
+        s_per_byte,
+        link.jitter_s,
+        link.loss_ratio,
+        link.retransmission_s,
+        experiment.network.mtu - HEADER_BYTES,
     )
 
 

@@ -10,25 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import IPv4Network
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
-import nodes.rules
 from netem.spec import SUBNET, TcpSpec
+from policies.links import Link
 from policies.membership import MembershipRules
-from policies.problem import Problem, RequestSpec
+from policies.problem import Problem
+from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff, QueueRules, RequestPlan
 from testbed.scenario.draws import Sample
 from testbed.scenario.event_table import EventTable
-
-
-@dataclass(frozen=True)
-class Link:
-    """One direction between two nodes, in scenario seconds and bit/s; see ``netem.spec.LinkProfile``."""
-
-    delay_s: float
-    rate_bps: float
-    jitter_s: float = 0.0
-    loss_ratio: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,11 +56,6 @@ class Calibration:
         return bool(self.token_overhead_s or self.input_overhead_base_s or self.input_overhead_slope_s)
 
 
-FaultKind = Literal["kill", "stop", "slow", "restart", "join", "leave"]
-KINDS_BY_HAND = (*get_args(FaultKind), "cont")
-"""Faults that a user can cause in a running testbed; ``cont`` lets a stopped server continue."""
-
-
 class After(NamedTuple):
     """The moment at which ``request`` (an index) has ``tokens`` output tokens."""
 
@@ -81,12 +67,13 @@ class After(NamedTuple):
 class Fault:
     """One fault of ``server`` (an index), at ``at_s`` or at the moment ``after``; see ``fault_tables``.
 
+    ``kind`` is a name of ``testbed.faultkinds``.
     ``for_s`` later a killed server serves again (the time to load its blocks included), a stopped one
     continues, and a slow one is as fast as before; ``None``: never. ``factor`` multiplies the compute times
     of a slow server.
     """
 
-    kind: FaultKind
+    kind: str
     server: int
     at_s: float | None = None
     after: After | None = None
@@ -118,34 +105,6 @@ class Machine:
     name: str
     resources: Mapping[str, float]
     servers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class RecoveryRules(nodes.rules.RecoveryRules):
-    """What a client does when a hop fails, with finite limits, and which servers routers then leave out.
-
-    A server that failed is left out of routes for ``ban_s`` seconds, and twice as long after each further
-    failure in a row. With ``ban_failed_servers`` false it stays routable for as long as routers believe that
-    it is there.
-    """
-
-    request_timeout_s: float = 180.0
-    connect_timeout_s: float = 5.0
-    ban_s: float = 15.0
-    ban_failed_servers: bool = True
-
-    def replayed(self, plan: RequestPlan, n_tokens: int) -> RequestSpec:
-        """Return a request that takes as long to serve as the replay of ``n_tokens`` tokens of ``plan``."""
-        n_prompt = n_tokens if self.replay == "at_once" else plan.n_input_tokens
-        return RequestSpec(plan.client, n_prompt, n_tokens - n_prompt + 1)
-
-    @property
-    def push_limit_s(self) -> float:
-        """Seconds that a server waits for the next one to accept a push.
-
-        Half of the client's limit for the result, so that the client learns which server is overdue.
-        """
-        return self.request_timeout_s / 2
 
 
 @dataclass(frozen=True)
@@ -190,7 +149,7 @@ class NetworkPart:
     """The emulated network. ``links`` maps (from, to) node names; nodes are clients and servers."""
 
     backend: str
-    """As asked for: auto, netem, fabric, memory, loopback, hosts."""
+    """The network asked for: "auto", or a name of ``netem.networks.NETWORKS``."""
     links: Mapping[tuple[str, str], Link]
     """By (from, to): every client with every server, servers with servers, and each ``[[node]]`` with all."""
     changes: tuple[NetworkChange, ...] = ()
@@ -221,7 +180,7 @@ class ComputePart:
     """How a server computes several sessions."""
     chunk_tokens: int | None = None
     """Tokens of a prompt in one step of batching "continuous", at most; ``None``: all of them."""
-    paging: nodes.rules.PagingRules | None = None
+    paging: PagingRules | None = None
     """How servers' caches grow; ``None``: all that a session may need is reserved when it opens."""
     expected_output: int | None = None
     """With paging: output tokens that the coordinator counts for a session before they exist."""
@@ -249,6 +208,8 @@ class PolicyPart:
     """Seconds between the reports of servers that routers see; 0: routers see the present state."""
     queue: QueueRules | None = None
     """How requests without room wait at the coordinator; ``None``: their clients ask again after a while."""
+    unread: tuple[str, ...] = ()
+    """Policies that are not shipped, and whose traits were not read, since that runs their code."""
     code_in_file: tuple[str, ...] = field(default=(), compare=False)
     """Policies ``module:Class`` named by the file, not by an option: placing blocks runs their code."""
 
@@ -273,7 +234,7 @@ class FaultsPart:
 
     planned: tuple[Fault, ...] = ()
     """Faults of servers in the order of the file, then those that ``[churn]`` drew."""
-    recovery: RecoveryRules = RecoveryRules()
+    recovery: RecoveryRules = RecoveryRules()  # noqa: RUF009 - frozen
     membership: MembershipRules = MembershipRules()  # noqa: RUF009 - frozen
     absent: frozenset[int] = frozenset()
     """Servers (indices) that are absent at the start: they hold nothing until they join."""

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
+from netem.networks import NETWORKS
 from netem.spec import TcpSpec
-from nodes.rules import PagingRules
-from policies.problem import Problem
+from policies.interfaces import PlacementPolicy
+from policies.problem import Batching, Problem
+from policies.rules import PagingRules
 from policies.workload import Backoff, QueueRules, RequestPlan, longest_tokens
 from testbed.scenario.blocks import check_steps, resolve_blocks
 from testbed.scenario.events import check_events, network_changes
@@ -47,12 +49,7 @@ from testbed.scenario.network import (
     subnet_of,
 )
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, TopologyNetworkTable
-from testbed.scenario.policy import (
-    has_petals_setup,
-    needs_petals_throughput,
-    resolve_policy,
-    with_whole_paths,
-)
+from testbed.scenario.policy import LoadPolicy, Policies, unread_policies, with_halves, with_whole_paths
 from testbed.scenario.problems import Key, KeyedError
 from testbed.scenario.profiles import (
     HardwareShelf,
@@ -77,28 +74,32 @@ from testbed.scenario.topologies import ANY, as_matrix, choose_nodes, topology_o
 from testbed.scenario.workload import join_order, make_requests, stream, workload_source
 
 GroupT = TypeVar("GroupT", ServersTable, ClientsTable)
-_OUR_PROCESSES = ("launcher", "fabric", "still")
+_OUR_PROCESSES = ("launcher", "still", *(each.name for each in NETWORKS.values() if each.has_forwarder))
 """Processes of a run that are no nodes. A node cannot have their names, since logs are named alike."""
 FolderOf = Callable[..., Path]
 """Called with a key of the scenario; returns the folder where its relative path starts."""
 
 
-def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
+def resolve(
+    scenario: Scenario, stem: str, folder_of: FolderOf, load_policy: LoadPolicy | None = None
+) -> Experiment:
     """Look up every name and make every random choice.
 
     ``stem`` is the name of a scenario without one. A relative path starts at ``folder_of`` its key.
-    Raises ``KeyedError`` with the key path of what cannot be resolved.
+    ``load_policy``: see ``Policies.of``. Raises ``KeyedError`` with the key path of what cannot be resolved.
     """
     sized, compute, blocks = resolve_blocks(scenario, folder_of("compute", "model"))
     model_table, model = resolve_model(sized)
-    policy = with_whole_paths(resolve_policy(scenario.policy), folder_of)
+    policy = with_whole_paths(with_halves(scenario.policy), folder_of)
+    policies = Policies.of(policy, load_policy)
+    policy = policies.decide(policy)
     assert policy.placement is not None and policy.routing is not None
     calibration_table, calibration = resolve_calibration(
-        scenario.calibration, has_petals_setup(policy.placement)
+        scenario.calibration, policy.session_setup or PlacementPolicy.session_setup
     )
     where = _places(scenario, folder_of)
     hardware, compute = _hardware(
-        scenario, compute, folder_of, block_of(model_table), for_petals=needs_petals_throughput(policy)
+        scenario, compute, folder_of, block_of(model_table), for_petals=policies.need_petals_throughput
     )
     workload, requests, lengths, sample, length_samples = make_requests(
         scenario.workload, scenario.seed, len(where.clients), folder_of("workload", "file")
@@ -209,6 +210,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
             queue=None
             if policy.queue is None or policy.queue == "none"
             else QueueRules(policy.queue, policy.queue_age, backoff.give_up, backoff.max),
+            unread=unread_policies(policy),
         ),
         workload=WorkloadPart(
             requests=() if endpoint is not None and endpoint.workload == "none" else requests,
@@ -257,9 +259,7 @@ class _Places:
         return {node.name: node.site for node in (*self.clients, *self.servers, *self.others)}
 
 
-def _batching(
-    compute: ComputeTable, blocks: BlocksSettings | None
-) -> Literal["none", "serial", "continuous"]:
+def _batching(compute: ComputeTable, blocks: BlocksSettings | None) -> Batching:
     """Return how servers compute several sessions.
 
     Real blocks do so serially, unless they have batching or streams.

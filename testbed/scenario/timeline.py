@@ -6,7 +6,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from testbed.scenario.experiment import Experiment, Link, NetworkChange
+from policies.links import Link
+from testbed.scenario.experiment import Experiment, NetworkChange
 
 Pair = tuple[str, str]
 _TO_ITSELF = Link(0.0, math.inf)

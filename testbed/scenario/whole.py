@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from policies.links import Link
 from testbed.scenario.events import network_changes
-from testbed.scenario.experiment import Experiment, Link, NetworkChange
+from testbed.scenario.experiment import Experiment, NetworkChange
 
 Pair = tuple[str, str]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from policies.online import OnlinePolicy
@@ -14,9 +15,13 @@ from testbed.control.placing import PlacedExperiment, RememberedPlacements, plac
 from testbed.control.steering import online_policy
 from testbed.errors import UserError
 from testbed.fast.engine import Disturbed, goes_step_by_step, simulate_fast
-from testbed.fast.outcome import COMPLETED, SimulatedRequest
+from testbed.fast.outcome import SimulatedRequest
+from testbed.records.plan import PlacementRow, Plan
+from testbed.records.requests import COMPLETED, RequestRow
+from testbed.records.summary import SIMULATED
 from testbed.scenario.experiment import Experiment
 from testbed.simulate.cases import Case, Served
+from testbed.simulate.rows import outcome_rows
 from testbed.simulate.virtual import serve_virtually
 
 TESTBED, REFERENCE = MODES = "testbed", "reference"
@@ -50,9 +55,27 @@ class Simulation:
     placement_cpu_s: float = 0.0
     routing_cpu_s: float | None = None
 
+    @cached_property
+    def rows(self) -> Sequence[RequestRow]:
+        """A row per request; in the engines fast and reference without the ``unqueued`` metrics, which take time."""
+        if self.served.rows is not None:
+            return self.served.rows
+        return outcome_rows(self.case.experiment.problem.clients, self.served.outcomes)
+
     @property
-    def requests(self) -> tuple[SimulatedRequest, ...]:
-        return self.served.requests
+    def plan(self) -> Plan:
+        """The plan. Only for a feasible simulation."""
+        experiment = self.case.experiment
+        assert self.placement is not None, "an infeasible placement has no plan"
+        return Plan(
+            placement=PlacementRow.of(self.placement),
+            routing=experiment.policy.routing,
+            mode=self.mode,
+            servers=[s.name for s in experiment.problem.servers],
+            clients=list(experiment.problem.clients),
+            placement_decision_s=self.placement_s,
+            network=SIMULATED,
+        )
 
 
 def simulate(
@@ -191,4 +214,4 @@ def _fast(case: Case, placed: PlacedExperiment, online: OnlinePolicy | None, mos
     """Serve a case as the testbed's nodes and coordinator do; see ``testbed.fast.engine``."""
     run = simulate_fast(case.experiment, placed, online, most_steps=most_steps)
     requests, moves, decisions_s = tuple(run.requests), tuple(run.moves), tuple(run.decisions_s)
-    return Served(requests, moves, decisions_s, None, run.steps, run.n_steps, run.gaps_s)
+    return Served(requests, moves, decisions_s, steps=run.steps, n_steps=run.n_steps, gaps_s=run.gaps_s)

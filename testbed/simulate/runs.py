@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from testbed.errors import UserError
+from testbed.records.base import data_of
 from testbed.results.intervals import mean_of
-from testbed.results.unused import unused_over_runs
+from testbed.results.unused import unused_from, unused_over_runs
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.answer import MEANS, MOST_REASONS, PERCENTILES, TIMES
@@ -133,7 +134,8 @@ def aggregate(rows: list[dict[str, Any]], drawn: dict[str, Any] | None, is_same_
             why.update(row["failed_because"])
         whole["failed_because"] = dict(why.most_common(MOST_REASONS))
         whole["mean_waiting_of_all_ms"] = over_runs(row["mean_waiting_of_all_ms"] for row in feasible)[0]
-        whole["unused_blocks"] = unused_over_runs([row["unused_blocks"] for row in feasible])
+        unused = unused_over_runs([unused_from(row["unused_blocks"]) for row in feasible])
+        whole["unused_blocks"] = None if unused is None else data_of(unused)
         whole["n_empty"] = sum(not row["n_completed"] for row in feasible)
     for key in ("n_requests", "n_completed", "n_failed", "n_never_admitted"):
         whole[key] = sum(row.get(key, 0) for row in rows)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies import Hop, Placement, Problem, RequestSpec, Route, RoutingPolicy, SystemState
+from policies.links import Link
 from policies.online import OnlinePolicy, SystemView
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
@@ -14,7 +15,7 @@ from testbed.control.placing import PlacedExperiment
 from testbed.fast.engine import simulate_fast
 from testbed.fast.outcome import FastRun
 from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Calibration, Experiment, Link
+from testbed.scenario.experiment import Calibration, Experiment
 
 WIRE_BPS = 1e15
 """Rate of links whose transmission takes no time."""

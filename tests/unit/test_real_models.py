@@ -17,7 +17,7 @@ from testbed.errors import UserError
 from testbed.inspect.machine import _blocks_rows
 from testbed.inspect.model import make_tiny_command
 from testbed.runs.generate import GenerateOptions, generate_command
-from testbed.runs.up import check_can_run, placed_experiment
+from testbed.runs.session import check_can_run, placed_experiment
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel, blocks_model
 from testbed.scenario import load_experiment

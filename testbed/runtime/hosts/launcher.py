@@ -17,9 +17,11 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
 from nodes import control
+from policies.links import Link
 from testbed.errors import RunError, UserError
+from testbed.records.summary import MachineState
 from testbed.runtime.hosts.agent import SILENCE_S, AgentOptions
 from testbed.runtime.hosts.cluster import Cluster, Host
 from testbed.runtime.hosts.following import FollowedClock
@@ -27,7 +29,7 @@ from testbed.runtime.hosts.messages import Exited, GetTime, NodeStream, TimeRepl
 from testbed.runtime.hosts.relay import carry
 from testbed.runtime.hosts.sealed import STRANGER_S, AuthenticationError, SealedStream, accept, new_key
 from testbed.runtime.hosts.spread import spread
-from testbed.runtime.launching import Listener, MachineState, OnExit, OpenNetwork
+from testbed.runtime.launching import Listener, OnExit, OpenNetwork
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.scenario.experiment import Experiment
 from testbed.terminal import say
@@ -282,14 +284,14 @@ class HostsLauncher:
         else:
             await self._local.kill(process, signal)
 
-    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Send the links to all machines, each of which changes its own; see ``Launcher.update``."""
         done_at: list[float] = await self._everywhere(
             self._local.update(links), lambda remote: self._updated(remote, links)
         )
         return max(done_at)
 
-    async def _updated(self, remote: _Remote, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def _updated(self, remote: _Remote, links: Mapping[tuple[str, str], Link]) -> float:
         done_at: float = await remote.host.call("update", links)
         return remote.clock.to_local(done_at)
 
@@ -328,14 +330,14 @@ class HostsLauncher:
     def machines(self) -> list[MachineState]:
         return [
             MachineState(
-                remote.name,
-                remote.host.address,
-                sum(where is remote for where in self._where.values()),
-                remote.clock.rtt_min_s,
-                remote.clock.offset_s,
-                remote.clock.drift,
-                remote.clock.uncertainty_of_nodes_s,
-                remote.is_lost,
+                name=remote.name,
+                address=remote.host.address,
+                n_nodes=sum(where is remote for where in self._where.values()),
+                rtt_s=remote.clock.rtt_min_s,
+                offset_s=remote.clock.offset_s,
+                drift=remote.clock.drift,
+                uncertainty_s=remote.clock.uncertainty_of_nodes_s,
+                is_lost=remote.is_lost,
             )
             for remote in self._remotes.values()
         ]

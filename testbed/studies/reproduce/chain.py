@@ -73,7 +73,7 @@ def _times_s(study: Study, seeds: Sequence[int], jobs: int) -> dict[Run, float |
 
 
 def _response(simulation: Simulation, _: Mapping[str, float]) -> Measures:
-    times_s = [request.time_s for request in simulation.requests]
+    times_s = [row.times.e2e_s for row in simulation.rows]
     done_s = [time_s for time_s in times_s if time_s is not None]
     return {METRIC: math.fsum(done_s) / len(done_s) if done_s and len(done_s) == len(times_s) else None}
 

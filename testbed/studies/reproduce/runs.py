@@ -30,7 +30,6 @@ from policies.workload import RequestPlan
 from policies.wsrr import WsRr
 from testbed.codeversion import rules_digest
 from testbed.results.intervals import Mean, mean_of
-from testbed.scenario.policy import has_petals_setup
 from testbed.scenario.schema import CalibrationTable
 from testbed.scenario.sources import shipped_files
 from testbed.simulate.engine import REFERENCE
@@ -163,10 +162,11 @@ def means(done: Iterable[ReplayedRequest]) -> dict[str, float]:
 
 def _of_policy(trial: _Trial, policy: str) -> Measured:
     placement_name, routing_name = resolve_pair(policy)
-    setup_s = trial.setup_petals_s if has_petals_setup(placement_name) else trial.setup_proposed_s
+    placer = resolve_placement(placement_name)
+    setup_s = trial.setup_petals_s if placer.session_setup == "petals" else trial.setup_proposed_s
     try:
         began_s = time.thread_time()
-        placement = resolve_placement(placement_name).place(trial.problem)
+        placement = placer.place(trial.problem)
         placed_s = time.thread_time() - began_s
         for setup, seconds in (("reference", setup_s), ("none", 0.0)):
             began_s = time.thread_time()

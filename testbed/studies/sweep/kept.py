@@ -48,7 +48,7 @@ class Kept:
         """
         values = typed(axes)
         types = {**axis_types(values), POLICY: pa.string(), SEED: pa.int64()}
-        empty = pa.schema([*types.items(), *request_schema(self._names(rows))]).empty_table()
+        empty = pa.schema([*types.items(), *request_schema()]).empty_table()
         with (
             replacing(path) as temporary,
             self._lines.path.open("rb") as file,
@@ -69,13 +69,6 @@ class Kept:
                     writer.write_table(pa.concat_tables(waiting))
                     waiting = [empty]
             writer.write_table(pa.concat_tables(waiting))
-
-    def _names(self, rows: Sequence[Row]) -> list[str]:
-        """Returns the names of the columns per request."""
-        with self._lines.path.open("rb") as file:
-            return next(
-                (list(self._columns(file, row)) for row in rows if row.record.key in self._places), []
-            )
 
     def _columns(self, file: BinaryIO, row: Row) -> dict[str, list[Any]]:
         file.seek(self._places[row.record.key])

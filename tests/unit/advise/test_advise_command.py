@@ -43,7 +43,7 @@ def mean_s(outcome: dict[str, Any]) -> float:
 def test_servers_that_take_one_session_each_are_worth_what_the_queue_says() -> None:
     """Four requests wait for 0, 1, 2, 3 sessions at one server; for 0, 0, 1, 1 at two; for 0, 0, 0, 1 at three."""
     case = scenario_case("clustered", PolicyChoice(), [*ONE_SERVER, "workload.n_requests=1"], None)
-    time_s = simulate(case, "testbed").requests[0].time_s
+    time_s = simulate(case, "testbed").rows[0].times.e2e_s
     assert time_s is not None
     answer = advise("a100-0@Cluster1=1", "3", *ONE_SERVER)
     assert (answer["method"], answer["n_combinations"], answer["n_tried"]) == ("exact", 4, 4)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from nodes.compute import Batching
 from nodes.eventlog import EventLog
 from nodes.records import Admitted, AnyRecord, Arrived, Completed, HopRecord, Opening, Rejected, Routed, Token
-from policies.problem import ModelSpec, Problem, ServerSpec
+from policies.links import Link
+from policies.problem import Batching, ModelSpec, Problem, ServerSpec
 from policies.workload import RequestPlan
 from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Calibration, ComputePart, Experiment, Link, NetworkPart, PolicyPart
+from testbed.scenario.experiment import Calibration, ComputePart, Experiment, NetworkPart, PolicyPart
 
 LINK = Link(0.05, 84_160.0)
 Hop = tuple[int, int, int, float, float, float, float, int, int]

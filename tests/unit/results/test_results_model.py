@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from policies.links import Link
+from testbed.records.events import EventWriter, LinksChanged, Serving
 from testbed.results.logs import read_logs
 from testbed.results.model import HopTable, hop_table, model_setup_s
 from testbed.results.trace import write_trace
-from testbed.rundir import NETWORK_CHANGE, EventWriter
-from testbed.scenario.experiment import Calibration, Link, NetworkChange
+from testbed.scenario.experiment import Calibration, NetworkChange
 from testbed.scenario.timeline import Timeline
 from tests.unit.results.conftest import LINK, MakeRun, SyntheticRun, perfect_hop
 
@@ -228,7 +229,7 @@ def note_by_hand(run: SyntheticRun, at_s: float, **links: Any) -> None:
         "by": "hand",
         "asked_at_s": at_s,
     }
-    writer.write(NETWORK_CHANGE, at_s, **(details | links))
+    writer.write(LinksChanged(at_s=at_s, **(details | links)))
     writer.close()
 
 
@@ -276,7 +277,7 @@ def test_a_change_by_hand_is_an_instant_of_the_trace(make_run: MakeRun, tmp_path
 def note_changes(run: SyntheticRun, *at_s: float) -> None:
     """Write what the emulation writes when it carries out a change; a kill cuts the last line short."""
     writer = EventWriter(run.path)
-    writer.write("serving", 0.0)
+    writer.write(Serving(at_s=0.0))
     planned_at_s = [change.at_s for change in run.experiment.network.changes] or [1.0]
     for number, now_s in enumerate(at_s):
         late_s = now_s - planned_at_s[number]
@@ -286,7 +287,7 @@ def note_changes(run: SyntheticRun, *at_s: float) -> None:
             "why": f"change {number}",
             "n_links": 1,
         }
-        writer.write(NETWORK_CHANGE, now_s, **details)
+        writer.write(LinksChanged(at_s=now_s, **details))
     writer.close()
     with open(run.path / "events.jsonl", "a") as file:
         file.write('{"event": "network-ch')

@@ -14,7 +14,7 @@ from nodes.records import Completed
 from testbed.results import finish_run
 from testbed.results.text import summary_text
 from testbed.results.verified import VERIFY
-from testbed.runs.up import exit_code
+from testbed.runs.session import exit_code
 from testbed.scenario.experiment import BlocksSettings
 from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
 

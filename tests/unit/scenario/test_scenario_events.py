@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from policies.links import Link
 from testbed.scenario import dump_toml, load_experiment
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 
 Load = Callable[..., Experiment]
 Complain = Callable[..., str]

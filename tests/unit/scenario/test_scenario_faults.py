@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from policies.membership import MembershipRules
+from policies.rules import RecoveryRules
 from testbed.control.placing import place_experiment
 from testbed.errors import UserError
 from testbed.scenario import dump_toml, load_experiment
-from testbed.scenario.experiment import After, Experiment, Fault, RecoveryRules
+from testbed.scenario.experiment import After, Experiment, Fault
 
 Load = Callable[..., Experiment]
 Complain = Callable[..., str]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from policies.links import Link
 from testbed.errors import ScenarioError
 from testbed.runtime.wiring import network_spec
 from testbed.scenario import dump_toml, load_experiment
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from tests.unit.scenario.conftest import SMALL
 
 Load = Callable[..., Experiment]

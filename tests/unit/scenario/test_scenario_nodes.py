@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from policies.links import Link
 from testbed.errors import UserError
 from testbed.runtime.programs import check_programs
 from testbed.runtime.stage import choose_stage
 from testbed.runtime.wiring import network_spec
 from testbed.scenario import dump_toml, load_experiment
-from testbed.scenario.experiment import Experiment, Link, Program
+from testbed.scenario.experiment import Experiment, Program
 
 Load = Callable[..., Experiment]
 Complain = Callable[..., str]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import permutations
 
+from policies.links import Link
 from testbed.runtime.wiring import network_spec
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.whole import whole_network
 
 Load = Callable[..., Experiment]
