@@ -169,7 +169,7 @@ def _of_policy(trial: _Trial, policy: str) -> Measured:
     )
     try:
         began_s = time.thread_time()
-        placement = resolve_placement(placement_name).place(trial.problem)
+        placement = placer.place(trial.problem)
         placed_s = time.thread_time() - began_s
         for setup, seconds in (("reference", setup_s), ("none", 0.0)):
             began_s = time.thread_time()

@@ -10,13 +10,14 @@ import pytest
 
 from testbed.codeversion import code_version
 from testbed.errors import RunError, UserError
+from testbed.records.requests import request_columns
 from testbed.rundir import STUDY, not_a_run
 from testbed.scenario.policy import PolicyChoice
 from testbed.scenario.provenance import read_provenance
 from testbed.simulate import engine
 from testbed.simulate.cases import scenario_case
 from testbed.simulate.engine import simulate
-from testbed.simulate.summary import request_rows, summarize_simulation
+from testbed.simulate.summary import summarize_simulation
 from testbed.studies.sweep import command, runs
 from testbed.studies.sweep.command import PAGE, RUNS, TABLES, sweep_command
 from testbed.studies.sweep.kept import REQUESTS, STORED
@@ -312,7 +313,7 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(tmp_path: Path) -> None:
         ),
         ((), {"n_runs": 0}, "--runs must be at least 1"),
         ((), {"seed": -1}, "--seed must not be negative"),
-        ((), {"engine": "slow"}, "--engine must be fast, virtual or real"),
+        ((), {"engine": "slow"}, "--engine must be fast, virtual, real or reference"),
         ((), {"jobs": 0}, "--jobs must be at least 1"),
         ((), {"engine": "real", "jobs": 2}, "only one runs at a time"),
         ((), {"target": "clusterd"}, 'did you mean "clustered"'),
@@ -370,10 +371,7 @@ def test_kept_requests_are_the_rows_of_every_run_with_its_axes(tmp_path: Path) -
     for row, start in zip(rows(first), range(0, 40, 5), strict=True):
         times_s = [request["ttft_s"] for request in kept[start : start + 5]]
         assert sum(times_s) / 5 == pytest.approx(row["ttft_s_mean"])
-    served = simulate(
-        scenario_case("clustered", PolicyChoice("petals"), ["workload.n_requests=5"], 0), "testbed"
-    )
-    assert set(kept[0]) == {"workload.rate", "policy", "seed", *request_rows(served)[0]}
+    assert set(kept[0]) == {"workload.rate", "policy", "seed", *request_columns()}
     assert sweep(first, RATES, keep="requests", **given)["n_computed"] == 0
     sweep(again, RATES, keep="requests", jobs=2, **given)
     assert (first / REQUESTS).read_bytes() == (again / REQUESTS).read_bytes()
@@ -430,7 +428,7 @@ def test_a_scenario_is_an_axis_and_labels_change_nothing(tmp_path: Path) -> None
     there = case_of(Setup("abovenet"), Run(("workload.n_requests=5",), "petals", 0))
     of_petals = [row["ttft_s_mean"] for row in table if row["policy"] == "petals"][:4]
     served = simulate(there, "reference")
-    assert of_petals[0] == pytest.approx(sum(r.ttft_s or 0 for r in served.requests) / 5)
+    assert of_petals[0] == pytest.approx(sum(row.times.ttft_s or 0 for row in served.rows) / 5)
     assert {row["engine"] for row in table} == {"reference"}
     text = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     assert (
