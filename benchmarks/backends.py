@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from benchmarks.figure import figure
-from netem.choose import BACKENDS
+from netem.networks import NETWORKS
 from netem.probe import try_in_child
 
 _VM_TIMEOUT_S = 300.0
@@ -22,7 +22,11 @@ _SIZES = (64, 28_672, 573_440)
 
 def networks_here() -> list[str]:
     """Returns the names of the network backends that work on this machine."""
-    return [backend.name for backend in BACKENDS if try_in_child(backend.missing) is None]
+    return [
+        network.name
+        for network in NETWORKS.values()
+        if network.emulates and network.nodes_are_processes and try_in_child(network.missing) is None
+    ]
 
 
 def netem_in_vm() -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figure import figure
-from testbed.runs.up import run_quietly
+from testbed.runs.session import run_quietly
 from testbed.scenario import load_experiment
 
 _GOALS = {1: ("<= 1", "<= 3"), 10: ("<= 3", "<= 8")}

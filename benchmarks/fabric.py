@@ -28,11 +28,14 @@ from benchmarks.fabric_streams import Streams, in_fork, one_way, streams
 from benchmarks.figure import figure
 from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import NetworkSpec
+from policies.links import Link
 from testbed.control.placing import place_experiment
+from testbed.records.summary import RunSummary
 from testbed.rundir import make_run_dir
-from testbed.runs.up import run_quietly
+from testbed.runs.session import run_quietly
 from testbed.runtime.emulation import Emulation
+from testbed.runtime.setup import RunSetup
 from testbed.runtime.stage import choose_stage
 from testbed.scenario import load_experiment
 
@@ -55,7 +58,7 @@ def measure() -> list[dict[str, Any]]:
         figures += _across(n_machines)
     figures += _shared()
     for ratio in _LOSSES:
-        link = LinkProfile(_DELAY_S, 1e9, loss_ratio=ratio)
+        link = Link(_DELAY_S, 1e9, loss_ratio=ratio)
         seen = streams(1, link, seconds=4.0)
         figures.append(
             figure(
@@ -88,7 +91,7 @@ def _up_and_down() -> list[dict[str, Any]]:
 def _network_alone() -> tuple[float, float]:
     become_network_admin()
     nodes = tuple(f"n{i}" for i in range(_N_NODES))
-    link = LinkProfile(_DELAY_S, 1e9)
+    link = Link(_DELAY_S, 1e9)
     backend = FabricBackend(NetworkSpec("up", nodes, {(a, b): link for a in nodes for b in nodes if a != b}))
     started_at = time.monotonic()
     backend.open()
@@ -110,7 +113,7 @@ async def _start_and_stop(folder: Path) -> tuple[float, float]:
     run_dir = make_run_dir(folder, "fabric")
     stage = choose_stage(experiment)
     launcher = stage.begin(experiment, run_dir)
-    emulation = Emulation(experiment, place_experiment(experiment), run_dir, stage, launcher)
+    emulation = Emulation(RunSetup(experiment, place_experiment(experiment), run_dir, stage, launcher))
     try:
         await emulation.start()
         up_at = time.monotonic()
@@ -127,7 +130,7 @@ def _under_load(n_sessions: int) -> list[dict[str, Any]]:
         "network.backend=fabric",
     ]
 
-    def run() -> dict[str, Any]:
+    def run() -> RunSummary:
         with tempfile.TemporaryDirectory() as folder:
             return run_quietly(load_experiment("gts-ce", sets), Path(folder))
 
@@ -153,7 +156,7 @@ def _under_load(n_sessions: int) -> list[dict[str, Any]]:
 
 def _shared() -> list[dict[str, Any]]:
     n_pairs, shared_bps = 4, 1e9
-    seen = streams(n_pairs, LinkProfile(_DELAY_S, 1e9), 6.0, shared_bps)
+    seen = streams(n_pairs, Link(_DELAY_S, 1e9), 6.0, shared_bps)
     label = f"{n_pairs} x 1 Gbit/s over one shared link of 1 Gbit/s"
     return [
         figure(f"{label}: goodput in all", seen.goodput_bps / 1e6, "Mbit/s", "965"),
@@ -170,9 +173,7 @@ def _across(n_machines: int) -> list[dict[str, Any]]:
         figure(f"{label}: p99", 1e3 * errors_s[990], "ms"),
     ]
     for rate_bps in (1e9, 10e9):
-        run = functools.partial(
-            streams, 1, LinkProfile(_DELAY_S, rate_bps), seconds=3.0, n_machines=n_machines
-        )
+        run = functools.partial(streams, 1, Link(_DELAY_S, rate_bps), seconds=3.0, n_machines=n_machines)
         seen: Streams = _best(run, lambda each: -each.goodput_bps)
         label = f"{n_machines} machine{'s'[: n_machines - 1]}, {rate_bps / 1e9:g} Gbit/s asked"
         figures += [
@@ -187,7 +188,7 @@ def _across(n_machines: int) -> list[dict[str, Any]]:
 
 
 def _stream(n_pairs: int, rate_bps: float) -> list[dict[str, Any]]:
-    link = LinkProfile(_DELAY_S, rate_bps)
+    link = Link(_DELAY_S, rate_bps)
     seen: Streams = _best(
         functools.partial(streams, n_pairs, link, seconds=3.0), lambda each: -each.goodput_bps
     )

@@ -18,7 +18,8 @@ from typing import Any
 from benchmarks.fabric_machines import open_two
 from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import NetworkSpec
+from policies.links import Link
 
 _PORT = 7300
 _WARM_S = 1.0
@@ -69,7 +70,7 @@ def in_fork(work: Callable[[], Any]) -> Any:
 
 
 def streams(
-    n_pairs: int, link: LinkProfile, seconds: float, shared_bps: float | None = None, n_machines: int = 1
+    n_pairs: int, link: Link, seconds: float, shared_bps: float | None = None, n_machines: int = 1
 ) -> Streams:
     """Measures ``n_pairs`` streams from one hub to a node each, over a link each, for so many seconds.
 
@@ -79,12 +80,10 @@ def streams(
     return in_fork(lambda: _streams(n_pairs, link, seconds, shared_bps, n_machines))  # type: ignore[no-any-return]
 
 
-def _streams(
-    n_pairs: int, link: LinkProfile, seconds: float, shared_bps: float | None, n_machines: int
-) -> Streams:
+def _streams(n_pairs: int, link: Link, seconds: float, shared_bps: float | None, n_machines: int) -> Streams:
     become_network_admin()
     nodes = ("hub", *(f"n{i}" for i in range(n_pairs)))
-    back = LinkProfile(link.delay_s, link.rate_bps)
+    back = Link(link.delay_s, link.rate_bps)
     links = {("hub", node): link for node in nodes[1:]} | {(node, "hub"): back for node in nodes[1:]}
     shared = {"core": shared_bps} if shared_bps else {}
     paths = {("hub", node): ("core",) for node in nodes[1:]} if shared else {}
@@ -158,7 +157,7 @@ def one_way(delay_s: float, n_datagrams: int, n_machines: int) -> list[float]:
 def _one_way(delay_s: float, n_datagrams: int, n_machines: int) -> list[float]:
     become_network_admin()
     machines = {"a": "m0", "b": "m0" if n_machines == 1 else "m1"}
-    link = LinkProfile(delay_s, 10e9)
+    link = Link(delay_s, 10e9)
     spec = NetworkSpec("ways", ("a", "b"), {("a", "b"): link}, machines=machines)
     with _opened(spec) as (backends, pids):
         ready_in, ready_out = os.pipe()

@@ -144,7 +144,7 @@ def drawn(setting: Setting, seed: int) -> tuple[Problem, tuple[RequestPlan, ...]
     """Returns the problem that policies see, and the requests that arrive."""
     sets = [f"seed={seed}", f"calibration.set={setting.calibration}", *setting.sets]
     problem = load_experiment(setting.scenario, sets).problem
-    return problem, load_experiment(setting.scenario, [*sets, *setting.actual]).requests
+    return problem, load_experiment(setting.scenario, [*sets, *setting.actual]).workload.requests
 
 
 def run_once(setting: Setting, seed: int) -> Run:

@@ -6,9 +6,10 @@ from itertools import accumulate
 
 import numpy as np
 
+from policies.interfaces import session_setup_of
 from policies.problem import Problem
+from policies.registry import resolve_placement
 from policies.workload import RequestPlan
-from testbed.scenario.policy import has_petals_setup
 from testbed.scenario.profiles import (
     HardwareShelf,
     named_model,
@@ -42,7 +43,7 @@ def large_problem(n_servers: int, seed: int) -> Problem:
     rng = np.random.default_rng([seed, 0])
     table = named_model("bloom-176b")
     _, model = resolve_model(table)
-    _, added = resolve_calibration(CalibrationTable(set=_CALIBRATION), petals=False)
+    _, added = resolve_calibration(CalibrationTable(set=_CALIBRATION), "proposed")
     shelf = HardwareShelf({}, _CALIBRATION, block_of(table))
     profiles = {name: shelf.get(name, ("hardware",)) for name in ("a100-sweep", "mig-1g-sweep")}
     kinds = ["a100-sweep" if j % _A100_EVERY == 0 else "mig-1g-sweep" for j in range(n_servers)]
@@ -89,4 +90,5 @@ def session_setup_s(placement: str) -> float:
     ``placement``.
     """
     table = CalibrationTable(set=_CALIBRATION, session_setup=True)
-    return resolve_calibration(table, petals=has_petals_setup(placement))[1].session_setup_s
+    setup = session_setup_of(resolve_placement(placement))
+    return resolve_calibration(table, setup)[1].session_setup_s

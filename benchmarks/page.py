@@ -23,8 +23,12 @@ from benchmarks.figure import figure
 from benchmarks.proc import usage
 from nodes.eventlog import EventLog, LogReader
 from nodes.records import Admitted, Arrived, HopRecord, Opening, Token
-from testbed.control.placing import place_experiment, placement_data
-from testbed.rundir import EventWriter, make_run_dir, write_json
+from policies.problem import Hop
+from testbed.control.placing import place_experiment
+from testbed.records.base import data_of
+from testbed.records.events import EventWriter, Serving
+from testbed.records.plan import PLAN, Clock, PlacementRow, Plan
+from testbed.rundir import make_run_dir, write_json
 from testbed.scenario import dump_toml, load_experiment
 
 _SETS = ["servers.0.count=40", "servers.1.count=20", "workload.n_requests=200", "clock=real"]
@@ -79,13 +83,11 @@ def _measure(folder: Path) -> list[dict[str, Any]]:
     experiment = load_experiment("clustered", _SETS)
     run_dir = make_run_dir(folder, experiment.name)
     (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
-    placement = placement_data(place_experiment(experiment).placement)
-    write_json(
-        run_dir / "plan.json",
-        {"placement": placement, "network": "fabric", "clock": {"name": "real", "why": "asked for"}},
-    )
+    placement = PlacementRow.of(place_experiment(experiment).placement)
+    plan = Plan(placement=placement, network="fabric", clock=Clock(name="real", why="asked for"))
+    write_json(run_dir / PLAN, data_of(plan))
     events = EventWriter(run_dir)
-    events.write("serving", 0.0)
+    events.write(Serving(at_s=0.0))
     clients = _Clients(run_dir / "events" / "client-0.log", experiment.problem.n_servers)
     command = [sys.executable, "-m", "testbed", "view", str(run_dir), "--port", "0", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -125,7 +127,7 @@ class _Clients:
         for request in range(_SESSIONS):
             self._log.write(Arrived(request, 0.0, "client-0", 0.0, 20, 1_000_000))
             self._log.write(
-                Admitted(request, 0.0, [(self._server(request, i), 14 * i, 14 * i + 14) for i in range(5)])
+                Admitted(request, 0.0, [Hop(self._server(request, i), 14 * i, 14 * i + 14) for i in range(5)])
             )
             self._log.write(Opening(request, 0.0, 0.0))
 

@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.figure import figure
 from nodes.eventlog import EventLog, read_log
 from nodes.records import AnyRecord, Token
-from testbed.runs.up import run_quietly
+from testbed.runs.session import run_quietly
 from testbed.scenario import dump_toml, load_experiment
 
 _HOPS = (100_000, 1_000_000)

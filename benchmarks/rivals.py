@@ -143,7 +143,7 @@ def settings_of(scenario: str, workload: Sequence[str], n_requests: int) -> tupl
     )
     experiment = load_experiment(scenario, common)
     known = experiment.problem.length_samples
-    if experiment.sample is not None or not known:
+    if experiment.workload.sample is not None or not known:
         return common
     return (*common, f"workload.known_lengths={[list(lengths) for lengths in known]}")
 
@@ -193,7 +193,7 @@ def tables(
         study, _folder(options.out / scenario / name.replace(" ", "-")), Local(options.jobs)
     ) as found:
         cells = cells_of(found.rows)
-    what = load_experiment(scenario, settings).workload
+    what = load_experiment(scenario, settings).workload.source
     for load, rate in zip(loads, rates, strict=True):
         yield Table(
             f"{scenario}, {name}, {load:g} times its rate ({rate}/s)",

@@ -87,11 +87,10 @@ def _served_fast(
     experiment = load_experiment("clustered")
     experiment = replace(
         experiment,
+        workload=replace(experiment.workload, requests=tuple(requests)),
+        policy=replace(experiment.policy, placement=placement, routing=routing),
+        network=replace(experiment.network, links={}),
         problem=problem,
-        requests=tuple(requests),
-        placement=placement,
-        routing=routing,
-        links={},
         sites={},
         calibration=replace(experiment.calibration, session_setup_s=setup_s),
     )
@@ -158,7 +157,10 @@ def measure() -> list[dict[str, Any]]:
         sets = ["workload.rate=0.5", "workload.n_requests=100", "calibration.set=petals-scattered"]
         experiment = load_experiment(scenario, sets)
         for policy, baseline_ms in matlab_ms.items():
-            runs = [timed_run(experiment.problem, policy, experiment.requests) for _ in range(_SMALL_RUNS)]
+            runs = [
+                timed_run(experiment.problem, policy, experiment.workload.requests)
+                for _ in range(_SMALL_RUNS)
+            ]
             times_ms = [(placement_s + replay_s) * 1e3 for placement_s, replay_s, _, _ in runs]
             what = f"{scenario}, {n_servers} servers, 100 requests: {policy}"
             figures += [

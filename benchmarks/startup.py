@@ -20,6 +20,7 @@ from benchmarks.proc import memory_bytes
 from testbed.control.placing import place_experiment
 from testbed.rundir import make_run_dir
 from testbed.runtime.emulation import Emulation
+from testbed.runtime.setup import RunSetup
 from testbed.runtime.stage import choose_stage
 from testbed.scenario import load_experiment
 
@@ -57,7 +58,7 @@ async def _start(sets: list[str], folder: Path) -> tuple[float, list[float], str
     run_dir = make_run_dir(folder, "startup")
     stage = choose_stage(experiment)
     launcher = stage.begin(experiment, run_dir)
-    emulation = Emulation(experiment, place_experiment(experiment), run_dir, stage, launcher)
+    emulation = Emulation(RunSetup(experiment, place_experiment(experiment), run_dir, stage, launcher))
     try:
         await emulation.start()
         took_s = time.monotonic() - started_at

@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.figure import figure
-from testbed.runs.up import run_quietly
+from testbed.records.summary import RunSummary
+from testbed.runs.session import run_quietly
 from testbed.scenario import load_experiment
 
 _BUSY_PER_CPU = 2
@@ -39,7 +40,7 @@ def measure() -> list[dict[str, Any]]:
     return figures
 
 
-def _run(scenario: str, network: str, out: Path, *settings: str) -> dict[str, Any]:
+def _run(scenario: str, network: str, out: Path, *settings: str) -> RunSummary:
     experiment = load_experiment(scenario, [f"network.backend={network}", *settings])
     return run_quietly(experiment, out)
 

@@ -30,7 +30,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar
 
 from pyroute2 import IPRoute
 
@@ -40,12 +39,14 @@ from netem.forwarder import Forwarder
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_far import FarForwarder
 from netem.forwarder_stats import ForwarderStats, Lateness, MachineStats, StatsPage
-from netem.forwarder_underlay import SETTLED_SAMPLES, Endpoint, Underlay, bind_socket, piece_bytes_to
-from netem.forwarder_virtual import TimeKeeper, VirtualForwarder
+from netem.forwarder_underlay import SETTLED_SAMPLES, Underlay, bind_socket, piece_bytes_to
+from netem.forwarder_virtual import VirtualForwarder
+from netem.networks import NETWORKS
 from netem.probe import probe_tun
-from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import Endpoint, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import inside, new_network_namespace, setns
 from netem.tun import open_tun
+from policies.links import Link
 
 DEVICE = "testbed0"
 
@@ -59,9 +60,7 @@ EARLY_S = 60e-6
 class FabricBackend(Backend):
     """TUN devices and a user-space forwarder; works on kernels without netem."""
 
-    name: ClassVar[str] = "fabric"
-    shares_links: ClassVar[bool] = True
-    joins_machines: ClassVar[bool] = True
+    network = NETWORKS["fabric"]
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__(spec)
@@ -77,8 +76,6 @@ class FabricBackend(Backend):
         self._page: StatsPage | None = None
         self._changes: ChangeChannel | None = None
         self._index = {node: i for i, node in enumerate(spec.nodes)}
-        self.keeper: TimeKeeper | None = None
-        """In virtual time it must be set before ``worker`` is called."""
 
     @classmethod
     def missing(cls) -> str | None:
@@ -191,7 +188,7 @@ class FabricBackend(Backend):
             ).run
         return Forwarder(self.spec, self._devices, addresses, self._page, self._changes, EARLY_S).run
 
-    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def update(self, links: Mapping[tuple[str, str], Link]) -> None:
         assert self._changes is not None, "update() before open()"
         elsewhere = {pair for pair in links if pair in self.spec.links and not self._is_here(pair[0])}
         self._changes.send({pair: profile for pair, profile in links.items() if pair not in elsewhere})
@@ -206,7 +203,7 @@ class FabricBackend(Backend):
         }
 
     def check(
-        self, links: Mapping[tuple[str, str], LinkProfile] | None = None, patience_s: float = 10.0
+        self, links: Mapping[tuple[str, str], Link] | None = None, patience_s: float = 10.0
     ) -> dict[str, MachineStats]:
         """Waits until the other machines' clocks are known; then checks that the underlay is fast enough.
 

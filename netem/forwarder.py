@@ -27,9 +27,10 @@ from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.forwarder_packets import is_whole, segments, wire_bytes
 from netem.forwarder_stats import ForwarderStats, Lateness, StatsPage
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
 from netem.syscalls import set_timer_slack
 from netem.tun import VNET_HEADER_BYTES
+from policies.links import Link
 
 _READ_BYTES = 65536 + VNET_HEADER_BYTES
 _SPIN_S = 60e-6
@@ -93,7 +94,7 @@ class Forwarder:
         self,
         pair: tuple[str, str],
         devices: Mapping[str, int],
-        profile: LinkProfile,
+        profile: Link,
         early_s: float,
         route: tuple[SharedLink, ...],
     ) -> Pipe:

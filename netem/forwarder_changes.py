@@ -10,7 +10,8 @@ import socket
 import struct
 from collections.abc import Iterable, Mapping
 
-from netem.spec import LinkProfile, NetworkError
+from netem.spec import NetworkError
+from policies.links import Link
 
 _CHANGE = struct.Struct("<Idddd")  # number of the pair; delay, rate, jitter, loss
 _BATCH = 32
@@ -33,7 +34,7 @@ class ChangeChannel:
         """Returns the descriptor of the forwarder's end."""
         return self._answering.fileno()
 
-    def send(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def send(self, links: Mapping[tuple[str, str], Link]) -> None:
         """Sends the changes, and returns when the forwarder has read them all. Raises ``NetworkError``."""
         for pair in links:
             if pair not in self._numbers:
@@ -49,13 +50,13 @@ class ChangeChannel:
             except OSError as error:
                 raise NetworkError(f"the forwarder does not accept changes of links: {error}") from error
 
-    def receive(self) -> list[tuple[int, LinkProfile]]:
+    def receive(self) -> list[tuple[int, Link]]:
         """Reads and acknowledges one message; returns (number of the pair, its new profile) for each change.
 
         Called in the forwarder when ``fileno`` is readable.
         """
         message = self._answering.recv(_BATCH * _CHANGE.size)
-        changes = [(number, LinkProfile(*values)) for number, *values in _CHANGE.iter_unpack(message)]
+        changes = [(number, Link(*values)) for number, *values in _CHANGE.iter_unpack(message)]
         self._answering.send(b"+")
         return changes
 

@@ -18,7 +18,8 @@ from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.forwarder_stats import StatsPage
 from netem.forwarder_underlay import Underlay
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import NetworkSpec
+from policies.links import Link
 
 LEAD_S = 0.005
 _FAR = -1
@@ -94,7 +95,7 @@ class FarForwarder(Forwarder):
         self,
         pair: tuple[str, str],
         devices: Mapping[str, int],
-        profile: LinkProfile,
+        profile: Link,
         early_s: float,
         route: tuple[SharedLink, ...],
     ) -> Pipe:

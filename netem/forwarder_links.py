@@ -14,7 +14,7 @@ from collections.abc import Callable
 from random import Random
 
 from netem.forwarder_packets import segments, without
-from netem.spec import LinkProfile
+from policies.links import Link
 
 MAX_BACKLOG_S = 30.0
 """A packet that would have to wait longer for a link is dropped."""
@@ -103,7 +103,7 @@ class Pipe:
     pair's own, in order.
 
     ``repairs``: no packet is ever dropped, because TCP's timers, which would send it again, do not know
-    virtual time. Instead a lost segment arrives ``LinkProfile.retransmission_s`` later, and packets on a cut
+    virtual time. Instead a lost segment arrives ``Link.retransmission_s`` later, and packets on a cut
     link are ``held`` until it is up again.
     """
 
@@ -116,7 +116,7 @@ class Pipe:
         self,
         name: str,
         out_fd: int,
-        profile: LinkProfile,
+        profile: Link,
         early_s: float = 0.0,
         route: tuple[SharedLink, ...] = (),
         repairs: bool = False,
@@ -134,7 +134,7 @@ class Pipe:
         self._losses: Losses | None = None
         self.change(profile)
 
-    def change(self, profile: LinkProfile) -> None:
+    def change(self, profile: Link) -> None:
         """Uses another profile from the next packet on; those on their way keep their instants of arrival."""
         self.delay_s = profile.delay_s - self._early_s
         self._s_per_byte = 8 / profile.rate_bps

@@ -25,7 +25,7 @@ from netem.forwarder_datagrams import (
 )
 from netem.forwarder_stats import MachineStats
 from netem.hostclock import MAX_SAMPLES, HostClock
-from netem.spec import NetworkError
+from netem.spec import Endpoint, NetworkError
 
 _IP_MTU = 14
 _SOL_UDP, _UDP_SEGMENT, _UDP_GRO = 17, 103, 104
@@ -47,8 +47,6 @@ SETTLED_SAMPLES = 40
 """A clock's uncertainty counts only after this many samples."""
 _FAST_PING_S, _PING_S = 0.02, 0.25
 _OPEN_QUESTIONS = 64
-
-Endpoint = tuple[str, int]
 
 
 def bind_socket(address: str, port: int) -> socket.socket:

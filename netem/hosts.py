@@ -1,23 +1,23 @@
-"""The ``hosts`` backend: nodes are processes on several machines, joined by the machines' real network.
-
-Call it in the same order as ``netem.fabric`` over several machines: ``bind``, ``open``, ``join``, ``check``.
-"""
+"""The ``hosts`` backend: nodes are processes on several machines, joined by the machines' real network."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
 from netem.backend import Backend
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.networks import NETWORKS
+from netem.spec import Endpoint, NetworkError, NetworkSpec
+from policies.links import Link
+
+if TYPE_CHECKING:
+    from netem.forwarder_stats import MachineStats
 
 
 class HostsBackend(Backend):
     """Emulates nothing: every node listens on its machine's address, on any free port."""
 
-    name: ClassVar[str] = "hosts"
-    any_port: ClassVar[bool] = True
-    joins_machines: ClassVar[bool] = True
+    network = NETWORKS["hosts"]
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__(spec)
@@ -27,11 +27,11 @@ class HostsBackend(Backend):
     def missing(cls) -> str | None:
         return None
 
-    def bind(self, machine: str, address: str) -> tuple[str, int]:
+    def bind(self, machine: str, address: str) -> Endpoint:
         """Returns the endpoint of this machine's nodes: ``address`` and port 0, as each uses any free port."""
         return address, 0
 
-    def join(self, endpoints: Mapping[str, tuple[str, int]], key: bytes) -> None:
+    def join(self, endpoints: Mapping[str, Endpoint], key: bytes) -> None:
         """Stores what ``bind`` returned on all machines, by machine name. ``key`` is not used."""
         self._addresses = {machine: address for machine, (address, _) in endpoints.items()}
 
@@ -44,10 +44,11 @@ class HostsBackend(Backend):
     def address(self, node: str) -> str:
         return self._addresses[self.spec.machines[node]]
 
-    def check(self) -> None:
-        """Does nothing: there are no wanted delays to compare the real network with."""
+    def check(self) -> Mapping[str, MachineStats]:
+        """Returns nothing: there are no wanted delays to compare the real network with."""
+        return {}
 
-    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def update(self, links: Mapping[tuple[str, str], Link]) -> None:
         raise NetworkError("the links of the hosts network are real and cannot be changed")
 
     def close(self) -> None:

@@ -19,15 +19,17 @@ import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from netem import probe, qdiscs, rtnetlink, tcp
 from netem.backend import Backend
-from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
+from netem.networks import NETWORKS
+from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import inside, new_network_namespace, setns
+from policies.links import Link
 
 DEVICE = "eth0"
 """Name of a node's device, the same in every namespace."""
@@ -44,7 +46,7 @@ _MODULES = (
 class NetemBackend(Backend):
     """HTB classes with netem leaves on veth pairs; needs the kernel module ``sch_netem``."""
 
-    name: ClassVar[str] = "netem"
+    network = NETWORKS["netem"]
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__(spec)
@@ -83,7 +85,7 @@ class NetemBackend(Backend):
     def address(self, node: str) -> str:
         return str(self.spec.subnet[self._minor[node]])
 
-    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def update(self, links: Mapping[tuple[str, str], Link]) -> None:
         for sender, receiver in links:
             if (sender, receiver) not in self._links:
                 raise NetworkError(f"the network has no link from {sender} to {receiver} that could change")
@@ -127,8 +129,8 @@ class NetemBackend(Backend):
                 )
         self._cut_where_packets_are_lost()
 
-    def _links_by_receiver(self) -> dict[str, dict[int, LinkProfile]]:
-        incoming: dict[str, dict[int, LinkProfile]] = {node: {} for node in self.spec.nodes}
+    def _links_by_receiver(self) -> dict[str, dict[int, Link]]:
+        incoming: dict[str, dict[int, Link]] = {node: {} for node in self.spec.nodes}
         for (sender, receiver), link in self._links.items():
             incoming[receiver][self._minor[sender]] = link
         return incoming
@@ -224,7 +226,7 @@ def _try_the_parts() -> str | None:
         except NetlinkError as error:
             return f"the kernel cannot make veth devices ({error}): {_MODULES} veth"
         index = _index(ip, "probe0")
-    link = LinkProfile(delay_s=0.001, rate_bps=1e6)
+    link = Link(delay_s=0.001, rate_bps=1e6)
     for request in qdiscs.receiver_tree(index, {qdiscs.FIRST_NODE_MINOR: link}, mtu=1500):
         try:
             rtnetlink.send([request])

@@ -6,18 +6,16 @@ It is the least faithful one: congestion control has no effect, and processes do
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from netem.backend import Backend
-from netem.spec import LinkProfile
+from netem.networks import NETWORKS
+from policies.links import Link
 
 
 class LoopbackBackend(Backend):
     """All nodes are on 127.0.0.1; works everywhere."""
 
-    name: ClassVar[str] = "loopback"
-    delays_in_client: ClassVar[bool] = True
-    any_port: ClassVar[bool] = True
+    network = NETWORKS["loopback"]
 
     @classmethod
     def missing(cls) -> str | None:
@@ -32,7 +30,7 @@ class LoopbackBackend(Backend):
     def address(self, node: str) -> str:
         return "127.0.0.1"
 
-    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def update(self, links: Mapping[tuple[str, str], Link]) -> None:
         """Does nothing: clients are notified of new delays and apply them."""
 
     def close(self) -> None:

@@ -15,8 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from netem.forwarder_links import Pipe, SharedLink, Transit
-from netem.spec import HEADER_BYTES, MIN_RETRANSMISSION_S, LinkProfile, NetworkError, NetworkSpec
+from netem.networks import NETWORKS
+from netem.spec import NetworkError, NetworkSpec
 from netem.tcp import COLD_FLIGHT_SEGMENTS, WARM_FLIGHT_BYTES
+from policies.links import HEADER_BYTES, MIN_RETRANSMISSION_S, Link
 
 _HANDSHAKE_BYTES = 8
 """TCP options of a SYN packet, beyond those of every packet."""
@@ -37,6 +39,8 @@ Accept = Callable[[], asyncio.BaseProtocol]
 class MemoryNetwork:
     """All links and streams of a run. Belongs to the event loop that runs when it is made."""
 
+    network = NETWORKS["memory"]
+
     def __init__(self, spec: NetworkSpec) -> None:
         self._loop = asyncio.get_running_loop()
         self.mss = spec.mtu - HEADER_BYTES
@@ -55,7 +59,11 @@ class MemoryNetwork:
         self._ended: list[tuple[Callable[[], object], contextvars.Context]] = []
         """Ends of connections that have arrived at this instant."""
 
-    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    @classmethod
+    def missing(cls) -> None:
+        """Returns ``None``: it works everywhere."""
+
+    def update(self, links: Mapping[tuple[str, str], Link]) -> None:
         """Changes links as ``netem.backend.Backend.update``; raises ``NetworkError`` for an unknown link."""
         for (source, target), profile in links.items():
             pipe = self._pipes.get((self.addresses[source], self.addresses[target]))

@@ -29,7 +29,8 @@ from dataclasses import replace
 from ipaddress import IPv4Network
 
 from netem.rtnetlink import NEW_CLASS, NEW_FILTER, NEW_QDISC, TcRequest, attribute
-from netem.spec import HEADER_BYTES, SUBNET, LinkProfile, NetworkError
+from netem.spec import SUBNET, NetworkError
+from policies.links import HEADER_BYTES, Link
 
 DROP_MINOR = 1
 FIRST_NODE_MINOR = 2
@@ -50,7 +51,7 @@ _IPV4_SOURCE_OFFSET = _ETHERNET_BYTES + 12
 
 
 def receiver_tree(
-    device: int, links: Mapping[int, LinkProfile], mtu: int, subnet: IPv4Network = SUBNET
+    device: int, links: Mapping[int, Link], mtu: int, subnet: IPv4Network = SUBNET
 ) -> list[TcRequest]:
     """Returns all requests that set up the switch's ``device`` (an interface index) towards one receiver.
 
@@ -63,12 +64,12 @@ def receiver_tree(
     return requests
 
 
-def changed_link(device: int, minor: int, link: LinkProfile, mtu: int) -> TcRequest:
+def changed_link(device: int, minor: int, link: Link, mtu: int) -> TcRequest:
     """Returns the request that changes the link from sender ``minor``. Raises as ``receiver_tree`` does."""
     return replace(_netem_leaf(device, minor, link, mtu), change=True)
 
 
-def netem_options(link: LinkProfile, mtu: int) -> bytes:
+def netem_options(link: Link, mtu: int) -> bytes:
     """Returns ``struct tc_netem_qopt`` and the rate attribute for one direction of a link.
 
     Delay and jitter are in ticks of 64 ns, the loss in units of 2^-32. netem counts 14 bytes of Ethernet
@@ -98,7 +99,7 @@ def netem_options(link: LinkProfile, mtu: int) -> bytes:
     return options + attribute(6, struct.pack("=IiIi", min(bytes_per_s, _U32_MAX), 0, 0, 0))
 
 
-def queue_limit_packets(link: LinkProfile) -> int:
+def queue_limit_packets(link: Link) -> int:
     """Returns netem's limit: all smallest packets in flight at full rate and longest delay, plus a queue."""
     longest_s = link.delay_s + link.jitter_s
     return math.ceil(link.rate_bps * longest_s / (8 * HEADER_BYTES)) + QUEUE_PACKETS
@@ -119,7 +120,7 @@ def _htb_class(device: int, minor: int) -> TcRequest:
     return TcRequest(NEW_CLASS, device, _MAJOR | minor, _MAJOR, "htb", attribute(1, params))
 
 
-def _netem_leaf(device: int, minor: int, link: LinkProfile, mtu: int) -> TcRequest:
+def _netem_leaf(device: int, minor: int, link: Link, mtu: int) -> TcRequest:
     return TcRequest(NEW_QDISC, device, minor << 16, _MAJOR | minor, "netem", netem_options(link, mtu))
 
 

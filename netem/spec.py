@@ -1,4 +1,4 @@
-"""The description of an emulated network: nodes, and one link profile per ordered pair."""
+"""The description of an emulated network: nodes, and one link per ordered pair."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 
-HEADER_BYTES = 52
-"""Headers of one TCP segment: IPv4 (20), TCP (20) and TCP's timestamp option (12)."""
-MIN_RETRANSMISSION_S = 0.2
+from policies.links import Link
+
+Endpoint = tuple[str, int]
+"""Address and port of one machine's part of a network over several machines."""
 SUBNET = IPv4Network("198.18.0.0/15")
 """RFC 2544 reserves it for benchmarks: no real network uses it. Here it exists only inside the namespaces."""
 SPARE_ADDRESSES = 4
@@ -25,34 +26,6 @@ class NetworkUnavailable(NetworkError):
 
 
 @dataclass(frozen=True)
-class LinkProfile:
-    """One direction of the link between two nodes, in real seconds and bits per second (time scale applied).
-
-    Every packet's delay is ``delay_s`` plus a value drawn uniformly from +- ``jitter_s`` (at most
-    ``delay_s``), but no packet overtakes another. ``loss_ratio`` is the share of packets that are lost at
-    random, from 0 to 1; 1 cuts the link.
-    """
-
-    delay_s: float
-    rate_bps: float
-    jitter_s: float = 0.0
-    loss_ratio: float = 0.0
-
-    @property
-    def retransmission_s(self) -> float:
-        """How long after a loss the packet is sent again: two round trips over such a link, at least 0.2 s.
-
-        Used only where no real TCP decides it: on ``loopback``, and in virtual time.
-        """
-        return max(MIN_RETRANSMISSION_S, 4 * self.delay_s)
-
-    def transmission_s(self, n_bytes: int, mtu: int = 1500) -> float:
-        """Seconds to put a message of ``n_bytes`` on the link, headers of every segment included."""
-        segments = -(-n_bytes // (mtu - HEADER_BYTES))
-        return (n_bytes + segments * HEADER_BYTES) * 8 / self.rate_bps
-
-
-@dataclass(frozen=True)
 class TcpSpec:
     """TCP's settings inside the namespaces.
 
@@ -66,7 +39,7 @@ class TcpSpec:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """All nodes in order, and the links between those ordered pairs that exchange packets.
+    """All nodes in order, and the links between those ordered pairs that exchange packets, in real seconds.
 
     A pair without a link has no connectivity. ``run`` is the run's name.
 
@@ -85,7 +58,7 @@ class NetworkSpec:
 
     run: str
     nodes: tuple[str, ...]
-    links: Mapping[tuple[str, str], LinkProfile]
+    links: Mapping[tuple[str, str], Link]
     tcp: TcpSpec = field(default_factory=TcpSpec)
     mtu: int = 1500
     is_virtual: bool = False

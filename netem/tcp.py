@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from netem.spec import HEADER_BYTES, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
+from policies.links import HEADER_BYTES
 
 WARM_FLIGHT_BYTES = 868_800
 """What a warm connection sends before it waits for an acknowledgement: 600 segments at MTU 1500. That is

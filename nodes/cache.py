@@ -32,10 +32,6 @@ class CacheAccount:
     def __len__(self) -> int:
         return len(self._reserved)
 
-    def keys(self) -> list[Any]:
-        """Returns the sessions that hold cache, in the order in which they first reserved it."""
-        return list(self._reserved)
-
     def held_bytes(self, session: Hashable) -> float:
         """Returns the bytes that ``session`` has reserved; 0 if none."""
         return self._reserved.get(session, 0.0)

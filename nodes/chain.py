@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nodes import wire
+from nodes.admission import name_of_attempt
 from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
-from nodes.records import HopPlan
 from nodes.request import Request, SessionError
-from nodes.rules import RecoveryRules
 from nodes.watchdog import Overdue, Watchdog
+from policies.problem import Hop
+from policies.rules import RecoveryRules
 
 FAILURES = (wire.SESSION_EXPIRED, wire.SESSION_MOVED, wire.COMPUTE_FAILED, wire.UNKNOWN_SESSION)
 """Errors of a step after which the session can go on elsewhere. Others but ``PREEMPTED`` fail the request."""
@@ -98,15 +99,14 @@ class Chain:
         self._numbers = itertools.count()
 
     async def open(
-        self, plan: Sequence[HopPlan], first_tokens: int, *, is_replacement: bool = False
+        self, plan: Sequence[Hop], first_tokens: int, *, is_replacement: bool = False
     ) -> list[OpenHop] | Refusal:
         """Opens all hops at once; if one is refused, closes the others.
 
         The first step has ``first_tokens`` tokens. Returns the hops in the order of their blocks. Every
         attempt has its own key, because a server may still hold the session of an earlier attempt.
         """
-        number = next(self._numbers)
-        key = f"{self._key}.{number}" if number else self._key
+        key = name_of_attempt(self._key, next(self._numbers))
         opened: list[OpenHop] = []
 
         async def open_one(server: int, first: int, last: int) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nodes.batching import Batch, Batches, Composition, Step, Work
 from nodes.clock import Clock, on_tick
 from nodes.digest import apply_to_rows, read_rows, write_rows
+from policies.problem import Batching
 
 
 class ComputeError(Exception):
@@ -105,9 +106,6 @@ class StepTimes(Protocol):
     def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
         """Decodes steps at ``positions`` and the tokens ``prompt`` of one prompt, computed together."""
         ...
-
-
-Batching = Literal["none", "serial", "continuous"]
 
 
 @dataclass(frozen=True)

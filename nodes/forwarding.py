@@ -21,8 +21,8 @@ from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
 from nodes.limits import cut
 from nodes.parts import Sender
-from nodes.rules import RecoveryRules
 from nodes.watchdog import Overdue, Watchdog
+from policies.rules import RecoveryRules
 
 _TOLD_REMEMBERED = 10_000
 

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 from nodes import wire
 from nodes.chain import FAILURES, Chain, HopFailed, OpenHop, Preempted, Refusal
 from nodes.connection import ConnectionLost, ServerError
-from nodes.records import HopPlan, HopRecord
+from nodes.records import HopRecord
 from nodes.request import SessionError
 from nodes.session import HubSession
 from nodes.watchdog import Overdue
+from policies.problem import Hop
 
 _MAY_FAIL = (*FAILURES, wire.NOT_PASSED_ON, wire.TOO_MANY_STEPS)
 """Errors after which the session can go on with another chain."""
@@ -53,7 +54,7 @@ class ForwardingChain(Chain):
         self._silent: frozenset[int] = frozenset()
 
     async def open(
-        self, plan: Sequence[HopPlan], first_tokens: int, *, is_replacement: bool = False
+        self, plan: Sequence[Hop], first_tokens: int, *, is_replacement: bool = False
     ) -> list[OpenHop] | Refusal:
         """As ``Chain.open``, with a secret token for every hop: only senders that know it can push to it."""
         self._news, self._silent = asyncio.Queue(), frozenset()  # news of an earlier chain are dropped

@@ -7,9 +7,8 @@ import random
 from dataclasses import dataclass
 
 from nodes.clock import Clock
+from policies.links import HEADER_BYTES
 
-_SEGMENT_BYTES = 1448
-"""Payload of one packet. Packets are lost, not messages."""
 GIVE_UP_S = 900.0
 """Scenario seconds after which a cut link breaks a connection; about those of Linux (``tcp_retries2`` 15)."""
 
@@ -19,7 +18,8 @@ class DelayProfile:
     """One direction of a link: propagation delay, and transmission time per byte, in scenario seconds.
 
     Every message's delay differs by up to +- ``jitter_s``. The share ``loss_ratio`` of the packets is lost; 1
-    cuts the link. A lost packet is sent again after ``retransmission_s``.
+    cuts the link. A packet holds up to ``segment_bytes`` of a message; a lost one is sent again after
+    ``retransmission_s``.
     """
 
     delay_s: float
@@ -27,6 +27,7 @@ class DelayProfile:
     jitter_s: float = 0.0
     loss_ratio: float = 0.0
     retransmission_s: float = 0.2
+    segment_bytes: int = 1500 - HEADER_BYTES
 
 
 class DelayLine:
@@ -67,15 +68,15 @@ class DelayLine:
             if profile.jitter_s:
                 delay_s += self._chance.uniform(-1.0, 1.0) * profile.jitter_s
             if profile.loss_ratio:
-                delay_s += self._n_rounds_lost(n_bytes, profile.loss_ratio) * profile.retransmission_s
+                delay_s += self._n_rounds_lost(n_bytes) * profile.retransmission_s
             self._last_arrival_s = at_s = max(self._last_arrival_s, self._free_at_s + delay_s)
         await self._clock.sleep_until_s(at_s)
 
-    def _n_rounds_lost(self, n_bytes: int, loss_ratio: float) -> int:
+    def _n_rounds_lost(self, n_bytes: int) -> int:
         """Returns how many times lost packets of a message are sent again until all of them have arrived."""
-        n_lost, n_rounds = -(-n_bytes // _SEGMENT_BYTES), -1
+        n_lost, n_rounds = -(-n_bytes // self._profile.segment_bytes), -1
         while n_lost:
-            n_lost = sum(self._chance.random() < loss_ratio for _ in range(n_lost))
+            n_lost = sum(self._chance.random() < self._profile.loss_ratio for _ in range(n_lost))
             n_rounds += 1
         return n_rounds
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 import msgspec
 
 from nodes import wire
-from nodes.cache import ROUNDING
+from nodes.admission import HostedBlocks
 from nodes.control import Handlers
 from nodes.messages import Drain, Moved, Rehost, WaitUntilEmpty
-from nodes.sessions import HostedBlocks, Sessions
+from nodes.sessions import Sessions
 from nodes.watchdog import Overdue, Watchdog
 
 log = logging.getLogger(__name__)
@@ -37,7 +36,6 @@ class Moving:
         self._notify = notify
         self._watchdog = Watchdog(sessions.clock)
         self._turn = asyncio.Lock()
-        self._leaves = False
 
     def handlers(self) -> Handlers:
         """Returns the handlers of the orchestrator's messages."""
@@ -49,13 +47,12 @@ class Moving:
 
     async def leave(self) -> None:
         """Refuses new sessions from now on, also after later moves. Open sessions keep their cache."""
-        self._leaves = True
-        self._sessions.account.capacity_bytes = 0.0
+        self._sessions.admission.leave()
 
     async def wait_until_empty(self) -> None:
         """Waits until no session is left."""
         sessions = self._sessions
-        while len(sessions.account):
+        while len(sessions.admission.account):
             sessions.released.clear()
             await sessions.released.wait()
 
@@ -72,28 +69,24 @@ class Moving:
         """
         async with self._turn:
             sessions, clock = self._sessions, self._sessions.clock
-            old, sessions.may_move = sessions.hosted, True
-            wanted = replace(old, first=first, last=last, cache_bytes=cache_bytes)
+            admission, wanted = sessions.admission, (first, last, cache_bytes)
             self._enter(DRAINING)
             closed_at_s = clock.now_s()
-            self._offer(_kept(old, wanted, spares=drain_s is not None))
+            kept = _kept(admission.hosted, *wanted, spares=drain_s is not None)
+            admission.offer(*kept)
             n_cut = await self._drain(drain_s or 0.0)
             drained_at_s = clock.now_s()
             self._enter(LOADING)
-            await sessions.compute.host(sessions.hosted.first, sessions.hosted.last)
+            await sessions.compute.host(*kept[:2])
             await clock.sleep_until_s(drained_at_s + load_s)
             await sessions.compute.host(first, last)
-            self._offer(wanted)
+            admission.offer(*wanted)
             self._enter(SERVING)
             return Moved(closed_at_s, drained_at_s, clock.now_s(), n_cut)
 
     def _enter(self, phase: str) -> None:
         self._sessions.phase = phase
         self._notify(phase, self._sessions.clock.now_s())
-
-    def _offer(self, hosted: HostedBlocks) -> None:
-        self._sessions.hosted = hosted
-        self._sessions.account.capacity_bytes = 0.0 if self._leaves else hosted.cache_bytes
 
     async def _drain(self, most_s: float) -> int:
         """Waits up to ``most_s`` for the sessions that cannot stay, then ends the rest.
@@ -103,37 +96,25 @@ class Moving:
         sessions, n_cut = self._sessions, 0
         try:
             with self._watchdog.limit(most_s):
-                while most_s and self._leaving():
+                while most_s and sessions.admission.leaving():
                     sessions.released.clear()
                     await sessions.released.wait()
         except Overdue:
             pass  # the sessions that are left are ended below
-        while leaving := self._leaving():
+        while leaving := sessions.admission.leaving():
             n_cut += 1
             await sessions.end(leaving[0], wire.SESSION_MOVED, "is cut: its server moves to other blocks")
         if n_cut:
             log.warning("%d sessions must go on elsewhere: this server moves to other blocks", n_cut)
         return n_cut
 
-    def _leaving(self) -> list[tuple[int, str]]:
-        """Returns the sessions that cannot stay: their blocks go, or earlier sessions use up the room."""
-        sessions, account = self._sessions, self._sessions.account
-        hosted = sessions.hosted
-        leaving, used_bytes = [], 0.0
-        for key in account.keys():  # noqa: SIM118 - an account is no mapping
-            first, last = sessions.blocks_of(key)
-            used_bytes += account.held_bytes(key)
-            is_here = hosted.first <= first < last <= hosted.last
-            if not is_here or used_bytes > hosted.cache_bytes * ROUNDING:
-                leaving.append(key)
-                used_bytes -= account.held_bytes(key)
-        return leaving
 
-
-def _kept(old: HostedBlocks, new: HostedBlocks, *, spares: bool) -> HostedBlocks:
-    """Returns the blocks of both with the smaller room; no blocks unless ``spares``."""
-    room_bytes = min(old.cache_bytes, new.cache_bytes)
-    first, last = max(old.first, new.first), min(old.last, new.last)
+def _kept(
+    old: HostedBlocks, first: int, last: int, cache_bytes: float, *, spares: bool
+) -> tuple[int, int, float]:
+    """Returns the blocks of both ranges with the smaller room; no blocks unless ``spares``."""
+    room_bytes = min(old.cache_bytes, cache_bytes)
+    first, last = max(old.first, first), min(old.last, last)
     if not spares or first >= last:
         first = last = 0
-    return replace(new, first=first, last=last, cache_bytes=room_bytes)
+    return first, last, room_bytes

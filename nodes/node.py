@@ -18,6 +18,7 @@ import aiohttp
 from aiohttp import web
 
 from nodes import control, wire
+from nodes.admission import HostedBlocks
 from nodes.blocks.spec import BlocksSpec, HubSpec
 from nodes.clock import Clock, RunClock
 from nodes.compute import Compute, ComputeError, StubCompute, StubProfile
@@ -56,7 +57,7 @@ from nodes.moving import Moving
 from nodes.peering import Peering
 from nodes.records import ENDED, AnyRecord, Opening, Plan, Token
 from nodes.request import Request
-from nodes.server import HostedBlocks, Server, ServerLimits
+from nodes.server import Server, ServerLimits
 from nodes.session import HubSession, SessionRules
 from nodes.slow import slowed
 

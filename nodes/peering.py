@@ -13,7 +13,7 @@ from nodes.connection import Connection, warm
 from nodes.control import Handlers
 from nodes.forwarding import Forwarding
 from nodes.messages import Links, Peers, Reach, Warm
-from nodes.rules import RecoveryRules
+from policies.rules import RecoveryRules
 
 
 class Peering:

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from nodes.batching import Composition
+from policies.problem import Hop
 
-HopPlan = tuple[int, int, int]
-"""(server, first block, last block), half-open."""
 Blocks = tuple[int, int]
 
 
@@ -24,7 +23,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     scenario seconds. ``decision_s`` is the time that choosing the chain took, in real seconds.
     """
 
-    hops: list[HopPlan]
+    hops: list[Hop]
     wait_s: float
     decision_s: float
     queued_s: float = 0.0
@@ -90,7 +89,7 @@ class Routed(Record, frozen=True, tag="routed"):
     Asking for it took ``asked_s``, the decision included, ``queued_s`` not.
     """
 
-    hops: list[HopPlan]
+    hops: list[Hop]
     wait_s: float
     decision_s: float
     asked_s: float
@@ -114,7 +113,7 @@ class Rejected(Record, frozen=True, tag="rejected"):
 class Admitted(Record, frozen=True, tag="admitted"):
     """The session is open on all hops."""
 
-    hops: list[HopPlan]
+    hops: list[Hop]
 
 
 class Opening(Record, frozen=True, tag="opening"):
@@ -185,7 +184,7 @@ class Rerouted(Record, frozen=True, tag="re-routed"):
     """Other servers were chosen for lost blocks. ``asked_s`` and ``decision_s``: see ``Routed``."""
 
     blocks: Blocks
-    hops: list[HopPlan]
+    hops: list[Hop]
     attempt: int
     asked_s: float
     decision_s: float
@@ -197,7 +196,7 @@ class Replayed(Record, frozen=True, tag="replayed"):
     The last replay, of ``tokens`` tokens, took ``took_s``. Hops were replaced in ``attempts`` attempts.
     """
 
-    hops: list[HopPlan]
+    hops: list[Hop]
     tokens: int
     took_s: float
     failed_at_s: float

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter
 
 from nodes.chain import Chain, HopFailed, OpenHop, Refusal
 from nodes.clock import Clock
 from nodes.hub import HubModel
 from nodes.records import AnyRecord, Detected, Plan, Reachable, Replayed, Rerouted, Unreachable
 from nodes.request import Request, SessionError
-from nodes.rules import RecoveryRules as RecoveryRules
+from policies.problem import Hop
+from policies.rules import RecoveryRules
 
 Rerouter = Callable[[Request, int, int, int], Awaitable[Plan | None]]
 """Asks for servers for lost blocks: (request, first block, last block, output tokens so far)."""
@@ -151,7 +152,9 @@ class Recovery:
         if following is not None and following.lacks_history:
             return
         request, now_s = self._now
-        hops = sorted(((new.server, new.first, new.last) for new in self._replacements), key=itemgetter(1))
+        hops = sorted(
+            (Hop(new.server, new.first, new.last) for new in self._replacements), key=attrgetter("first")
+        )
         took_s = now_s - standstill.began_at_s
         failed_at_s, detected_at_s = standstill.failed_at_s, standstill.detected_at_s
         self._observe(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from nodes.blocks.spec import Sampling
+from policies.workload import RequestPlan
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -22,9 +23,9 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """One request of a workload. ``arrival_at_s`` is its intended start, in scenario seconds.
+    """A request as its client gets it: a ``RequestPlan``, with what only real blocks use.
 
-    Servers reserve cache for ``max_new_tokens`` output tokens; ``None``: for ``n_output_tokens``.
+    ``arrival_at_s`` is its intended start, in scenario seconds. Servers reserve cache for ``max_new_tokens`` output tokens; ``None``: for ``n_output_tokens``.
     """
 
     index: int
@@ -33,6 +34,11 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     n_output_tokens: int
     generation: Generation = Generation()
     max_new_tokens: int | None = None
+
+    @classmethod
+    def of(cls, plan: RequestPlan, generation: Generation) -> Request:
+        lengths = plan.n_input_tokens, plan.n_output_tokens
+        return cls(plan.index, plan.arrival_at_s, *lengths, generation, plan.max_new_tokens)
 
     @property
     def n_reserved_tokens(self) -> int:

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nodes import wire
+from nodes.admission import HostedBlocks
 from nodes.batching import Composition
 from nodes.clock import Clock
 from nodes.compute import Compute, ComputeError
@@ -23,7 +24,6 @@ from nodes.limits import ServerLimits as ServerLimits
 from nodes.messages import ServerStatus
 from nodes.parts import Receiver, Sender
 from nodes.sessions import Connection, Session, Sessions
-from nodes.sessions import HostedBlocks as HostedBlocks
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Server(Collector):
         self.clock = clock
         self.limits = limits or ServerLimits()
         self.sessions = Sessions(hosted, compute, clock, self.limits)
-        self.account = self.sessions.account
+        self.account = self.sessions.admission.account
         self.counters = self.sessions.counters
         self._n_accepted = 0
 
@@ -69,8 +69,8 @@ class Server(Collector):
         """Returns health and counters, as ``/health`` shows them."""
         return ServerStatus(
             name=self.name,
-            first_block=self.sessions.hosted.first,
-            last_block=self.sessions.hosted.last,
+            first_block=self.sessions.admission.hosted.first,
+            last_block=self.sessions.admission.hosted.last,
             phase=self.sessions.phase,
             # A session counts for as long as it has cache, or a place in a chain.
             n_sessions=max(len(self.account), self.sessions.forwarding.n_places),
@@ -86,7 +86,7 @@ class Server(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics; called by ``prometheus_client``."""
-        counters, hosted = self.counters, self.sessions.hosted
+        counters, hosted = self.counters, self.sessions.admission.hosted
         rows: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, float], ...] = (
             (GaugeMetricFamily, "vllm:num_requests_running", "Sessions with cache here", len(self.account)),
             (

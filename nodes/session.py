@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from nodes import records
+from nodes import admission, records
 from nodes.chain import Chain, HopFailed, OpenHop, Preempted, Refusal
 from nodes.clock import Clock, on_tick
 from nodes.connection import Connection
 from nodes.hub import HubModel
 from nodes.records import Admitted, Completed, HopRecord, Opening, Plan, Rejected, Resumed, Routed, Token
-from nodes.recovery import Observer, Recovery, RecoveryRules, Rerouter
-from nodes.request import Request, SessionError
-from nodes.rules import MAX_ATTEMPTS
+from nodes.recovery import Observer, Recovery, Rerouter
+from nodes.request import Request
+from policies.rules import RecoveryRules
+from policies.workload import Backoff
 
 
 @dataclass(frozen=True)
@@ -23,32 +23,15 @@ class SessionRules:
 
     Opening takes at least ``initial_delay_s``; ``setup_s`` is added after it (both from the calibration).
 
-    A client whose session could not be opened waits for ``backoff_first_s`` and tries again, with waits that
-    double up to ``backoff_max_s``. It gives up ``give_up_s`` after the request's arrival or its preemption.
-    With ``give_up_s`` 0 it waits for room for ever, but gives up after ``recovery.give_up_s`` if there is no
-    chain, if a server cannot be reached, or if the session can never fit.
-
-    ``backoff_jitter_ratio`` j, from 0 to 1, makes each wait (1 - j) to (1 + j) times as long, at random by
-    ``seed`` and the request, so that clients that compete for room do not retry at the same times again and
-    again.
+    A client whose session could not be opened tries again as ``backoff`` says, also after a preemption. With
+    ``backoff.give_up_s`` 0 it waits for room for ever, but gives up after ``recovery.give_up_s`` if there is
+    no chain, if a server cannot be reached, or if the session can never fit.
     """
 
     initial_delay_s: float = 0.0
     setup_s: float = 0.0
-    backoff_first_s: float = 1.0
-    backoff_max_s: float = 60.0
-    give_up_s: float = 0.0
-    backoff_jitter_ratio: float = 0.0
-    seed: int = 0
+    backoff: Backoff = Backoff()  # noqa: RUF009 - frozen
     recovery: RecoveryRules = RecoveryRules()  # noqa: RUF009 - frozen
-
-    def waits_s(self, request: int) -> Iterator[float]:
-        """Yields the waits of request number ``request`` after its first refusal, its second, and so on."""
-        wait_s, jitter = self.backoff_first_s, self.backoff_jitter_ratio
-        rng = random.Random(f"{self.seed}:backoff:{request}") if jitter else None
-        while True:
-            yield wait_s if rng is None else wait_s * (1 + jitter * rng.uniform(-1, 1))
-            wait_s = min(2 * wait_s, self.backoff_max_s)
 
 
 Router = Callable[[Request, int, int], Awaitable[Plan | None]]
@@ -95,8 +78,8 @@ class HubSession:
             attempt_at_s = await self._open_chain(request.n_input_tokens, request.arrival_at_s)
             opened_at_s = self._clock.now_s()
             self._observe(Opening(request.index, attempt_at_s, opened_at_s))
-            least_at_s = attempt_at_s + self._rules.initial_delay_s
-            ready_at_s = on_tick(max(opened_at_s, least_at_s) + self._rules.setup_s)
+            rules = self._rules
+            ready_at_s = admission.ready_at_s(attempt_at_s, opened_at_s, rules.initial_delay_s, rules.setup_s)
             await self._clock.sleep_until_s(ready_at_s)
             finished_at_s = await self._generate(ready_at_s)
             self._observe(Completed(request.index, finished_at_s))
@@ -113,18 +96,15 @@ class HubSession:
         ``SessionError`` when it gives up.
         """
         rules, index = self._rules, self.request.index
-        waits_s = rules.waits_s(index)
-        refused: tuple[int, ...]
-        broken: tuple[int, ...]
-        for attempt in range(MAX_ATTEMPTS):
+        backoff = rules.backoff
+        give_up_s = backoff.give_up_s, rules.recovery.give_up_s
+        attempts = admission.Attempts(backoff.waits_s(index), since_s, *give_up_s)
+        while True:
             asked_at_s = self._clock.now_s()
-            answer = await self._route(self.request, attempt, n_done)
+            answer = await self._route(self.request, attempts.n, n_done)
             attempt_at_s = self._clock.now_s()
-            give_up_s = rules.give_up_s
             if answer is None:
-                reason, server = "no route covers the model", -1
-                refused, broken = (), ()
-                give_up_s = give_up_s or rules.recovery.give_up_s
+                refusal = Refusal(-1, admission.NO_ROUTE, (), (), is_final=True)
             else:
                 asked_s = attempt_at_s - asked_at_s - answer.queued_s
                 took_s = answer.wait_s, answer.decision_s, asked_s, answer.queued_s
@@ -134,17 +114,13 @@ class HubSession:
                     self.hops = opened
                     self._observe(Admitted(index, self._clock.now_s(), answer.hops))
                     return attempt_at_s
-                server, reason, refused, broken, is_final = opened
-                if broken or is_final:  # waiting for others to end may never help
-                    give_up_s = give_up_s or rules.recovery.give_up_s
-                if broken:
-                    self._recovery.unreachable(broken)
-            now_s, backoff_s = self._clock.now_s(), next(waits_s)
-            if give_up_s and now_s + backoff_s > since_s + give_up_s:
-                raise SessionError(f"no room within {give_up_s:g} s ({reason})")
+                refusal = opened
+            server, reason, refused, broken, is_final = refusal
+            self._recovery.unreachable(broken)
+            now_s = self._clock.now_s()
+            backoff_s = attempts.failed(now_s, reason, is_final=is_final or bool(broken))
             self._observe(Rejected(index, now_s, server, reason, backoff_s, list(refused), list(broken)))
             await self._clock.sleep_until_s(on_tick(now_s + backoff_s))
-        raise SessionError(f"{MAX_ATTEMPTS} attempts to open a session failed")
 
     async def _start_over(self, preempted: Preempted, n_done: int) -> bytes:
         """Releases the other hops and waits for a new chain, as at first.

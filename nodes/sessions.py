@@ -11,32 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodes import wire
-from nodes.cache import ROUNDING, CacheAccount, NoCapacityError
+from nodes.admission import Admission, HostedBlocks, Need, Refused
 from nodes.clock import Clock
 from nodes.compute import Compute, ComputeError
 from nodes.forwarding import Forwarding, Place
 from nodes.limits import ServerLimits, ServerSocket, cut, shown
 from nodes.parts import Sender
-from nodes.rules import PagingRules
 
 log = logging.getLogger(__name__)
 
 _ENDED_REMEMBERED = 10_000
-
-
-@dataclass(frozen=True)
-class HostedBlocks:
-    """The blocks ``[first, last)`` that a server holds, and the attention cache for sessions on them (bytes).
-
-    ``paging`` ``None``: all cache that a session may need is reserved when it opens.
-    """
-
-    first: int
-    last: int
-    cache_bytes: float
-    cache_bytes_per_token: float
-    """Attention cache of one token in one block."""
-    paging: PagingRules | None = None
 
 
 @dataclass
@@ -50,9 +34,7 @@ class Session:
     state: Any
     used_at_s: float
     cached_tokens: int
-    """Tokens for which cache is reserved now."""
-    arrived_at_s: float = 0.0
-    """When its request arrived. The session whose request arrived last is preempted first."""
+    """Tokens for which ``state`` has cache now."""
     position: int = 0
     running: bool = False
     place: Place | None = None
@@ -102,21 +84,19 @@ class Sessions:
     """
 
     def __init__(self, hosted: HostedBlocks, compute: Compute, clock: Clock, limits: ServerLimits) -> None:
-        self.hosted = hosted
+        self.admission = Admission[tuple[int, str]](hosted, self._preempted)
+        """Its keys are ``(connection's number, session)``."""
         self.compute = compute
         self.clock = clock
         self.limits = limits
-        self.account = CacheAccount(hosted.cache_bytes)
         self.counters = Counters()
         self.forwarding = Forwarding(clock)
         self.phase = "serving"
         """The phase of a move to other blocks: see ``nodes.moving``."""
-        self.may_move = False
-        """Whether the server has ever moved: then clients may ask for blocks that it no longer has."""
         self.released = asyncio.Event()
         """Set whenever a session has ended."""
         self.live: dict[int, Connection] = {}
-        """Connections by number; keys of ``account`` are ``(number, session)``."""
+        """Connections by number."""
 
     def drop(self, connection: Connection) -> None:
         """Cancels all pending work of a connection, and releases its sessions."""
@@ -135,9 +115,9 @@ class Sessions:
         notified.
         """
         key, first, last, max_tokens = frame.session, frame.first, frame.last, frame.max_tokens
-        hosted = self.hosted
-        if not hosted.first <= first < last <= hosted.last:
-            if self.may_move:  # the client got its chain before the blocks moved
+        hosted = self.admission.hosted
+        if not hosted.holds(first, last):
+            if self.admission.has_moved:  # the client got its chain before the blocks moved
                 self.counters.refused += 1
                 text = f"blocks {first} to {last} are not here any more"
                 return wire.Error(frame.id, wire.NO_CAPACITY, text)
@@ -158,29 +138,27 @@ class Sessions:
             )
         if isinstance(frame, wire.Join):
             self.forwarding.check(frame)
-        now_tokens, arrived_at_s = self._first_tokens(frame)
-        each_bytes = hosted.cache_bytes_per_token * (last - first)
+        owner, need = (connection.number, key), self._need(frame)
+        refused = self._too_many(connection, frame) or self.admission.admit(owner, first, last, need)
+        if refused is not None:
+            return self._refused(frame, refused)
+        now_tokens = self.admission.cached_tokens(owner)
         try:
-            if len(connection.sessions) >= self.limits.max_sessions_per_connection:
-                raise NoCapacityError("too many sessions on this connection")
-            if len(self.account) >= self.limits.max_sessions:
-                raise NoCapacityError("too many sessions on this server")
-            if hosted.paging is not None:
-                most_bytes, high_water = each_bytes * max_tokens, hosted.paging.high_water
-                self.account.leave_room(each_bytes * now_tokens, most_bytes, high_water)
-            self.account.reserve((connection.number, key), each_bytes * now_tokens)
-            try:
-                state = self.compute.new_session(frame.client, first, last, now_tokens)
-            except ComputeError as error:
-                self.account.release((connection.number, key))
-                raise NoCapacityError(str(error)) from error
-        except NoCapacityError as error:
-            return self._refused(frame, error)
-        session = Session(key, first, last, max_tokens, state, self.clock.now_s(), now_tokens, arrived_at_s)
+            state = self.compute.new_session(frame.client, first, last, now_tokens)
+        except ComputeError as error:
+            self.admission.release(owner)
+            return self._refused(frame, self.admission.refusal(str(error), first, last, need))
+        session = Session(key, first, last, max_tokens, state, self.clock.now_s(), now_tokens)
         connection.sessions[key] = session
         if isinstance(frame, wire.Join):
-            owner = connection, session
-            place = Place(owner, connection.sender, frame.id, frame.token, frame.peer, frame.next_token)
+            place = Place(
+                (connection, session),
+                connection.sender,
+                frame.id,
+                frame.token,
+                frame.peer,
+                frame.next_token,
+            )
             session.place = self.forwarding.join(place)
         opening = self.compute.opening(state)
         if opening is not None:
@@ -188,12 +166,25 @@ class Sessions:
         self.counters.opened += 1
         return wire.Ok(frame.id)
 
-    def _refused(self, frame: wire.Open | wire.Join, error: Exception) -> wire.Error:
-        hosted = self.hosted
+    def _need(self, frame: wire.Open | wire.Join) -> Need:
+        came = frame.arrived_at_s, frame.session
+        return Need(frame.first_tokens or frame.max_tokens, frame.max_tokens, came)
+
+    def _too_many(self, connection: Connection, frame: wire.Open | wire.Join) -> Refused | None:
+        """Returns the refusal of a session if there are as many as the limits allow."""
+        if len(connection.sessions) >= self.limits.max_sessions_per_connection:
+            reason = "too many sessions on this connection"
+        elif len(self.admission.account) >= self.limits.max_sessions:
+            reason = "too many sessions on this server"
+        else:
+            return None
+        return self.admission.refusal(reason, frame.first, frame.last, self._need(frame))
+
+    def _refused(self, frame: wire.Open | wire.Join, refused: Refused) -> wire.Error:
         self.counters.refused += 1
-        most_bytes = hosted.cache_bytes_per_token * (frame.last - frame.first) * frame.max_tokens
-        never_fits = not self.may_move and most_bytes > hosted.cache_bytes * ROUNDING
-        return wire.Error(frame.id, wire.NEVER_FITS if never_fits else wire.NO_CAPACITY, cut(error))
+        return wire.Error(
+            frame.id, wire.NEVER_FITS if refused.is_final else wire.NO_CAPACITY, cut(refused.reason)
+        )
 
     async def _opened(
         self, connection: Connection, session: Session, frame: wire.Open | wire.Join, opening: Awaitable[None]
@@ -206,7 +197,8 @@ class Sessions:
         if connection.sessions.get(session.key) is session:
             if failure is not None:
                 self._release(connection, session.key)
-                return self._refused(frame, failure)
+                refused = self.admission.refusal(str(failure), frame.first, frame.last, self._need(frame))
+                return self._refused(frame, refused)
             session.used_at_s = self.clock.now_s()
             self.counters.opened += 1
             return wire.Ok(frame.id)
@@ -215,38 +207,23 @@ class Sessions:
         ended = wire.NO_CAPACITY, f"session {shown(session.key)} was closed before it was open"
         return wire.Error(frame.id, *connection.ended.get(session.key, ended))
 
-    def _first_tokens(self, frame: wire.Open | wire.Join) -> tuple[int, float]:
-        """Returns how many tokens to reserve cache for at opening, and the arrival used for preemption."""
-        paging = self.hosted.paging
-        if paging is None:
-            return frame.max_tokens, 0.0
-        return paging.paged(frame.first_tokens or frame.max_tokens, frame.max_tokens), frame.arrived_at_s
-
     def _grow(self, connection: Connection, session: Session, n_tokens: int) -> bool:
-        """Reserves cache for ``n_tokens`` in total; sessions whose requests arrived last are preempted for it.
-
-        Returns False if ``session`` itself was preempted.
-        """
-        paging, hosted = self.hosted.paging, self.hosted
-        if paging is None or n_tokens <= session.cached_tokens:
-            return True
-        wanted = paging.paged(n_tokens, session.max_tokens)
-        more_bytes = (
-            hosted.cache_bytes_per_token * (session.last - session.first) * (wanted - session.cached_tokens)
-        )
-
-        def preempt(key: tuple[int, str]) -> None:
-            self._preempt(self.live[key[0]], key[1], "made room for one that came before it")
-
-        if not self.account.make_room((connection.number, session.key), more_bytes, self._arrival, preempt):
+        """Reserves cache for ``n_tokens`` in total. Returns False if ``session`` was preempted."""
+        owner = connection.number, session.key
+        if not self.admission.grow(owner, n_tokens):
             return False
-        try:
-            self.compute.grow(session.state, wanted)
-        except ComputeError as error:
-            self._preempt(connection, session.key, f"has no room: {error}")
-            return False
-        session.cached_tokens = wanted
+        wanted = self.admission.cached_tokens(owner)
+        if wanted > session.cached_tokens:
+            try:
+                self.compute.grow(session.state, wanted)
+            except ComputeError as error:
+                self._preempt(connection, session.key, f"has no room: {error}")
+                return False
+            session.cached_tokens = wanted
         return True
+
+    def _preempted(self, key: tuple[int, str]) -> None:
+        self._preempt(self.live[key[0]], key[1], "made room for one that came before it")
 
     def _preempt(self, connection: Connection, key: str, reason: str) -> None:
         """Ends a session to free its cache.
@@ -258,10 +235,6 @@ class Sessions:
         self.counters.preempted += 1
         if place is not None:
             self.forwarding.notify_of_end(place, wire.PREEMPTED, cut(f"it {reason}"))
-
-    def _arrival(self, key: tuple[int, str]) -> tuple[float, str]:
-        """Returns when the request of a session of ``account`` arrived, then its name for equal arrivals."""
-        return self.live[key[0]].sessions[key[1]].arrived_at_s, key[1]
 
     def close(self, connection: Connection, frame: wire.Close) -> wire.Answer:
         """Closes a session. One that the server has ended already counts as closed."""
@@ -278,7 +251,7 @@ class Sessions:
         if session.place is not None:
             self.forwarding.leave(session.place)
         self.compute.close_session(session.state)
-        self.account.release((connection.number, key))
+        self.admission.release((connection.number, key))
         self.released.set()
 
     def forget(self, connection: Connection, key: str, code: str, reason: str) -> None:
@@ -352,7 +325,7 @@ class Sessions:
         log.warning("session %s was idle for %g s: closed", shown(key), self.limits.idle_s)
 
     async def end(self, key: tuple[int, str], code: str, reason: str) -> None:
-        """Ends the session of ``account`` with that key.
+        """Ends the session of ``admission`` with that key.
 
         A chain's client is sent the error at once, others at their next request.
         """
@@ -361,8 +334,3 @@ class Sessions:
         self.forget(connection, key[1], code, reason)
         if session.place is not None:
             await session.place.fail(code, f"it {reason}")
-
-    def blocks_of(self, key: tuple[int, str]) -> tuple[int, int]:
-        """Returns the blocks that the session of ``account`` with that key uses, half-open."""
-        session = self.live[key[0]].sessions[key[1]]
-        return session.first, session.last

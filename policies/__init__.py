@@ -1,10 +1,13 @@
 """Pure decisions: which server holds which blocks, which chain serves a request. No clock, files or network.
 
+Also the words that ``nodes`` and ``netem`` share with them: requests, hops, links and rules.
+
 The input and output of policies
 - ``problem``: servers, clients, model, placements, routes; ``state``: which sessions hold cache, and until
   when
-- ``steps``: how long a step takes on a server
-- ``interfaces``: the protocols of placement and routing policies; ``checks``: the rules for their results
+- ``steps``: how long a step takes on a server; ``links``: what a link does to a message
+- ``interfaces``: the protocols of placement and routing policies, with their traits; ``checks``: the rules for
+  their results
 - ``registry``: policies by name, users' own included; ``remember``: keeps results
 
 Placement
@@ -28,11 +31,12 @@ Routing
 - ``iwrr``: Helix' routing; ``swarm_routing``: SWARM's; ``parallax`` and ``pipelines`` contain Parallax'
 - ``petals_code``: PETALS' routing as in its code; ``foresight_routing``: our own
 - ``chains``: links and cheapest chains; ``positions``: the graph of block positions
-- ``waiting``: time until cache is free; ``workload``: requests
+- ``waiting``: time until cache is free; ``workload``: requests, and how refused ones wait
 - ``replay``: the reference simulator's semantics; ``sharing`` and ``shared_replay``: servers that batch
   sessions
 
 While serving
+- ``rules``: what clients do about failures, and caches that grow by pages
 - ``membership``: which servers the routers believe to be alive; ``bans``: servers that a client avoids for a
   while
 - ``subrange``: routing over a lost range of blocks; ``joining``: servers that join later

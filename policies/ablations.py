@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.design import given_or_chosen
 from policies.feasibility import cgbp_infeasible, petals_infeasible
 from policies.greedy import amortized_s, block_counts, serving_order
+from policies.interfaces import PlacementPolicy, SessionSetup
 from policies.petals import choose_ranges, petals_block_counts
 from policies.problem import Placement, Problem
 
 
 @dataclass
-class OptimizedOrder:
+class OptimizedOrder(PlacementPolicy):
     """PETALS' placement with servers joining in CG-BP's order (the paper's Optimized Order).
 
     The number of blocks per server and the cache room are PETALS'. Servers that CG-BP would leave out join
@@ -21,6 +23,9 @@ class OptimizedOrder:
 
     honour_block_cap: bool = True
     name: str = "petals-optimized-order"
+    sees_join_order: ClassVar[bool] = False
+    session_setup: ClassVar[SessionSetup] = "petals"
+    needs_petals_throughput: ClassVar[bool] = True
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Servers join in the order of t~_j, with CG-BP's m_j for |R|. Raises ``InfeasiblePlacement``."""
@@ -37,7 +42,7 @@ class OptimizedOrder:
 
 
 @dataclass
-class OptimizedNumber:
+class OptimizedNumber(PlacementPolicy):
     """PETALS' choice of windows with CG-BP's number of blocks per server (the paper's Optimized Number).
 
     Servers join in PETALS' order; the cache room is all memory that the blocks leave, as for CG-BP.
@@ -45,6 +50,8 @@ class OptimizedNumber:
 
     honour_block_cap: bool = True
     name: str = "petals-optimized-number"
+    session_setup: ClassVar[SessionSetup] = "petals"
+    needs_petals_throughput: ClassVar[bool] = True
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places windows of m_j = floor(M_j / (s_m + s_c |R|)) blocks. Raises ``InfeasiblePlacement``."""

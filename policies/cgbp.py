@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.design import given_or_chosen
 from policies.feasibility import cgbp_infeasible
 from policies.greedy import GreedyPlan, plan, whole
+from policies.interfaces import PlacementPolicy
 from policies.problem import Placement, Problem
 
 
 @dataclass
-class CgBp:
+class CgBp(PlacementPolicy):
     """Fast servers first, each with cache room for the design number of sessions (CG-BP, Alg. 1).
 
     ``honour_block_cap`` applies ``ServerSpec.block_cap`` as the reference simulator does.
@@ -19,6 +21,7 @@ class CgBp:
 
     honour_block_cap: bool = True
     name: str = "cg-bp"
+    sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places the blocks for ``design_concurrency`` sessions; ``None`` chooses |R| as the paper does.

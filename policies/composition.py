@@ -11,12 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from policies.chains import Chains, Link, cheapest, route_of
 from policies.design import check_design_concurrency
 from policies.feasibility import gigabytes
 from policies.greedy import whole
+from policies.interfaces import PlacementPolicy, Queue, RoutingPolicy
 from policies.problem import (
     BlockRange,
     Hop,
@@ -138,7 +139,7 @@ def least_response_s(chains: Sequence[Chain], rate: float) -> float:
 
 
 @dataclass
-class ChainComposition:
+class ChainComposition(PlacementPolicy):
     """Disjoint chains of the servers with the least time per block, as many as needed (GBP-CR, Alg. 1).
 
     m_j(c) = min(floor(M_j / (s_m + c s_c)), L) at mean lengths. Servers are used in the order of (tau^c_j +
@@ -151,6 +152,7 @@ class ChainComposition:
     """
 
     name: str = "chain-composition"
+    sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places the blocks. Raises ``InfeasiblePlacement`` if these servers make no chain."""
@@ -224,15 +226,14 @@ def _worth(mean: MeanRequests, placement: Placement) -> tuple[float, float]:
     return least_response_s(chains, mean.problem.request_rate), -sum(c.capacity / c.time_s for c in chains)
 
 
-class Jffc:
+class Jffc(RoutingPolicy):
     """The fastest chain with a free slot; without one the request waits in order (JFFC, Alg. 3).
 
     Chains and slots are GCA's. It needs the coordinator's queue in order of arrival (``queue``).
     """
 
     name = "jffc"
-    queue = "fifo"
-    """The kind of queue that the coordinator uses unless ``policy.queue`` is set."""
+    queue: ClassVar[Queue] = "fifo"
 
     def bind(self, problem: Problem, placement: Placement) -> JffcRouter:
         return JffcRouter(problem, placement)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from policies.interfaces import PlacementPolicy, RoutingPolicy
 from policies.problem import (
     BlockRange,
     Hop,
@@ -21,7 +23,7 @@ from policies.waiting import waiting_s
 
 
 @dataclass
-class FixedPlacement:
+class FixedPlacement(PlacementPolicy):
     """The blocks that each server holds, as given.
 
     ``ranges`` and ``cache_bytes`` are in the order of the servers. ``cache_bytes`` ``None`` means all memory
@@ -32,6 +34,7 @@ class FixedPlacement:
     ranges: tuple[BlockRange, ...]
     cache_bytes: tuple[float, ...] | None = None
     name: str = "fixed"
+    sees_absent_servers: ClassVar[bool] = True
     from_one: bool = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
@@ -55,7 +58,7 @@ class FixedPlacement:
 
 
 @dataclass
-class FixedRouting:
+class FixedRouting(RoutingPolicy):
     """One chain for every request, or one per client, as given.
 
     ``chains`` maps a client's name to its servers, by name or number. The key ``""`` is for all other

@@ -15,6 +15,7 @@ from policies.composition import ChainComposition
 from policies.foresight_routing import ForesightRouting
 from policies.foresight_sharing import SharedSearch
 from policies.greedy import plan
+from policies.interfaces import PlacementPolicy
 from policies.neighbours import Neighbours, Ranges
 from policies.petals import choose_ranges
 from policies.pipelines import SeparatePipelines, Swarm
@@ -49,7 +50,7 @@ Times = list[list[float]]
 
 
 @dataclass
-class ForesightPlacement:
+class ForesightPlacement(PlacementPolicy):
     """The proposed placement, unless another one is clearly better on simulated arrivals (own).
 
     CG-BP computes |R| by a formula, and from it every server's m_j. Foresight tries candidates instead:
@@ -74,6 +75,7 @@ class ForesightPlacement:
     """
 
     name: str = "foresight"
+    sees_join_order: ClassVar[bool] = False
     searches: ClassVar[bool] = True
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies.chains import ChainGraph, Chains, Link, cheapest, route_of
+from policies.interfaces import RoutingPolicy
 from policies.problem import Hop, Placement, Problem, RequestSpec, Route
 from policies.replay import backoff_s
 from policies.sharing import Sharing
@@ -16,7 +17,7 @@ from policies.wsrr import has_room, link_wait_s
 
 
 @dataclass
-class ForesightRouting:
+class ForesightRouting(RoutingPolicy):
     """The chain that finishes this request first, waits of the retry backoff included (own).
 
     ``backoff`` has the waits of clients between attempts to open a session.

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
 from policies.design import given_or_one
 from policies.flow import HUB, Flow, Rates, max_flow
+from policies.interfaces import PlacementPolicy
 from policies.milp_solver import LinearModel, Solution
 from policies.neighbours import Neighbours, Ranges
 from policies.petals import choose_ranges
@@ -23,7 +25,7 @@ _DRAWS_PER_PAIR, _MOST_DRAWS = 40, 50_000
 
 
 @dataclass
-class Helix:
+class Helix(PlacementPolicy):
     """The placement whose servers and links can process the most tokens per second, by HiGHS (Helix).
 
     It maximises the flow from the clients over servers and links back to the clients. A server with k blocks
@@ -47,6 +49,7 @@ class Helix:
     max_nodes: int = 500
     time_limit_s: float = 120.0
     name: str = "helix"
+    sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places the blocks. Raises ``InfeasiblePlacement``, and ``PolicyError`` if HiGHS fails."""

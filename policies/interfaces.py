@@ -1,21 +1,38 @@
-"""The protocols of placement and routing policies. Users' own policies implement them."""
+"""The protocols of placement and routing policies, with their traits. Users' own policies implement them.
+
+A trait is an attribute of a policy's class that decides how the system around the policy works. A policy that
+does not state one has the default of its protocol here. A scenario that states the same thing wins.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
-from policies.problem import Placement, Problem, RequestSpec, Route
+from policies.problem import Placement, PolicyError, Problem, RequestSpec, Route
 from policies.state import SystemState
+
+Queue = Literal["none", "fifo", "backfill"]
+Communication = Literal["hub-spoke", "server-to-server"]
+SessionSetup = Literal["petals", "proposed"]
 
 
 class PlacementPolicy(Protocol):
     """Decides which blocks each server holds.
 
-    ``name`` is its name in scenarios. ``testbed policies`` shows the docstring's first line. A policy
-    with an attribute ``searches = True`` chooses |R| itself, by trial.
+    ``name`` is its name in scenarios. ``testbed policies`` shows the docstring's first line.
     """
 
     name: str
+    searches: ClassVar[bool] = False
+    """Chooses |R| itself, by trial, where a scenario has it searched."""
+    session_setup: ClassVar[SessionSetup] = "proposed"
+    """Which of the two published session setups (``[calibration]``, in seconds) its sessions have."""
+    sees_join_order: ClassVar[bool] = True
+    """Depends on ``Problem.join_order``; without, it sees an empty one, and seeds can share its placements."""
+    sees_absent_servers: ClassVar[bool] = False
+    """Sees servers that are absent at the start, too, and must give them no blocks. Else it sees the others."""
+    needs_petals_throughput: ClassVar[bool] = False
+    """Hardware must state PETALS' own measurements (tokens per second); else they are computed where missing."""
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Returns a placement that covers every block.
@@ -42,5 +59,38 @@ class RoutingPolicy(Protocol):
     """Makes routers. ``name`` is its name in scenarios."""
 
     name: str
+    queue: ClassVar[Queue] = "none"
+    """Where requests without room wait (``policy.queue``)."""
+    communication: ClassVar[Communication] = "hub-spoke"
+    """Who sends hidden states to the next server, the client or the server before (``policy.communication``)."""
 
     def bind(self, problem: Problem, placement: Placement) -> Router: ...
+
+
+def queue_of(policy: object) -> Queue:
+    """Returns a routing policy's ``queue``. Raises ``PolicyError`` for an unknown one."""
+    return cast(Queue, _one_of(get_args(Queue), policy, RoutingPolicy, "queue"))
+
+
+def communication_of(policy: object) -> Communication:
+    """Returns a routing policy's ``communication``. Raises ``PolicyError`` for an unknown one."""
+    return cast(Communication, _one_of(get_args(Communication), policy, RoutingPolicy, "communication"))
+
+
+def session_setup_of(policy: object) -> SessionSetup:
+    """Returns a placement policy's ``session_setup``. Raises ``PolicyError`` for an unknown one."""
+    return cast(SessionSetup, _one_of(get_args(SessionSetup), policy, PlacementPolicy, "session_setup"))
+
+
+def trait(policy: object, protocol: type, name: str) -> Any:
+    """Returns a trait of a policy, or of its class: its own, or else the default of ``protocol``."""
+    return getattr(policy, name, getattr(protocol, name))
+
+
+def _one_of(valid: tuple[str, ...], policy: object, protocol: type, name: str) -> str:
+    value = trait(policy, protocol, name)
+    if value not in valid:
+        of = getattr(policy, "name", "a policy")
+        words = ", ".join(map(repr, valid))
+        raise PolicyError(f"the policy {of} has {name} = {value!r}; its class must state one of {words}")
+    return str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.flow import HUB, Rates, max_flow
+from policies.interfaces import RoutingPolicy
 from policies.positions import Onward
 from policies.problem import Hop, Placement, Problem, RequestSpec, Route
 from policies.state import SystemState
@@ -19,7 +20,7 @@ _OUTPUT_RATIO = 0.6
 
 
 @dataclass
-class Iwrr:
+class Iwrr(RoutingPolicy):
     """Interleaved weighted round robin over the edges of the placement's largest flow (Helix).
 
     At each hop the server with the smallest load + length / flow is chosen; of equal ones the first listed.

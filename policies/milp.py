@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from policies.design import given_or_chosen
 from policies.feasibility import block_list, gigabytes
 from policies.greedy import whole
+from policies.interfaces import PlacementPolicy
 from policies.link_costs import cheapest_chain, link_costs
 from policies.milp_model import BprrModel
 from policies.positions import PositionGraph
@@ -115,7 +116,7 @@ def relaxation_s(
 
 
 @dataclass
-class MilpPlacement:
+class MilpPlacement(PlacementPolicy):
     """The exact optimum (BPRR) for |R| requests at once, by HiGHS: small instances only.
 
     The requests have the design lengths and come from the clients in turn. Block caps do not apply. The
@@ -125,6 +126,7 @@ class MilpPlacement:
 
     time_limit_s: float = 60.0
     name: str = "milp"
+    sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places for ``design_concurrency`` requests; ``None`` chooses |R| as the paper does.
@@ -142,7 +144,7 @@ class MilpPlacement:
 
 
 @dataclass
-class LpRounding:
+class LpRounding(PlacementPolicy):
     """The LP relaxation of BPRR for |R| requests, rounded: may be infeasible, small instances only.
 
     The requests have the design lengths and come from the clients in turn. Block caps do not apply.
@@ -150,6 +152,7 @@ class LpRounding:
 
     time_limit_s: float = 60.0
     name: str = "lp-rounding"
+    sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places for ``design_concurrency`` requests; ``None`` chooses |R| as the paper does.

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from policies.cgbp import CgBp
 from policies.design import memory_bound
@@ -58,8 +58,10 @@ class OnlinePolicy(Protocol):
     """
 
     name: str
-    drains: bool
-    at_once: int
+    drains: bool = True
+    at_once: int = 1
+    needs_petals_throughput: ClassVar[bool] = False
+    """As of a placement policy (``policies.interfaces``)."""
 
     def bind(self, problem: Problem, placement: Placement) -> Controller: ...
 
@@ -139,7 +141,7 @@ def _spare(held: Counter[int], old: BlockRange, new: BlockRange) -> float:
 
 
 @dataclass
-class TwoTimeScale:
+class TwoTimeScale(OnlinePolicy):
     """Runs a placement policy again when the mean concurrency leaves the design range for long enough.
 
     Every ``period_s`` it computes the |R| that the paper would choose for the mean number n of requests in

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 
 from policies.chains import ChainGraph, Chains, Link, cheapest, route_of
+from policies.interfaces import RoutingPolicy
 from policies.problem import Placement, Problem, RequestSpec, Route
 from policies.state import SystemState
 from policies.wsrr import has_room, link_wait_s
 
 
-class OptimalRr:
+class OptimalRr(RoutingPolicy):
     """Chain with the smallest sum of its longest wait and its service time, exactly (Optimized RR)."""
 
     name = "optimal-rr"

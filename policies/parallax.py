@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.design import given_or_one
+from policies.interfaces import PlacementPolicy, RoutingPolicy
 from policies.pipelines import NOTHING, Ranges, consecutive, infeasible, most_blocks, placed, shares
 from policies.problem import Hop, Placement, Problem, RequestSpec, Route
 from policies.state import SystemState
@@ -24,7 +26,7 @@ _Residuals = tuple[int, ...]
 
 
 @dataclass
-class Parallax:
+class Parallax(PlacementPolicy):
     """Disjoint pipelines: many pipelines of few servers each, with blocks in proportion to speed (Parallax).
 
     s*(k) is the smallest number of servers that make k pipelines which can hold the model. k maximises k² /
@@ -43,6 +45,7 @@ class Parallax:
     """
 
     name: str = "parallax"
+    sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places the blocks. Raises ``InfeasiblePlacement``."""
@@ -144,7 +147,7 @@ def _traced(
 
 
 @dataclass
-class ShortestByLayer:
+class ShortestByLayer(RoutingPolicy):
     """The shortest chain by time per block and round trips between servers (Parallax' dp).
 
     A chain consists of whole ranges, each of which begins where the one before ends. A server costs its time

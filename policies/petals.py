@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.feasibility import petals_infeasible
 from policies.greedy import whole
+from policies.interfaces import PlacementPolicy, SessionSetup
 from policies.problem import BlockRange, Placement, Problem, ServerSpec
 
 
 @dataclass
-class PetalsPlacement:
+class PetalsPlacement(PlacementPolicy):
     """Servers join one after another, and each chooses the blocks with the least throughput (PETALS).
 
     ``honour_block_cap`` applies ``ServerSpec.block_cap`` as the reference simulator does.
@@ -19,6 +21,8 @@ class PetalsPlacement:
 
     honour_block_cap: bool = True
     name: str = "petals"
+    session_setup: ClassVar[SessionSetup] = "petals"
+    needs_petals_throughput: ClassVar[bool] = True
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places servers in ``problem.join_order``; ``design_concurrency`` has no effect.

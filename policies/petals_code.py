@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from policies.interfaces import RoutingPolicy
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
 from policies.remember import remember
 from policies.state import SystemState
@@ -17,7 +18,7 @@ _MAX_KINDS = 4096
 
 
 @dataclass
-class PetalsCodeRouting:
+class PetalsCodeRouting(RoutingPolicy):
     """Shortest chain over (server, block) by pings and compute, as PETALS' code finds it.
 
     Entering a server costs d(rtt) + ``hop_overhead_s``, plus ``shortage_penalty_s`` if the session's

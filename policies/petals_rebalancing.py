@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from heapq import heapify, heappush, heapreplace
 from random import Random
+from typing import ClassVar
 
-from policies.online import SystemView
+from policies.online import OnlinePolicy, SystemView
 from policies.petals import weakest_window, window_rps
 from policies.problem import BlockRange, Placement, PolicyError, Problem
 
@@ -16,7 +17,7 @@ _MAX_ROUNDS = 1000
 
 
 @dataclass
-class PetalsRebalancing:
+class PetalsRebalancing(OnlinePolicy):
     """Each server checks at times whether moving would raise the weakest block's throughput (PETALS).
 
     The time between a server's checks is uniform in [0, 2 ``period_s``]. It compares the smallest block
@@ -33,6 +34,7 @@ class PetalsRebalancing:
     drains: bool = False
     at_once: int = 1
     name: str = "petals-rebalancing"
+    needs_petals_throughput: ClassVar[bool] = True
 
     def bind(self, problem: Problem, placement: Placement) -> PetalsRebalancingController:
         """Returns the controller. Raises ``PolicyError`` if ``period_s`` is not positive."""

@@ -9,6 +9,7 @@ from operator import eq
 from typing import NamedTuple
 
 from policies.greedy import whole
+from policies.interfaces import RoutingPolicy
 from policies.petals_search import Costs, make_search, milliseconds
 from policies.problem import Hop, Placement, Problem, RequestSpec, Route
 from policies.remember import remember
@@ -22,7 +23,7 @@ _MAX_UNPENALISED = 256
 
 
 @dataclass
-class PetalsRouting:
+class PetalsRouting(RoutingPolicy):
     """Shortest chain by round-trip times between servers, without waiting (PETALS).
 
     ``hop_overhead_s`` is added to every hop, ``shortage_penalty_s`` to each hop to a full server.

@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.design import check_design_concurrency
 from policies.feasibility import gigabytes
 from policies.greedy import block_counts, whole
+from policies.interfaces import PlacementPolicy, RoutingPolicy
 from policies.problem import (
     BlockRange,
     Hop,
@@ -139,10 +141,11 @@ def infeasible(name: str, problem: Problem, design_concurrency: int) -> Infeasib
 
 
 @dataclass
-class WholeModel:
+class WholeModel(PlacementPolicy):
     """Every server that can hold all blocks holds them; the others hold none (a pool of whole models)."""
 
     name: str = "whole-model"
+    sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places the blocks. Raises ``InfeasiblePlacement`` if no server can hold the model."""
@@ -164,7 +167,7 @@ class WholeModel:
 
 
 @dataclass
-class Exo:
+class Exo(PlacementPolicy):
     """One pipeline of as few servers as can hold the model, blocks in proportion to their memory (exo).
 
     It consists of the servers with the most memory. exo looks for cycles in its own topology. Here every
@@ -172,6 +175,7 @@ class Exo:
     """
 
     name: str = "exo"
+    sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places the blocks. Raises ``InfeasiblePlacement``."""
@@ -193,7 +197,7 @@ class Exo:
 
 
 @dataclass
-class SeparatePipelines:
+class SeparatePipelines(PlacementPolicy):
     """Servers of one kind make pipelines of equal stages, as many as possible of each kind (Helix' baseline).
 
     Servers of a kind may differ in memory. The smallest server that is used determines how many stages a
@@ -202,6 +206,7 @@ class SeparatePipelines:
     """
 
     name: str = "separate-pipelines"
+    sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places the blocks. Raises ``InfeasiblePlacement`` if no kind of server can hold the model."""
@@ -230,7 +235,7 @@ class SeparatePipelines:
 
 
 @dataclass
-class Swarm:
+class Swarm(PlacementPolicy):
     """Equal stages; the fastest servers first join the stage with the least throughput (SWARM).
 
     The smallest server that can hold a block determines how few stages there are. If that gives more stages
@@ -239,6 +244,7 @@ class Swarm:
     """
 
     name: str = "swarm"
+    sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places the blocks. Raises ``InfeasiblePlacement``."""
@@ -264,7 +270,7 @@ class Swarm:
         return _placement(self.name, problem, design_concurrency, ranges_for)
 
 
-class RoundRobin:
+class RoundRobin(RoutingPolicy):
     """Disjoint pipelines take turns, whether they have room now or not (Parallax' default)."""
 
     name = "rr"

@@ -18,6 +18,7 @@ from typing import Any, cast
 from policies.ablations import OptimizedNumber, OptimizedOrder
 from policies.cgbp import CgBp
 from policies.composition import ChainComposition, Jffc
+from policies.fixed import FixedPlacement, FixedRouting
 from policies.foresight import ForesightPlacement
 from policies.foresight_routing import ForesightRouting
 from policies.helix import Helix
@@ -97,7 +98,10 @@ _SHIPPED: dict[str, dict[str, Any]] = {
     "routing": {**ROUTINGS},
     "online": {**ONLINE},
 }
-_FIXED = (
+FIXED = "fixed:"
+"""Policies whose names begin so are read from the rest of the name."""
+_FIXED: dict[str, type] = {"placement": FixedPlacement, "routing": FixedRouting}
+_FORMS = (
     (
         "placement",
         "fixed:FILE",
@@ -111,17 +115,38 @@ _METHODS = {"placement": "place", "routing": "bind", "online": "bind"}
 
 def resolve_placement(name: str) -> PlacementPolicy:
     """Returns the placement policy of that name. Raises ``PolicyError`` with the nearest valid names."""
-    return cast(PlacementPolicy, _resolve("placement", name))
+    return cast(PlacementPolicy, resolve("placement", name))
 
 
 def resolve_routing(name: str) -> RoutingPolicy:
     """Returns the routing policy of that name. Raises ``PolicyError`` with the nearest valid names."""
-    return cast(RoutingPolicy, _resolve("routing", name))
+    return cast(RoutingPolicy, resolve("routing", name))
 
 
 def resolve_online(name: str) -> OnlinePolicy:
     """Returns the online policy of that name. Raises ``PolicyError`` with the nearest valid names."""
-    return cast(OnlinePolicy, _resolve("online", name))
+    return cast(OnlinePolicy, resolve("online", name))
+
+
+def resolve(kind: str, name: str) -> Any:
+    """Returns the policy of a kind ("placement", "routing", "online") by name. This may run a user's code.
+
+    Raises ``PolicyError`` with the nearest valid names.
+    """
+    shipped = _SHIPPED[kind]
+    if name in shipped:
+        return shipped[name]()
+    if ":" in name:
+        return _load(kind, name, name)
+    installed = _installed(kind)
+    if name in installed:
+        return _load(kind, name, installed[name].value)
+    raise PolicyError(_unknown(f"{kind} policy", name, [*shipped, *installed]))
+
+
+def shipped_policy(kind: str, name: str) -> type | None:
+    """Returns the class of a shipped policy, ``fixed:...`` included; ``None``: its code is not shipped."""
+    return _FIXED.get(kind) if name.startswith(FIXED) else _SHIPPED[kind].get(name)
 
 
 def resolve_pair(name: str) -> tuple[str, str]:
@@ -146,7 +171,7 @@ def list_policies() -> list[dict[str, str]]:
             except PolicyError as error:
                 summary = str(error)
             rows.append({"kind": kind, "name": name, "summary": summary})
-    for kind, form, summary in _FIXED:
+    for kind, form, summary in _FORMS:
         rows.append({"kind": kind, "name": form, "summary": summary})
     return rows
 
@@ -159,18 +184,6 @@ def _installed(kind: str) -> dict[str, EntryPoint]:
 
 def _summary(policy: Any) -> str:
     return next(iter((policy.__doc__ or "").strip().splitlines()), "")
-
-
-def _resolve(kind: str, name: str) -> Any:
-    shipped = _SHIPPED[kind]
-    if name in shipped:
-        return shipped[name]()
-    if ":" in name:
-        return _load(kind, name, name)
-    installed = _installed(kind)
-    if name in installed:
-        return _load(kind, name, installed[name].value)
-    raise PolicyError(_unknown(f"{kind} policy", name, [*shipped, *installed]))
 
 
 def _load(kind: str, name: str, target: str) -> Any:

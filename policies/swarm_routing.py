@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies.interfaces import RoutingPolicy
 from policies.positions import Onward
 from policies.problem import Hop, Placement, Problem, RequestSpec, Route, hop_times_s
 from policies.state import SystemState
@@ -11,7 +12,7 @@ from policies.waiting import waited_route, waiting_s
 
 
 @dataclass
-class SwarmRouting:
+class SwarmRouting(RoutingPolicy):
     """Per hop the server with the lowest priority value, which then grows by its average latency (SWARM).
 
     Each server, and the clients together, keep a priority value and a moving average for every server that

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from policies.chains import ChainGraph, Chains, Link, cheapest, route_of
+from policies.interfaces import RoutingPolicy
 from policies.problem import Placement, Problem, RequestSpec, Route
 from policies.state import SystemState
 from policies.waiting import fits, waiting_s
 
 
-class WsRr:
+class WsRr(RoutingPolicy):
     """Cheapest chain for this request, waiting for cache included (WS-RR)."""
 
     name = "ws-rr"
@@ -43,7 +44,7 @@ class WsRrRouter:
         return route_of(chain, max(map(wait_s, chain)), cost_s)
 
 
-class ShortestPath:
+class ShortestPath(RoutingPolicy):
     """Cheapest chain as if every server were idle; requests then wait for full servers (offline CG-BPRR)."""
 
     name = "shortest-path"

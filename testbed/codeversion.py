@@ -23,6 +23,7 @@ _RULES = (
 def rules_digest() -> str:
     """Return the SHA-256 (hex) of the code that decides a run's results, and what sweeps measure of them."""
     digest = hashlib.sha256((resources.files("testbed.studies.sweep") / "measures.py").read_bytes())
+    digest.update((resources.files("testbed") / "faultkinds.py").read_bytes())
     for package in _RULES:
         for file in _files(resources.files(package)):
             digest.update(file.read_bytes())

@@ -15,13 +15,6 @@ from typing import Any
 
 from testbed.errors import UserError
 
-EVENTS = "events.jsonl"
-NETWORK_CHANGE = "network-change"
-"""Event: links have changed."""
-MOVED = "moved"
-"""Event: a server has changed its blocks."""
-BY_HAND, BY_SCENARIO = "hand", "scenario"
-"""Who caused a fault or a change of links: the user, or the scenario."""
 OWNER = "owner.json"
 NETWORK = "network.json"
 """The nodes of a run in real time: their addresses, and the process that holds their namespaces."""
@@ -45,8 +38,6 @@ ENDPOINT = "endpoint.json"
 """The endpoint of ``testbed serve``, while it serves: ``url``."""
 STUDY, STUDY_PAGE = "study.json", "index.html"
 """Files of the folder of a study (`testbed sweep`): what it is about, and the page of its results."""
-SIMULATED = "simulated"
-"""The network in the plan of a simulation without nodes."""
 SCRATCH = ("links", "virtual", "study", "agent")
 """Kinds of temporary folders: of ``testbed links``, of simulations by the engine ``virtual``, of simulated or
 measured runs of a study, of agents on other machines."""
@@ -182,25 +173,6 @@ def not_a_run(path: Path) -> UserError:
     )
 
 
-def is_simulated(run_dir: Path) -> bool:
-    """Whether ``run_dir`` is of a simulation without nodes, and so without logs: its plan says so."""
-    try:
-        plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(plan, dict) and plan.get("network") == SIMULATED
-
-
-def read_plan(run_dir: Path) -> dict[str, Any]:
-    """Read ``plan.json``. Raises ``UserError`` if it is not one that a run writes."""
-    try:
-        plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
-        _ = plan["placement"]["ranges"], plan["placement"]["cache_bytes"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read {run_dir / 'plan.json'}; give another run directory") from error
-    return dict(plan)
-
-
 def owner_alive(run_dir: Path) -> bool:
     """Whether the process that owns ``run_dir`` is still running."""
     path = run_dir / OWNER
@@ -240,45 +212,3 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write ``value`` to ``path`` as JSON, whole or not at all. Raises ``OSError``."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def read_events(run_dir: Path, *kinds: str) -> list[dict[str, Any]]:
-    """Return the events of these kinds from ``events.jsonl``, in order; empty if there is no such file.
-
-    Lines that are not whole are left out.
-    """
-    try:
-        lines = (run_dir / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:  # cut short by a kill or a full disk
-            continue
-        if isinstance(event, dict) and event.get("event") in kinds:
-            found.append(event)
-    return found
-
-
-class EventWriter:
-    """Writes ``events.jsonl``: one line per event of the run, at once.
-
-    A full disk does not stop the run: ``failure`` then holds the reason.
-    """
-
-    def __init__(self, run_dir: Path) -> None:
-        self._fd = os.open(run_dir / EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self.failure: str | None = None
-
-    def write(self, event: str, at_s: float | None = None, **details: Any) -> None:
-        """Append an event. ``at_s`` is its instant in scenario seconds, or None if it has none."""
-        line = json.dumps({"event": event, "at_s": at_s, **details}) + "\n"
-        try:
-            os.write(self._fd, line.encode())
-        except OSError as error:
-            self.failure = f"cannot write {EVENTS}: {error.strerror}"
-
-    def close(self) -> None:
-        os.close(self._fd)

@@ -74,7 +74,7 @@ class Record:
             )
         else:
             self.find(
-                f"All {found['n_tokens_checked']} tokens are the whole model's on this device{ties(found)}."
+                f"All {found['n_tokens_checked']} tokens are the whole model's on this device{ties(found['n_tokens_tied'])}."
             )
 
     def _write(self) -> None:

@@ -24,6 +24,7 @@ from benchmarks.gpu_parts.sizes import Model, model_of, quantised_here
 from nodes.blocks.device import available_bytes, open_device
 from nodes.blocks.memory import amount, workspace_bytes
 from nodes.blocks.spec import Weights
+from testbed.records.base import data_of
 from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import blocks_model
 from testbed.scenario import load_experiment
@@ -233,4 +234,4 @@ def tokens_of(scenario: Path, run_dir: Path) -> dict[str, Any]:
     experiment = load_experiment(str(scenario), ["compute.backend=blocks"])
     real = blocks_model(experiment, run_dir)
     assert real is not None, "the scenario has real blocks"
-    return verify_tokens(run_dir, experiment, real, lambda text: print(text, file=sys.stderr))
+    return data_of(verify_tokens(run_dir, experiment, real, lambda text: print(text, file=sys.stderr)))

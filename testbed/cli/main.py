@@ -41,6 +41,7 @@ from testbed.cli.programs import execute, link, net, ps, shell
 from testbed.cli.sweep import advise, capacity, explain, sweep
 from testbed.cli.workload import workload_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
+from testbed.faultkinds import KINDS, any_of
 from testbed.terminal import warn_once
 
 
@@ -124,9 +125,10 @@ def up(
     no_page: NoPageOption = False,
 ) -> None:
     """Start the testbed, serve the scenario's workload, write tables and a trace, print a summary."""
+    from testbed.control.placing import load_to_run
     from testbed.results.slo import parse_slo
-    from testbed.runs.up import UpOptions, up_command
-    from testbed.scenario import load_experiment
+    from testbed.runs.session import RunOptions
+    from testbed.runs.up import up_command
     from testbed.scenario.policy import PolicyChoice
 
     keys = {
@@ -140,7 +142,7 @@ def up(
     changes += model_overrides(model, random_weights)
     _refuse_pair_and_half(policy is not None, placement, routing)
     choice, changes = PolicyChoice(policy, placement, routing), [*(overrides or []), *changes]
-    options = UpOptions(
+    options = RunOptions(
         hold=hold,
         objectives=parse_slo(slo) if slo is not None else None,
         report=report,
@@ -153,7 +155,7 @@ def up(
 
         raise typer.Exit(seeds_command(scenario, choice, changes, seed, runs, out, options, as_json=as_json))
     seeds = [] if seed is None else [f"seed={seed}"]
-    experiment = load_experiment(scenario, [*changes, *choice.overrides(), *seeds])
+    experiment = load_to_run(scenario, [*changes, *choice.overrides(), *seeds])
     raise typer.Exit(up_command(experiment, out, options, as_json=as_json))
 
 
@@ -289,7 +291,7 @@ def _changes(options: dict[str, Any]) -> list[str]:
 
 @app.command(rich_help_panel=_RUNS)
 def fault(
-    kind: Annotated[str, typer.Argument(help="kill, stop, cont, slow, restart, leave or join.")],
+    kind: Annotated[str, typer.Argument(help=f"{any_of(KINDS)}.")],
     server: Annotated[str, typer.Argument(help="The server's name.")],
     factor: Annotated[
         float | None,
@@ -443,8 +445,8 @@ def validate(
 
     A policy that the file names as module:Class is not imported, and the placement is not checked then.
     """
-    from testbed.control.placing import place_experiment
-    from testbed.runs.up import check_online
+    from testbed.control.placing import load_to_run, place_experiment
+    from testbed.runs.session import check_online
     from testbed.runtime.gpus import missing_gpu, shared_out
     from testbed.runtime.wiring import check_frames
     from testbed.scenario import load_experiment
@@ -456,12 +458,14 @@ def validate(
         *model_overrides(model, random_weights),
     ]
     experiment = load_experiment(scenario, changes)
+    if not experiment.policy.code_in_file:
+        experiment = load_to_run(scenario, changes)
     check_frames(experiment)
     missing = missing_gpu(experiment)
     remarks = [missing] if missing else []
     blocks = shared_out(experiment, remarks.append)
     placement = None
-    if not experiment.code_in_file:
+    if not experiment.policy.code_in_file:
         placement = place_experiment(experiment).placement
         check_online(experiment, placement)
     answer: dict[str, Any] = {
@@ -469,14 +473,16 @@ def validate(
         "name": experiment.name,
         "n_servers": experiment.problem.n_servers,
         "n_clients": len(experiment.problem.clients),
-        "n_requests": len(experiment.requests),
+        "n_requests": len(experiment.workload.requests),
         "design_concurrency": placement and placement.design_concurrency,
-        "not_loaded": list(experiment.code_in_file),
+        "not_loaded": list(experiment.policy.code_in_file),
         "missing_gpu": missing,
         "devices": blocks and [blocks.device_of(n) for n in range(experiment.problem.n_servers)],
     }
     if placement is None:
-        placed = f"placement not checked: {', '.join(experiment.code_in_file)} in the file would run code"
+        placed = (
+            f"placement not checked: {', '.join(experiment.policy.code_in_file)} in the file would run code"
+        )
     else:
         placed = f"{placement.policy} places all blocks"
         if placement.design_concurrency:
@@ -549,12 +555,13 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Rebuild the tables, summary, trace and report of a run from its logs."""
+    from testbed.records.base import data_of
     from testbed.results import load_run
     from testbed.results.text import summary_text
-    from testbed.runs.up import exit_code, finish
+    from testbed.runs.session import exit_code, finish
 
     summary = finish(run, load_run(run), trace=trace)
-    print_answer(summary, lambda: summary_text(summary), as_json)
+    print_answer(data_of(summary), lambda: summary_text(summary), as_json)
     raise typer.Exit(exit_code(summary))
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from netem.networks import AUTO, NETWORKS, one_of
+
 ScenarioArg = Annotated[
     str, typer.Argument(help="A scenario file, or a shipped one's name; see `testbed scenarios`.")
 ]
@@ -28,8 +30,9 @@ HostsOption = Annotated[
         "choose some.",
     ),
 ]
+_EMULATING = [network for network in NETWORKS.values() if network.emulates]
 NetworkOption = Annotated[
-    str | None, typer.Option(help="auto, netem, fabric, memory or loopback; overrides network.backend.")
+    str | None, typer.Option(help=f"{AUTO}, {one_of(_EMULATING)}; overrides network.backend.")
 ]
 ClockOption = Annotated[
     str | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from policies.bans import Bans
 from policies.joining import join
@@ -16,20 +16,8 @@ from policies.waiting import fits
 from testbed.control.placing import PlacedExperiment
 from testbed.control.view import RouterView
 from testbed.control.waiting_room import Answer, CallAt, Wait, WaitingRoom
+from testbed.records.summary import DecisionCounts
 from testbed.scenario.experiment import Experiment
-
-
-@dataclass
-class Decisions:
-    """Counts routing decisions.
-
-    Stale ones were made with a wrong view of which servers are there; misled ones chose a chain with a server
-    that was not there.
-    """
-
-    n_decisions: int = 0
-    n_stale_decisions: int = 0
-    n_misled_decisions: int = 0
 
 
 class Coordinator:
@@ -57,24 +45,26 @@ class Coordinator:
         self._whole = placed.router
         self._parts = SubrangeRouter(placed.bind_to, problem, placed.placement)
         self._first_placement = placed.placement
-        self.requests = {r.index: r for r in experiment.requests}
+        self.requests = {r.index: r for r in experiment.workload.requests}
         """By index. More requests may be added."""
         self._now_s = now_s
-        self._view = RouterView(placed.placement.cache_bytes, experiment.state_age_s)
+        self._view = RouterView(placed.placement.cache_bytes, experiment.policy.state_age_s)
         self._chains: dict[int, tuple[Hop, ...]] = {}
         self._n_done: dict[int, int] = {}
-        self._expected_output = experiment.expected_output
+        self._expected_output = experiment.compute.expected_output
         self._times = ServiceTimes(problem)
-        rules = experiment.recovery
+        rules = experiment.faults.recovery
         self._bans = Bans(rules.ban_s if rules.ban_failed_servers else 0.0)
-        self.membership = Membership(experiment.membership, problem.n_servers, experiment.absent)
+        self.membership = Membership(
+            experiment.faults.membership, problem.n_servers, experiment.faults.absent
+        )
         self._present = self.membership.alive()
-        self.decisions = Decisions()
+        self.decisions = DecisionCounts()
         self.decisions_s: list[float] = []
         self._room: WaitingRoom | None = None
-        if experiment.queue is not None and call_at is not None:
+        if experiment.policy.queue is not None and call_at is not None:
             self._call_at = call_at
-            self._room = WaitingRoom(experiment.queue, self._let_in, self.route, now_s, call_at)
+            self._room = WaitingRoom(experiment.policy.queue, self._let_in, self.route, now_s, call_at)
 
     @property
     def placement(self) -> Placement:

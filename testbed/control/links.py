@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from nodes.clock import Clock
 from nodes.messages import Question
+from policies.links import Link
 from testbed.control.live import ask_running
 from testbed.errors import TestbedError, UserError
-from testbed.rundir import BY_HAND, BY_SCENARIO, NETWORK_CHANGE, EventWriter
+from testbed.records.events import BY_HAND, BY_SCENARIO, EventWriter, LinkRow, LinksChanged
 from testbed.scenario.events import between, members_of, unknown_place
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.fields import ratio
 from testbed.scenario.units import DURATION, RATE
 from testbed.scenario.whole import WholeNetwork
@@ -116,14 +118,15 @@ class LinkChanges:
                 done_at_s = await self._change(links)
                 otherwise = {pair: link for pair, link in links.items() if link != change.links[pair]}
                 self._events.write(
-                    NETWORK_CHANGE,
-                    done_at_s,
-                    planned_at_s=change.at_s,
-                    late_s=done_at_s - change.at_s,
-                    why=change.why,
-                    n_links=len(links),
-                    by=BY_SCENARIO,
-                    **({"links": _rows(otherwise)} if otherwise else {}),
+                    LinksChanged(
+                        at_s=done_at_s,
+                        planned_at_s=change.at_s,
+                        late_s=done_at_s - change.at_s,
+                        why=change.why,
+                        n_links=len(links),
+                        by=BY_SCENARIO,
+                        links=_rows(otherwise) if otherwise else UNSET,
+                    )
                 )
 
     async def by_hand(self, asked: ChangeLink) -> LinkChanged:
@@ -151,15 +154,16 @@ class LinkChanges:
                 self._by_hand = before
                 return LinkChanged(why_not=str(error))
             self._events.write(
-                NETWORK_CHANGE,
-                done_at_s,
-                planned_at_s=None,
-                late_s=None,
-                why=_in_words(asked),
-                n_links=len(links),
-                by=BY_HAND,
-                asked_at_s=asked_at_s,
-                links=_rows(links),
+                LinksChanged(
+                    at_s=done_at_s,
+                    planned_at_s=None,
+                    late_s=None,
+                    why=_in_words(asked),
+                    n_links=len(links),
+                    by=BY_HAND,
+                    asked_at_s=asked_at_s,
+                    links=_rows(links),
+                )
             )
         return LinkChanged(done_at_s, len(links))
 
@@ -203,10 +207,9 @@ def _in_words(asked: ChangeLink) -> str:
     return f"link {asked.a} and {asked.b}: {', '.join(said)} by hand"
 
 
-def _rows(links: Mapping[Pair, Link]) -> list[list[Any]]:
-    """Returns rows of ``events.jsonl``: from, to, delay (s), rate (bit/s), jitter (s), loss ratio."""
+def _rows(links: Mapping[Pair, Link]) -> list[LinkRow]:
     return [
-        [*pair, link.delay_s, link.rate_bps, link.jitter_s, link.loss_ratio] for pair, link in links.items()
+        (*pair, link.delay_s, link.rate_bps, link.jitter_s, link.loss_ratio) for pair, link in links.items()
     ]
 
 

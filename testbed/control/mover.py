@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from policies.online import OnlinePolicy, can_spare, kept, loading_s
 from policies.problem import BlockRange
 from testbed.control.coordinator import Coordinator
 from testbed.control.steering import Load, Steering
-from testbed.rundir import MOVED
+from testbed.records.events import AnyEvent, MoveBegun, Moved, MoveDrained, MoveLost, PlacementDecided
 from testbed.scenario.experiment import Experiment
 
 
@@ -51,7 +51,7 @@ class Mover:
     ``at_once`` move and another server that is there offers every block that it gives up. Otherwise all begin
     at once. Routers always see what servers offer now. When servers come or go, moves that have not begun are
     dropped, because they were planned with the servers before, and the controller decides anew.
-    ``write(event, at_s, details)`` is called at every phase of a move.
+    ``write`` is called with the event at every phase of a move.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Mover:
         coordinator: Coordinator,
         executor: MoveExecutor,
         now_s: Callable[[], float],
-        write: Callable[[str, float, dict[str, Any]], None],
+        write: Callable[[AnyEvent], None],
     ) -> None:
         self._experiment = experiment
         self._problem = experiment.problem
@@ -101,7 +101,7 @@ class Mover:
         if order:
             names = [self._problem.servers[j].name for j in order]
             concurrency = self._steering.target.design_concurrency
-            self._write("decided", now_s, {"servers": names, "design_concurrency": concurrency})
+            self._write(PlacementDecided(at_s=now_s, servers=names, design_concurrency=concurrency))
         self._pending += order
         self._begin_pending()
 
@@ -140,18 +140,19 @@ class Mover:
             new=new,
             new_bytes=target.cache_bytes[server],
             decided_at_s=self._steering.decided_at_s,
-            drain_s=self._experiment.recovery.give_up_s if self._policy.drains else None,
-            load_s=loading_s(self._problem, stays, new, self._experiment.load_bps),
+            drain_s=self._experiment.faults.recovery.give_up_s if self._policy.drains else None,
+            load_s=loading_s(self._problem, stays, new, self._experiment.policy.load_bps),
         )
         self._under_way[server] = move
         self._coordinator.offer(server, stays, min(move.new_bytes, offered.cache_bytes[server]))
-        self._log("moving", server, self._now_s(), old=list(move.old), new=list(new), keeps=list(stays))
+        name = self._problem.servers[server].name
+        self._write(MoveBegun(at_s=self._now_s(), server=name, old=move.old, new=new, keeps=stays))
         self._executor.rehost(move)
 
     def drained(self, server: int, at_s: float) -> None:
         """Note that ``server`` begins to load."""
         if server in self._under_way:
-            self._log("drained", server, at_s)
+            self._write(MoveDrained(at_s=at_s, server=self._problem.servers[server].name))
 
     def is_under_way(self, move: ServerMove) -> bool:
         """Returns whether ``move`` is still under way: it has neither ended nor been given up."""
@@ -166,17 +167,18 @@ class Mover:
         server = move.server
         del self._under_way[server]
         self._coordinator.offer(server, move.new, move.new_bytes)
-        self._log(
-            MOVED,
-            server,
-            open_at_s,
-            old=list(move.old),
-            new=list(move.new),
-            decided_at_s=move.decided_at_s,
-            closed_at_s=closed_at_s,
-            drained_at_s=drained_at_s,
-            open_at_s=open_at_s,
-            n_cut=n_cut,
+        self._write(
+            Moved(
+                at_s=open_at_s,
+                server=self._problem.servers[server].name,
+                old=move.old,
+                new=move.new,
+                decided_at_s=move.decided_at_s,
+                closed_at_s=closed_at_s,
+                drained_at_s=drained_at_s,
+                open_at_s=open_at_s,
+                n_cut=n_cut,
+            )
         )
         self._begin_pending()
 
@@ -192,7 +194,4 @@ class Mover:
             return
         target = self._steering.target
         self._coordinator.offer(server, target.ranges[server], target.cache_bytes[server])
-        self._log("move-lost", server, self._now_s(), old=list(move.old))
-
-    def _log(self, event: str, server: int, at_s: float, **details: Any) -> None:
-        self._write(event, at_s, {"server": self._problem.servers[server].name, **details})
+        self._write(MoveLost(at_s=self._now_s(), server=self._problem.servers[server].name, old=move.old))

@@ -12,11 +12,11 @@ from nodes.messages import Rehost
 from nodes.records import ENDED, Arrived, States
 from policies.online import OnlinePolicy
 from testbed.control.coordinator import Coordinator
-from testbed.control.faults.machines import Nodes
+from testbed.control.faults.machine import Nodes
 from testbed.control.guarded import guarded
 from testbed.control.mover import Mover, ServerMove
 from testbed.errors import RunError
-from testbed.rundir import EventWriter
+from testbed.records.events import EventWriter
 from testbed.scenario.experiment import Experiment
 
 _NEWS_S = 2.0
@@ -49,7 +49,7 @@ class Moves:
             coordinator,
             self,
             nodes.now_s,
-            lambda event, at_s, details: events.write(event, at_s, **details),
+            events.write,
         )
 
     def begin(self) -> None:

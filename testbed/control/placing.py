@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,23 +17,25 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from policies.checks import check_placement, check_route, check_waiting
-from policies.interfaces import PlacementPolicy, Router, RoutingPolicy
+from policies.interfaces import PlacementPolicy, Router, RoutingPolicy, trait
 from policies.joining import among, spread
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
-from policies.registry import PLACEMENTS, how_failed, resolve_placement, resolve_routing
+from policies.registry import how_failed, resolve, resolve_placement, resolve_routing
 from policies.search import search_design_concurrency
 from policies.state import SystemState
 from testbed.control.fixed import fixed_placement, fixed_routing
 from testbed.errors import UserError
+from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
-from testbed.scenario.policy import FIXED
+from testbed.scenario.policy import FIXED, UNREAD, Policies
+from testbed.scenario.schema import PolicyTable
 from testbed.terminal import say, unsaid
 
 _NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})
 _OWN_CODE = Path(__file__).resolve().parents[1]
-_DECIDING: list[str] = []
-"""Policies whose code is running, the innermost last. One list for the process: signal handlers and the thread of
-``StallWatch`` read it, and neither sees a context variable of the event loop's.
+_DECIDING: list[tuple[int, str]] = []
+"""Policies whose code is running and the threads that run it, the innermost last. One list for the process: the
+thread of ``StallWatch`` reads it, too, and would see no context variable of another thread.
 """
 _MAX_CHECKED = 65536
 """Most chains that are remembered as checked."""
@@ -105,19 +108,20 @@ class _Interrupt(BaseException):
 
 def deciding() -> str | None:
     """Returns the kind and name of the policy whose code is running now; ``None`` if none is."""
-    return _DECIDING[-1] if _DECIDING else None
+    return _DECIDING[-1][1] if _DECIDING else None
 
 
 def interrupt_policy() -> None:
-    """End the policy's code that is running, if any, with ``PolicyInterrupted``. For signal handlers."""
-    if _DECIDING:
+    """End the policy's code that this thread runs, if any, with ``PolicyInterrupted``. For signal handlers."""
+    if any(thread == threading.get_ident() for thread, _ in _DECIDING):
         raise _Interrupt
 
 
 @contextmanager
 def policy_code(kind: str, name: str) -> Iterator[None]:
     """Run a policy's code in the body: its exceptions become a ``PolicyError`` with its name and line."""
-    _DECIDING.append(f"{kind} policy {name}")
+    deciding = threading.get_ident(), f"{kind} policy {name}"
+    _DECIDING.append(deciding)
     try:
         yield
     except PolicyError:
@@ -134,7 +138,24 @@ def policy_code(kind: str, name: str) -> Iterator[None]:
             ) from error
         raise PolicyError(f"{kind} policy {name} {how_failed(error)}") from error
     finally:
-        _DECIDING.pop()
+        _DECIDING.remove(deciding)
+
+
+def load_to_run(name_or_path: str, overrides: Sequence[str] = ()) -> Experiment:
+    """Load a scenario whose policies are to run: as ``load_experiment``, with the traits of users' policies.
+
+    This runs the code of policies that are not shipped, those of the file after a notice. Raises
+    ``ScenarioError``, also if one cannot be loaded.
+    """
+    return load_experiment(name_or_path, overrides, users_policy)
+
+
+def users_policy(kind: str, name: str, is_of_file: bool = False) -> object:
+    """Load a policy that is not shipped; ``is_of_file``: only a file names it. Raises ``PolicyError``."""
+    import_from_here(name)
+    if is_of_file:
+        _give_notice([name])
+    return resolve(kind, name)
 
 
 def place_experiment(
@@ -158,11 +179,7 @@ class Decided(NamedTuple):
 
 
 class RememberedPlacements:
-    """Remembers placements, for runs that need the same ones: policies depend only on their arguments.
-
-    The order in which servers join, which every seed draws anew, matters for PETALS' placements only; for
-    other shipped policies it is ignored.
-    """
+    """Remembers placements, for runs that need the same ones: policies depend only on their arguments."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[Any, ...], Decided | PolicyError] = OrderedDict()
@@ -172,10 +189,13 @@ class RememberedPlacements:
 
         Raises the ``PolicyError`` of ``decide``, which is remembered, too.
         """
-        name, given = experiment.placement, experiment.design_concurrency
-        if name in PLACEMENTS and not name.startswith("petals"):
-            problem = dataclasses.replace(problem, join_order=())
-        key = name, given, experiment.routing if given == "searched" else None, problem
+        given = experiment.policy.design_concurrency
+        key = (
+            experiment.policy.placement,
+            given,
+            experiment.policy.routing if given == "searched" else None,
+            problem,
+        )
         if key not in self._known:
             try:
                 self._known[key] = decide()
@@ -202,19 +222,23 @@ def place(
     """
     problem = experiment.problem
     prepare_users_code(experiment)
-    policy = placement_policy(experiment.placement)
-    routing = stand_ins.get(experiment.routing) or routing_policy(experiment.routing)
+    policy = placement_policy(experiment.policy.placement)
+    routing = stand_ins.get(experiment.policy.routing) or routing_policy(experiment.policy.routing)
+    if experiment.policy.unread:
+        _check_nothing_was_missed(experiment, policy, routing)
     started_at = time.perf_counter()
-    present = [j for j in range(problem.n_servers) if j not in experiment.absent]
-    is_whole = len(present) == problem.n_servers or experiment.placement.startswith(FIXED)
+    present = [j for j in range(problem.n_servers) if j not in experiment.faults.absent]
+    is_whole = len(present) == problem.n_servers or trait(policy, PlacementPolicy, "sees_absent_servers")
     there = problem if is_whole else among(problem, present)
+    if not trait(policy, PlacementPolicy, "sees_join_order"):  # every seed draws another one
+        there = dataclasses.replace(there, join_order=())
 
     def search() -> Placement:
-        with policy_code("placement", experiment.placement):
-            given = experiment.design_concurrency
+        with policy_code("placement", experiment.policy.placement):
+            given = experiment.policy.design_concurrency
             if given != "searched":
                 return policy.place(there, given)
-            if getattr(policy, "searches", False):
+            if trait(policy, PlacementPolicy, "searches"):
                 return policy.place(there)
             return search_design_concurrency(there, policy.place, routing.bind).placement
 
@@ -223,29 +247,40 @@ def place(
         return Decided(search(), time.process_time() - began_at)
 
     placement, cpu_s = decide() if placements is None else placements.get(experiment, there, decide)
-    check_placement(there, placement, experiment.placement)
+    check_placement(there, placement, experiment.policy.placement)
     if not is_whole:
         placement = spread(placement, present, problem.n_servers)
-    for j in experiment.absent:
+    for j in experiment.faults.absent:
         if placement.ranges[j].n_blocks:
             raise PolicyError(
-                f"{experiment.placement} puts blocks on {problem.servers[j].name}, which has present = false and is "
+                f"{experiment.policy.placement} puts blocks on {problem.servers[j].name}, which has present = false and is "
                 "not there at the start; give it none"
             )
 
     def bind_to(problem: Problem, placement: Placement) -> CheckedRouter:
-        with policy_code("routing", experiment.routing):
+        with policy_code("routing", experiment.policy.routing):
             router = routing.bind(problem, placement)
         if not callable(getattr(router, "route", None)):
             raise PolicyError(
-                f"routing policy {experiment.routing} must return a router with a method route() from "
+                f"routing policy {experiment.policy.routing} must return a router with a method route() from "
                 f"bind(), not {type(router).__name__}"
             )
-        return CheckedRouter(router, problem, placement, experiment.routing)
+        return CheckedRouter(router, problem, placement, experiment.policy.routing)
 
     bind = partial(bind_to, problem)
     router = bind(placement)
     return PlacedExperiment(placement, router, time.perf_counter() - started_at, bind, bind_to, cpu_s)
+
+
+def _check_nothing_was_missed(
+    experiment: Experiment, placement: PlacementPolicy, routing: RoutingPolicy
+) -> None:
+    """Raise ``PolicyError`` if traits that were not read would have changed what is about to run."""
+    decided = Policies(placement, routing, None).decide(PolicyTable())
+    for key in ("queue", "communication", "session_setup"):
+        value = getattr(decided, key)
+        if key not in experiment.document["policy"] and value != UNREAD[key]:
+            raise PolicyError(f"a policy states {key} = {value!r}, which was not read: use load_to_run()")
 
 
 def prepare_users_code(experiment: Experiment) -> None:
@@ -254,8 +289,15 @@ def prepare_users_code(experiment: Experiment) -> None:
     If the scenario file names code to run, prints a notice, once for each policy: files may come from
     strangers.
     """
-    import_from_here(experiment.placement + experiment.routing + (experiment.online or ""))
-    names = unsaid(experiment.code_in_file)
+    import_from_here(
+        experiment.policy.placement + experiment.policy.routing + (experiment.policy.online or "")
+    )
+    _give_notice(experiment.policy.code_in_file)
+
+
+def _give_notice(of_file: Iterable[str]) -> None:
+    """Prints which policies' code runs because the scenario file names it, once for each."""
+    names = unsaid(of_file)
     if names:
         say(f"notice: the scenario file runs code of {', '.join(names)} as its policy")
 
@@ -267,17 +309,6 @@ def import_from_here(names: str) -> None:
     """
     if ":" in names and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-
-
-def placement_data(placement: Placement) -> dict[str, Any]:
-    """Returns a placement in the form of ``plan.json``, with half-open ranges from 0."""
-    return {
-        "policy": placement.policy,
-        "ranges": [list(r) for r in placement.ranges],
-        "cache_bytes": list(placement.cache_bytes),
-        "design_concurrency": placement.design_concurrency,
-        "bounds": dict(placement.bounds),
-    }
 
 
 def placement_policy(name: str) -> PlacementPolicy:

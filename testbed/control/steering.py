@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import replace
 
 from policies.checks import check_placement
+from policies.interfaces import trait
 from policies.online import OnlinePolicy, SystemView, TwoTimeScale, moves, rolling_order
 from policies.problem import BlockRange, Placement, PolicyError, Problem
 from policies.registry import resolve_online
@@ -52,15 +53,18 @@ def online_policy(experiment: Experiment) -> OnlinePolicy | None:
     A policy that runs a placement policy again uses the scenario's. Raises ``PolicyError``, also if the
     scenario sets a period or a patience that the policy does not have.
     """
-    if experiment.online is None:
+    if experiment.policy.online is None:
         return None
     prepare_users_code(experiment)
-    policy = resolve_online(experiment.online)
-    if isinstance(policy, TwoTimeScale) and not experiment.placement.startswith(FIXED):
-        policy = replace(policy, placement=placement_policy(experiment.placement))
+    policy = resolve_online(experiment.policy.online)
+    if isinstance(policy, TwoTimeScale) and not experiment.policy.placement.startswith(FIXED):
+        policy = replace(policy, placement=placement_policy(experiment.policy.placement))
+    for key in ("drains", "at_once"):
+        if not hasattr(policy, key):
+            setattr(policy, key, trait(policy, OnlinePolicy, key))
     for key, value_s in (
-        ("period_s", experiment.online_period_s),
-        ("patience_s", experiment.online_patience_s),
+        ("period_s", experiment.policy.online_period_s),
+        ("patience_s", experiment.policy.online_patience_s),
     ):
         if value_s is not None:
             if not hasattr(policy, key):

@@ -9,27 +9,32 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from nodes.admission import NO_ROUTE, Admission, Attempts, HostedBlocks, Need, name_of_attempt, ready_at_s
 from nodes.batching import Batches
 from nodes.clock import NS, nanoseconds, on_tick
-from nodes.rules import MAX_ATTEMPTS
+from nodes.request import SessionError
 from policies.online import OnlinePolicy
 from policies.problem import Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
+from policies.rules import MAX_ATTEMPTS
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
 from testbed.control.mover import Mover, ServerMove
 from testbed.control.placing import PlacedExperiment
 from testbed.fast.events import EventQueue
-from testbed.fast.outcome import COMPLETED, FAILED, CompletedMove, FastRun, SimulatedRequest, move_of
-from testbed.fast.servers import Key, Need, OnCache, Refused, Servers
-from testbed.fast.steps import ChainSession, Part, Steps, delays_of, replay_of
-from testbed.rundir import MOVED
+from testbed.fast.outcome import FastRun, SimulatedRequest
+from testbed.fast.steps import ChainSession, Key, Part, Steps, delays_of, replay_of
+from testbed.records.events import AnyEvent, Moved
+from testbed.records.requests import COMPLETED, FAILED
+from testbed.records.summary import MoveRow
 from testbed.scenario.experiment import Experiment
+
+OnCache = Callable[[float, int, float], None]
+"""Called with (instant, server, change in bytes) whenever cache is reserved or released."""
 
 
 class Disturbed(Exception):
@@ -62,10 +67,8 @@ class _Session:
 
     number: int
     plan: RequestPlan
-    waits_s: Iterator[float]
-    """The waits between attempts to open the session."""
-    since_s: float
-    """Since when the request has had no chain."""
+    attempts: Attempts
+    """Those since the request has had no chain."""
     opening: int = 0
     n_chains: int = 0
     """How many chains it has tried to open."""
@@ -105,14 +108,17 @@ class _Run:
         self._problem = experiment.problem
         self._setup_s = experiment.calibration.session_setup_s
         self._max_attempts = max_attempts
-        paging = experiment.paging
-        self._servers = Servers(
-            placed.placement,
-            experiment.problem.model.cache_bytes_per_token,
-            on_cache,
-            paging,
-            self._preempted,
-        )
+        paging, token_bytes = experiment.compute.paging, experiment.problem.model.cache_bytes_per_token
+        self._servers = [
+            Admission[Key](
+                HostedBlocks(held.first, held.last, room_bytes, token_bytes, paging),
+                partial(self._preempted, server),
+                None if on_cache is None else partial(self._cache_changed, on_cache, server),
+            )
+            for server, (held, room_bytes) in enumerate(
+                zip(placed.placement.ranges, placed.placement.cache_bytes, strict=True)
+            )
+        ]
         self._coordinator = Coordinator(experiment, placed, lambda: queue.now_s, queue.at)
         self._times = ServiceTimes(experiment.problem)
         self._steps: Steps | None = None
@@ -123,8 +129,8 @@ class _Run:
         if goes_step_by_step(experiment):
             self._free_at = queue.at
             problem, batches = experiment.problem, None
-            if experiment.batching == "continuous":
-                batches = [Batches(law, experiment.chunk_tokens) for law in problem.servers]
+            if experiment.compute.batching == "continuous":
+                batches = [Batches(law, experiment.compute.chunk_tokens) for law in problem.servers]
             self._steps = Steps(
                 queue,
                 problem.model.token_bytes,
@@ -139,7 +145,7 @@ class _Run:
         self._sessions: dict[int, _Session] = {}
         """Requests that have arrived and have not ended, by number."""
         self._ended: dict[int, SimulatedRequest] = {}
-        self._moves: list[CompletedMove] = []
+        self._moves: list[MoveRow] = []
         self._draining: dict[int, tuple[ServerMove, float]] = {}
         self._mover: Mover | None = None
         if online is not None:
@@ -149,7 +155,7 @@ class _Run:
             self._plan_check(self._mover)
 
     def serve(self) -> FastRun:
-        requests = self._experiment.requests
+        requests = self._experiment.workload.requests
         coming: list[deque[tuple[int, RequestPlan]]] = [deque() for _ in self._problem.clients]
         for number, plan in enumerate(requests):
             coming[plan.client].append((number, plan))
@@ -180,9 +186,18 @@ class _Run:
     def _arrive(self, number: int, plan: RequestPlan) -> None:
         if self._mover is not None:
             self._mover.load.arrive(self._queue.now_s)
-        waits_s = self._experiment.backoff.waits_s(plan.index)
-        self._sessions[number] = session = _Session(number, plan, waits_s, plan.arrival_at_s)
+        attempts = self._attempts(plan.index, plan.arrival_at_s)
+        self._sessions[number] = session = _Session(number, plan, attempts)
         self._ask(session)
+
+    def _attempts(self, request: int, since_s: float) -> Attempts:
+        backoff, final_give_up_s = (
+            self._experiment.workload.backoff,
+            self._experiment.faults.recovery.give_up_s,
+        )
+        return Attempts(
+            backoff.waits_s(request), since_s, backoff.give_up_s, final_give_up_s, self._max_attempts
+        )
 
     def _ask(self, session: _Session) -> None:
         """Ask for a chain."""
@@ -192,7 +207,7 @@ class _Run:
 
     def _answer(self, session: _Session, route: Route | PolicyError | None) -> None:
         """The coordinator has decided. Of several that it lets in at once one is told after the other."""
-        if self._experiment.queue is None:
+        if self._experiment.policy.queue is None:
             self._told(session, route)
         else:
             self._queue.at(self._queue.now_s, self._told, session, route)
@@ -205,12 +220,12 @@ class _Run:
         if isinstance(route, PolicyError):
             raise PolicyError(f"request {plan.index}: {route}") from route
         if route is None:
-            session.refusal, session.is_final = "no route covers the model", True
+            session.refusal, session.is_final = NO_ROUTE, True
             self._refused(session)
             return
         session.route = route
-        # The name that a client would give the session: it orders requests that arrived at the same time.
-        name = f"{plan.index}.{session.n_chains}" if session.n_chains else f"{plan.index}"
+        # It orders requests that arrived at the same time.
+        name = name_of_attempt(f"{plan.index}", session.n_chains)
         session.n_chains += 1
         n_done = session.on_chain.token if session.on_chain is not None else 0
         need = Need(plan.n_input_tokens + n_done, plan.known.n_tokens, (plan.arrival_at_s, name))
@@ -234,15 +249,13 @@ class _Run:
         if is_last:
             down_s = self._problem.down_s(session.plan.client, hop.server)
             self._queue.at(self._queue.now_s + down_s, self._answered, session)
-        refused = self._servers.reserve((session.number, session.opening), hop, need, self._queue.now_s)
+        key, server = (session.number, session.opening), self._servers[hop.server]
+        refused = server.admit(key, hop.first, hop.last, need)
         if refused is None:
             session.opened += (hop.server,)
         else:
-            self._note_refusal(session, hop.server, refused)
-
-    def _note_refusal(self, session: _Session, server: int, refused: Refused) -> None:
-        session.refusal = f"{self._problem.servers[server].name}: {refused.reason}"
-        session.is_final |= refused.is_final
+            session.refusal = f"{self._problem.servers[hop.server].name}: {refused.reason}"
+            session.is_final |= refused.is_final
 
     def _answered(self, session: _Session) -> None:
         """All servers have answered."""
@@ -251,20 +264,17 @@ class _Run:
             self._close(session, self._refused)
             return
         assert session.route is not None
-        ready_at_s = now_s
+        begins_at_s, hops = now_s, session.route.hops
         if session.ready_at_s is None:
-            least_at_s = session.asked_at_s + self._problem.initial_delay_s
-            ready_at_s = on_tick(max(now_s, least_at_s) + self._setup_s)
-            session.waiting_s, session.ready_at_s = (
-                session.asked_at_s - on_tick(plan.arrival_at_s),
-                ready_at_s,
-            )
-        hops = session.route.hops
+            initial_delay_s = self._problem.initial_delay_s
+            begins_at_s = ready_at_s(session.asked_at_s, now_s, initial_delay_s, self._setup_s)
+            session.waiting_s = session.asked_at_s - on_tick(plan.arrival_at_s)
+            session.ready_at_s = begins_at_s
         if self._steps is not None:
-            self._serve_step_by_step(self._steps, session, hops, ready_at_s)
+            self._serve_step_by_step(self._steps, session, hops, begins_at_s)
             return
         first_s, all_s = self._times.of(plan.served, hops)
-        self._free_at(ready_at_s + all_s, self._finish, session, on_tick(ready_at_s + first_s))
+        self._free_at(begins_at_s + all_s, self._finish, session, on_tick(begins_at_s + first_s))
 
     def _serve_step_by_step(
         self, steps: Steps, session: _Session, hops: tuple[Hop, ...], ready_at_s: float
@@ -274,14 +284,14 @@ class _Run:
         ended, lost = partial(self._finish, session), partial(self._lost, session)
         parts: Sequence[Part] = (Part(0, plan.n_input_tokens),)
         if before is not None:
-            parts = replay_of(before, in_steps=self._experiment.recovery.replay == "step_by_step")
+            parts = replay_of(before, in_steps=self._experiment.faults.recovery.replay == "step_by_step")
         sent = RequestSpec(plan.client, parts[0].n_tokens, plan.n_output_tokens)
         session.on_chain = on_chain = ChainSession(
             plan, key, hops, delays_of(self._experiment, sent, hops), ended, lost
         )
         on_chain.parts, on_chain.ready_at_s = parts, ready_at_s
         if before is not None:
-            session.preempted_s += ready_at_s - session.since_s
+            session.preempted_s += ready_at_s - session.attempts.since_s
             on_chain.token, on_chain.first_at_s, on_chain.ready_at_s = (
                 before.token,
                 before.first_at_s,
@@ -292,7 +302,10 @@ class _Run:
         on_chain.preempted_by = session.preempted_by
         steps.begin(on_chain, ready_at_s)
 
-    def _preempted(self, key: Key, server: int) -> None:
+    def _cache_changed(self, on_cache: OnCache, server: int, n_bytes: float) -> None:
+        on_cache(self._queue.now_s, server, n_bytes)
+
+    def _preempted(self, server: int, key: Key) -> None:
         """Handle that a server has taken a session's cache for others."""
         session = self._sessions.get(key[0])  # it may have ended, which the server does not know yet
         if self._problem.forwarding and session is not None:
@@ -311,23 +324,20 @@ class _Run:
         now_s, index = self._queue.now_s, session.plan.index
         session.n_preemptions += 1
         session.preempted_tokens += cached_tokens
-        session.since_s, session.waits_s = now_s, self._experiment.backoff.waits_s(index)
+        session.attempts = self._attempts(index, now_s)
         self._close(session)
         self._coordinator.release(index)
         self._ask(session)
 
     def _refused(self, session: _Session) -> None:
         """Try again after the backoff, or give up."""
-        now_s, plan, give_up_s = self._queue.now_s, session.plan, self._experiment.backoff.give_up_s
-        if session.is_final:
-            give_up_s = give_up_s or self._experiment.recovery.give_up_s
-        backoff_s = next(session.waits_s)
-        if give_up_s and now_s + backoff_s > session.since_s + give_up_s:
-            self._fail(session, f"no room within {give_up_s:g} s ({session.refusal})")
-        elif session.opening >= self._max_attempts:
-            self._fail(session, f"{session.opening} attempts to open a session failed ({session.refusal})")
+        now_s, plan = self._queue.now_s, session.plan
+        try:
+            wait_s = session.attempts.failed(now_s, session.refusal, is_final=session.is_final)
+        except SessionError as given_up:
+            self._fail(session, str(given_up))
         else:
-            self._queue.at(now_s + backoff_s, self._ask, session)
+            self._queue.at(now_s + wait_s, self._ask, session)
         self._coordinator.release(plan.index)
 
     def _finish(self, session: _Session, first_at_s: float) -> None:
@@ -392,10 +402,9 @@ class _Run:
 
     def _free(self, key: Key, client: int, server: int, confirmed: Callable[[], None] | None) -> None:
         """A closing reaches a server."""
-        now_s = self._queue.now_s
-        self._servers.release(key, server, now_s)
+        self._servers[server].release(key)
         if confirmed is not None:
-            self._free_at(now_s + self._problem.down_s(client, server), confirmed)
+            self._free_at(self._queue.now_s + self._problem.down_s(client, server), confirmed)
         if server in self._draining:
             self._load_if_drained(server)
 
@@ -414,14 +423,15 @@ class _Run:
     def rehost(self, move: ServerMove) -> None:
         """As ``testbed.control.mover.MoveExecutor``."""
         now_s, server = self._queue.now_s, move.server
-        self._servers.offer(server, move.stays, min(move.new_bytes, self._servers.room_bytes(server)))
+        room_bytes = self._servers[server].hosted.cache_bytes
+        self._servers[server].offer(move.stays.first, move.stays.last, min(move.new_bytes, room_bytes))
         self._draining[server] = move, now_s
         assert move.drain_s is not None
         self._queue.at(now_s + move.drain_s, self._overdue, move)
         self._load_if_drained(server)
 
     def _load_if_drained(self, server: int) -> None:
-        if self._servers.is_drained(server):
+        if not self._servers[server].leaving():
             assert self._mover is not None
             move, closed_at_s = self._draining.pop(server)
             now_s = self._queue.now_s
@@ -437,15 +447,14 @@ class _Run:
 
     def _loaded(self, move: ServerMove, closed_at_s: float, drained_at_s: float) -> None:
         assert self._mover is not None
-        self._servers.offer(move.server, move.new, move.new_bytes)
+        self._servers[move.server].offer(move.new.first, move.new.last, move.new_bytes)
         self._mover.completed(move, closed_at_s, drained_at_s, self._queue.now_s, 0)
 
-    def _note_move(self, event: str, at_s: float, details: dict[str, Any]) -> None:
-        if event == MOVED:
-            names = [server.name for server in self._problem.servers]
-            self._moves.append(move_of(details, names))
+    def _note_move(self, event: AnyEvent) -> None:
+        if isinstance(event, Moved):
+            self._moves.append(event.row([server.name for server in self._problem.servers]))
 
 
 def goes_step_by_step(experiment: Experiment) -> bool:
     """Returns whether sessions affect each other on servers: then there is no closed form of their times."""
-    return experiment.batching == "continuous" or experiment.paging is not None
+    return experiment.compute.batching == "continuous" or experiment.compute.paging is not None

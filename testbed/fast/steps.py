@@ -7,14 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nodes.admission import Admission
 from nodes.batching import Batch, Batches, Composition, Step
 from nodes.records import HOP_COLUMNS, HopRecord
 from policies.problem import Hop, RequestSpec, hop_times_s, return_times_s
 from policies.steps import StepLaw
 from policies.workload import RequestPlan
 from testbed.fast.events import EventQueue
-from testbed.fast.servers import Key, Servers
 from testbed.scenario.experiment import Experiment
+
+Key = tuple[int, int]
+"""A request's number, and which of its attempts to open a session this is."""
 
 COLUMNS = ("request", "token", "hop", *HOP_COLUMNS, "client_s")
 """The columns of ``Steps.rows``."""
@@ -102,7 +105,7 @@ class Steps:
         *,
         laws: Sequence[StepLaw] = (),
         batches: Sequence[Batches] | None = None,
-        caches: Servers | None = None,
+        caches: Sequence[Admission[Key]] | None = None,
         down_s: Callable[[int, int], float] = lambda client, server: 0.0,
         forwarding: bool = False,
         hub_token_s: float = 0.0,
@@ -156,8 +159,8 @@ class Steps:
 
     def _arrive(self, session: ChainSession) -> None:
         hop, part, now_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
-        if self._caches is not None and not self._caches.grow(
-            session.key, hop.server, part.position + part.n_tokens, now_s
+        if self._caches is not None and not self._caches[hop.server].grow(
+            session.key, part.position + part.n_tokens
         ):
             if not self._forwarding:  # else the client is notified at once: see ``notify_preempted``
                 back_s = self._down_s(session.plan.client, hop.server)
@@ -195,7 +198,8 @@ class Steps:
     def _depart(self, session: ChainSession, arrived_at_s: float, together: Composition) -> None:
         hop, part, departed_at_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
         is_passed_on = self._forwarding and session.at + 1 < len(session.hops)
-        if self._forwarding and self._caches is not None and not self._caches.holds(session.key, hop.server):
+        caches = self._caches
+        if self._forwarding and caches and not caches[hop.server].cached_tokens(session.key):
             return
         received_at_s = departed_at_s
         if not is_passed_on:
@@ -276,7 +280,10 @@ def delays_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop])
 
     def share_up(server: int) -> float:
         name = problem.servers[server].name
-        up_bps, down_bps = experiment.links[client, name].rate_bps, experiment.links[name, client].rate_bps
+        up_bps, down_bps = (
+            experiment.network.links[client, name].rate_bps,
+            experiment.network.links[name, client].rate_bps,
+        )
         return down_bps / (up_bps + down_bps)
 
     previous: int | None = None

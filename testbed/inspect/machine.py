@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from netem import probe
-from netem.choose import BACKENDS, choose_backend
+from netem.networks import AUTO, CLOCKS, NETWORKS, Network, choose
 from testbed.runtime.blocks import blocks_missing
 from testbed.runtime.gpus import find_gpus
 from testbed.scenario.checkpoints import INSTALL
@@ -42,14 +42,14 @@ def doctor_rows() -> list[dict[str, Any]]:
         _row("htb", probe.probe_qdisc("htb"), "rate shaping (sch_htb)"),
         _row("netem-qdisc", probe.probe_qdisc("netem"), "kernel delay emulation (sch_netem)"),
     ]
-    missing = {backend.name: backend.missing() for backend in BACKENDS}
-    rows += [_row(f"network {name}", why_not, "works here") for name, why_not in missing.items()]
-    rows.append(_row("network memory", None, "works everywhere; all nodes in one process, virtual time only"))
-    rows.append(_packets_row({name: why for name, why in missing.items() if name != "loopback"}))
-    virtual = "memory" if missing["fabric"] else "fabric"
-    rows.append(_row("virtual time", None, f"network auto takes {virtual}"))
-    chosen, _ = choose_backend("auto")  # the rows of the networks say why no better one
-    rows.append(_row("real time", None, f"network auto takes {chosen.name}"))
+    emulated = [network for network in NETWORKS.values() if network.emulates]
+    emulated.sort(key=lambda network: "real" not in network.clocks)
+    missing = [(network, network.missing()) for network in emulated]
+    rows += [_row(f"network {network.name}", why_not, network.here) for network, why_not in missing]
+    rows.append(_packets_row(missing))
+    for clock in CLOCKS:
+        chosen, _ = choose(AUTO, clock)  # the rows of the networks say why no better one
+        rows.append(_row(f"{clock} time", None, f"network auto takes {chosen.name}"))
     return rows + _blocks_rows() + _uuid_rows()
 
 
@@ -59,14 +59,18 @@ def _row(name: str, missing: str | None, detail: str, hint: str = "") -> dict[st
     return {"name": name, "works": False, "detail": missing, "hint": hint}
 
 
-def _packets_row(missing: dict[str, str | None]) -> dict[str, Any]:
+def _packets_row(missing: list[tuple[Network, str | None]]) -> dict[str, Any]:
     """Return the row on jitter, loss and changes of links: which networks here apply them to real packets.
 
-    ``missing``: by network, what it lacks here, or None if it works.
+    ``missing``: each network with what it lacks here, or None if it works.
     """
-    working = [name for name, why_not in missing.items() if why_not is None]
+    working = [network.name for network, why_not in missing if network.has_packets and why_not is None]
+    imitated = [network.name for network, _ in missing if network.delays_in_client]
+    lacking = [lacks for network, lacks in missing if network.has_packets]
     why_not = (
-        None if working else f"only imitated by clients (loopback); for real packets: {missing['fabric']}"
+        None
+        if working
+        else f"only imitated by clients ({', '.join(imitated)}); for real packets: {lacking[-1]}"
     )
     return _row(
         "jitter, loss", why_not, f"on real packets, by {' and '.join(working)}; changes of links, too"

@@ -33,11 +33,11 @@ def make_command(
     experiment = load_experiment(scenario, overrides)
     try:
         with replacing(file) as temporary:
-            temporary.write_text(trace_text(kind, experiment.requests), encoding="utf-8")
+            temporary.write_text(trace_text(kind, experiment.workload.requests), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}; choose another file") from None
     answer, text = show_command(file)
-    origin = f"{experiment.name}, seed {experiment.seed}: {experiment.workload}"
+    origin = f"{experiment.name}, seed {experiment.seed}: {experiment.workload.source}"
     return {**answer, "origin": origin}, f"requests of the scenario {origin}\n{text}"
 
 

@@ -18,8 +18,9 @@ from testbed.page.header import header
 from testbed.page.history import History, Position
 from testbed.page.others import finished_history
 from testbed.page.simulated import read_simulation
+from testbed.records.plan import is_simulated, read_plan
 from testbed.results import load_run
-from testbed.rundir import OWNER, TWIN, is_simulated, not_a_run, owner_alive, read_plan
+from testbed.rundir import OWNER, TWIN, not_a_run, owner_alive
 
 UPDATE_S = 0.1
 """Real seconds between two updates of a page, at least."""
@@ -63,7 +64,7 @@ class Feed:
         else:
             experiment = load_run(self.run_dir)
             self.header = header(experiment, read_plan(self.run_dir))
-            n_tokens = sum(request.n_output_tokens for request in experiment.requests)
+            n_tokens = sum(request.n_output_tokens for request in experiment.workload.requests)
             self._follower = Follower(self.run_dir, self.header, n_tokens)
             self._history = self._follower.history
             self._is_real = self.header["clock"] == "real"

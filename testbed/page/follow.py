@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 from nodes.eventlog import LogReader
 from testbed.page.history import MAX_TOKENS, History
 from testbed.page.servers import ServerStates
-from testbed.rundir import EVENTS
+from testbed.records.events import EVENTS, AnyEvent, Broken, Interrupted, RequestRejected, Stopped, events_in
 
-_OF_REQUESTS = ("arrived", "routed", "admitted", "rejected", "completed", "reachable")
+_IN_LOGS = (RequestRejected,)
 """Events that the clients' logs have, too; they are not read twice."""
 _MAX_LINE_BYTES = 1024**2
 
@@ -25,19 +24,15 @@ class EventReader:
         self._path = run_dir / EVENTS
         self._read_bytes = 0
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[AnyEvent]:
         with open(self._path, "rb") as file:
             file.seek(self._read_bytes)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
                 self._read_bytes += len(line)
-                try:
-                    event = json.loads(line) if len(line) <= _MAX_LINE_BYTES else None
-                except ValueError:  # cut short by a kill or a full disk
-                    continue
-                if isinstance(event, dict) and isinstance(event.get("event"), str):
-                    yield event
+                if len(line) <= _MAX_LINE_BYTES:
+                    yield from events_in([line])
 
 
 class Follower:
@@ -94,15 +89,13 @@ class Follower:
         self._sizes[path] = size
         return True
 
-    def _take(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind in ("stopped", "interrupted", "broken"):
-            self.has_stopped = self.has_stopped or kind == "stopped"
-            self.failure = self.failure or {"interrupted": "interrupted"}.get(
-                kind, str(event.get("reason", ""))
-            )
+    def _take(self, event: AnyEvent) -> None:
+        if isinstance(event, Stopped):
+            self.has_stopped = True
+        elif isinstance(event, Interrupted | Broken):
+            self.failure = self.failure or getattr(event, "reason", "interrupted")
         row = self._states.take(event)
         if row is not None:
             self.history.servers.append(row)
-        if kind not in _OF_REQUESTS:
+        if not isinstance(event, _IN_LOGS):
             self.history.event(event)

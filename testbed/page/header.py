@@ -5,36 +5,39 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from policies.links import Link
+from testbed.faultkinds import KINDS
 from testbed.page.layout import beside_nearest, by_round_trips, places, site_rtts_s, sites_of
-from testbed.scenario.experiment import Experiment, Link
+from testbed.records.plan import Clock, Plan
+from testbed.scenario.experiment import Experiment
 
 
-def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:
+def header(experiment: Experiment, plan: Plan) -> dict[str, Any]:
     """Return the constant part of a run as JSON data. Its order numbers the servers, clients and sites."""
     problem = experiment.problem
     sites = sites_of(experiment)
     number = {site: i for i, site in enumerate(sites)}
     known, rtts_s = places(experiment), site_rtts_s(experiment)
     points = by_round_trips(sites, rtts_s) if known is None else beside_nearest(sites, rtts_s, known)
-    ranges, cache_bytes = plan["placement"]["ranges"], plan["placement"]["cache_bytes"]
-    clock = plan.get("clock") or {"name": "virtual", "why": "simulated"}
+    ranges, cache_bytes = plan.placement.ranges, plan.placement.cache_bytes
+    clock = plan.clock or Clock(name="virtual", why="simulated")
     return {
         "name": experiment.name,
         "description": experiment.description,
         "model": problem.model.name,
         "n_blocks": problem.model.n_blocks,
         "cache_bytes_per_token": problem.model.cache_bytes_per_token,
-        "page_tokens": experiment.paging.page_tokens if experiment.paging else None,
-        "placement": str(plan["placement"].get("policy", experiment.placement)),
-        "routing": experiment.routing,
-        "design_concurrency": plan["placement"].get("design_concurrency"),
-        "network": str(plan.get("network", "")),
-        "clock": str(clock["name"]),
-        "clock_why": str(clock["why"]),
+        "page_tokens": experiment.compute.paging.page_tokens if experiment.compute.paging else None,
+        "placement": plan.placement.policy or experiment.policy.placement,
+        "routing": experiment.policy.routing,
+        "design_concurrency": plan.placement.design_concurrency,
+        "network": plan.network,
+        "clock": clock.name,
+        "clock_why": clock.why,
         "time_scale": experiment.time_scale,
         "seed": experiment.seed,
-        "workload": experiment.workload,
-        "n_requests": None if experiment.endpoint_tokens else len(experiment.requests),
+        "workload": experiment.workload.source,
+        "n_requests": None if experiment.workload.endpoint_tokens else len(experiment.workload.requests),
         "forwarding": problem.forwarding,
         "layout": "rtt" if known is None else "places",
         "sites": [
@@ -55,9 +58,13 @@ def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:
                 "cache_bytes": cache_bytes[j],
                 "first": ranges[j][0],
                 "last": ranges[j][1],
-                "state": "absent" if j in experiment.absent else "online",
+                "state": "absent" if j in experiment.faults.absent else "online",
             }
             for j, server in enumerate(problem.servers)
+        ],
+        "fault_kinds": [
+            {"name": kind.name, "what": kind.what, "has_factor": kind.has_factor, "is_bad": kind.is_bad}
+            for kind in KINDS.values()
         ],
         "clients": [{"name": name, "site": number[experiment.sites[name]]} for name in problem.clients],
         **_links(experiment, number),
@@ -69,7 +76,7 @@ def _links(experiment: Experiment, number: dict[str, int]) -> dict[str, Any]:
 
     A link is ``[a, b, rtt, rate, loss]``: site numbers, seconds, bits per second (0: not limited), ratio.
     """
-    present = dict(experiment.links)
+    present = dict(experiment.network.links)
     clients = set(experiment.problem.clients)
     pairs: dict[tuple[int, int], tuple[str, str]] = {}
     for a, b in present:
@@ -83,7 +90,7 @@ def _links(experiment: Experiment, number: dict[str, int]) -> dict[str, Any]:
 
     links = [row(a, b) for a, b in pair_of]
     changes = []
-    for change in experiment.changes:
+    for change in experiment.network.changes:
         present.update(change.links)
         changed = [row(a, b) for a, b in pair_of if (a, b) in change.links or (b, a) in change.links]
         changes.append([change.at_s, change.why, changed])

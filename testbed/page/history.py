@@ -42,6 +42,7 @@ from nodes.records import (
     Rerouted,
     Token,
 )
+from testbed.records.events import Event, event_data
 
 MAX_TOKENS = 400_000
 """About the most tokens that a page is sent; of a longer run it is sent every n-th token of a request."""
@@ -187,12 +188,11 @@ class History:
         rows = [[int(hop[0]), *(_short(part_s) for part_s in hop[1:])] for hop in hops]
         self.parts.append([request, number, _short(ready_at_s), rows])
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Event) -> None:
         """Append a line of ``events.jsonl``."""
-        at_s = event.get("at_s")
-        if isinstance(at_s, int | float):
-            self._seen(at_s)
-        self.events.append(event)
+        if event.at_s is not None:
+            self._seen(event.at_s)
+        self.events.append(event_data(event))
 
     def _append(self, request: int, number: int, at_s: float) -> None:
         self._token_request.append(request)

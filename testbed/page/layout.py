@@ -47,10 +47,10 @@ def site_rtts_s(experiment: Experiment) -> dict[tuple[str, str], float]:
     """Return the round trip in seconds of each pair of linked sites; a pair is in the order of the sites."""
     order = {site: number for number, site in enumerate(sites_of(experiment))}
     found: dict[tuple[str, str], float] = {}
-    for (a, b), link in experiment.links.items():
+    for (a, b), link in experiment.network.links.items():
         first, second = experiment.sites[a], experiment.sites[b]
         if order[first] < order[second] and (first, second) not in found:
-            found[first, second] = link.delay_s + experiment.links[b, a].delay_s
+            found[first, second] = link.delay_s + experiment.network.links[b, a].delay_s
     return found
 
 

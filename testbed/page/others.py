@@ -12,8 +12,9 @@ from testbed.page.follow import Follower
 from testbed.page.header import header
 from testbed.page.history import History, Position
 from testbed.page.simulated import read_simulation
+from testbed.records.plan import is_simulated, read_plan
 from testbed.results import load_run
-from testbed.rundir import is_simulated, owner_alive, read_plan
+from testbed.rundir import owner_alive
 
 
 def finished_history(run_dir: Path) -> History:
@@ -21,7 +22,7 @@ def finished_history(run_dir: Path) -> History:
     if is_simulated(run_dir):
         return read_simulation(run_dir)[1]
     experiment = load_run(run_dir)
-    n_tokens = sum(request.n_output_tokens for request in experiment.requests)
+    n_tokens = sum(request.n_output_tokens for request in experiment.workload.requests)
     follower = Follower(run_dir, header(experiment, read_plan(run_dir)), n_tokens)
     follower.poll()
     return follower.history

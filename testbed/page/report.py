@@ -6,7 +6,6 @@ import base64
 import gzip
 import hashlib
 import html
-import json
 import re
 from importlib import resources
 from pathlib import Path
@@ -18,11 +17,13 @@ from testbed.errors import TestbedError
 from testbed.page.follow import Follower
 from testbed.page.header import header
 from testbed.page.history import Position
+from testbed.records.plan import read_plan
+from testbed.records.summary import read_summary
 from testbed.results import load_run, read_tables, write_all
 from testbed.results.errors import Tables
 from testbed.results.figures import draw_figures
 from testbed.results.report import report_body, report_title
-from testbed.rundir import TWIN, read_plan, replacing
+from testbed.rundir import TWIN, replacing
 from testbed.scenario.experiment import Experiment
 
 MAX_TOKENS = 100_000
@@ -39,14 +40,12 @@ def write_report(run_dir: Path, experiment: Experiment, tables: Tables | None = 
     ``tables`` is the result of ``read_tables``, if the caller has it. Raises ``RunError`` if a file cannot be
     written.
     """
-    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    summary = read_summary(run_dir)
     if tables is None:
         tables = read_tables(run_dir, experiment)
     records, hops, rows = tables.records, tables.hops, tables.rows
     failures = [
-        f"request {row['request']}: {row['status']} {row['reason']}".strip()
-        for row in rows
-        if row["status"] != "completed"
+        f"request {row.request}: {row.status} {row.reason}".strip() for row in rows if not row.is_completed
     ]
 
     def write_page(path: Path) -> None:
@@ -81,7 +80,7 @@ def run_data(run_dir: Path, experiment: Experiment) -> dict[str, Any]:
 
 def _followed(run_dir: Path, experiment: Experiment) -> tuple[dict[str, Any], Follower]:
     head = header(experiment, read_plan(run_dir))
-    n_tokens = sum(request.n_output_tokens for request in experiment.requests)
+    n_tokens = sum(request.n_output_tokens for request in experiment.workload.requests)
     follower = Follower(run_dir, head, n_tokens, MAX_TOKENS)
     follower.poll()
     return head, follower

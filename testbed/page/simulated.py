@@ -8,7 +8,9 @@ from typing import Any
 from testbed.errors import UserError
 from testbed.page.header import header
 from testbed.page.history import History
-from testbed.rundir import read_plan
+from testbed.records.plan import read_plan
+from testbed.records.requests import RequestRow
+from testbed.results.tables import read_requests
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 
@@ -29,7 +31,7 @@ def read_simulation(run_dir: Path) -> tuple[dict[str, Any], History]:
         raise UserError(f"{run_dir} has no requests.parquet; simulate it again with --out")
     experiment = load_experiment(str(run_dir / "scenario.toml"))
     head = header(experiment, read_plan(run_dir))
-    n_tokens = sum(request.n_output_tokens for request in experiment.requests)
+    n_tokens = sum(request.n_output_tokens for request in experiment.workload.requests)
     history = History(list(experiment.problem.clients), n_tokens)
     _read_requests(run_dir, history, experiment)
     return head, history
@@ -40,10 +42,10 @@ def _read_requests(run_dir: Path, history: History, experiment: Experiment) -> N
     import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_table(run_dir / "requests.parquet").to_pylist()
+        rows = read_requests(run_dir / "requests.parquet")
         table = run_dir / "hops.parquet"
         hops = pq.read_table(table, columns=list(_HOPS)) if table.is_file() else None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"cannot read the tables of {run_dir} ({error}); simulate it again") from error
     number = {name: i for i, name in enumerate(experiment.problem.clients)}
     for row in rows:
@@ -51,32 +53,21 @@ def _read_requests(run_dir: Path, history: History, experiment: Experiment) -> N
     if hops is not None:
         _take_hops(history, hops, {s.name: j for j, s in enumerate(experiment.problem.servers)})
     for row in rows:
-        if row["arrived_at_s"] is not None and row["status"] != "not-started":
-            history.ended(row["request"], _ended_at_s(row), row["status"], row["reason"] or "")
+        if row.ended_at_s is not None:
+            history.ended(row.request, row.ended_at_s, row.status, row.reason)
 
 
-def _take_request(history: History, row: dict[str, Any], client: dict[str, int]) -> None:
-    at_s, request = row["arrived_at_s"], row["request"]
+def _take_request(history: History, row: RequestRow, client: dict[str, int]) -> None:
+    at_s, queue_s = row.arrived_at_s, row.times.queue_s
     if at_s is None:
         return
-    history.add(
-        "a", request, at_s, client.get(row["client"], 0), row["n_input_tokens"], row["n_output_tokens"]
-    )
-    if row["queue_s"] is None:
+    number = client.get(row.client, 0)
+    history.add("a", row.request, at_s, number, row.n_input_tokens, row.n_output_tokens)
+    if queue_s is None:
         return
-    opened_at_s = at_s + row["queue_s"]
-    hops = []
-    for text in (row["chain"] or "").split():
-        server, _, blocks = text.partition(":")
-        first, _, last = blocks.partition("-")
-        hops.append([int(server), int(first), int(last)])
-    history.add("m", request, opened_at_s, hops)
-    history.add("o", request, opened_at_s, at_s + (row["queue_s"] or 0.0) + (row["setup_s"] or 0.0))
-
-
-def _ended_at_s(row: dict[str, Any]) -> float:
-    spans = (row["e2e_s"], row["ttft_s"], row["queue_s"], 0.0)
-    return float(row["arrived_at_s"] + next(span for span in spans if span is not None))
+    opened_at_s = at_s + queue_s
+    history.add("m", row.request, opened_at_s, [list(hop) for hop in row.hops])
+    history.add("o", row.request, opened_at_s, opened_at_s + (row.times.setup_s or 0.0))
 
 
 def _take_hops(history: History, table: Any, number: dict[str, int]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from nodes.eventlog import LogReader
 from nodes.records import Token
-from testbed.rundir import is_simulated
+from testbed.records.plan import is_simulated
 
 
 def request_hops(run_dir: Path, request: int) -> list[list[Any]]:

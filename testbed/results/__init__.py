@@ -12,12 +12,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from testbed.errors import RunError, UserError
+from testbed.records.base import data_of
+from testbed.records.plan import is_simulated, read_plan
+from testbed.records.summary import RunSummary, read_summary
 from testbed.results.errors import Tables
 from testbed.results.logs import read_logs
 from testbed.results.model import hop_table
@@ -25,7 +26,7 @@ from testbed.results.requests import request_rows
 from testbed.results.served import with_guests
 from testbed.results.summary import summarize
 from testbed.results.verified import read_verification
-from testbed.rundir import TWIN, is_simulated, not_a_run, read_plan, write_json
+from testbed.rundir import TWIN, not_a_run, write_json
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.provenance import read_provenance
 
@@ -38,7 +39,7 @@ def finish_run(
     objectives: dict[str, float] | None = None,
     tables: Tables | None = None,
     trace: bool = True,
-) -> dict[str, Any]:
+) -> RunSummary:
     """Write tables, trace and summary of a run from its logs; returns the summary.
 
     Works for a run that was interrupted or killed, too. ``objectives`` are limits in seconds by metric
@@ -57,10 +58,11 @@ def finish_run(
         tables = read_tables(run_dir, experiment)
     records, hops, rows = tables.records, tables.hops, tables.rows
     summary = summarize(experiment, plan, tables, objectives, _twin(run_dir))
-    summary["code"] = read_provenance(run_dir).get("code")
-    summary.update(read_verification(run_dir, experiment))
+    summary.code = read_provenance(run_dir).get("code")
+    for name, value in dict(read_verification(run_dir, experiment)).items():
+        setattr(summary, name, value)
     writers: dict[str, Callable[[Path], object]] = {
-        "summary.json": lambda path: write_json(path, summary),
+        "summary.json": lambda path: write_json(path, data_of(summary)),
         "requests.parquet": lambda path: write_requests(path, rows),
         "hops.parquet": lambda path: write_hops(path, experiment, hops),
     }
@@ -81,11 +83,11 @@ def _twin(run_dir: Path) -> Tables | None:
     """Read the run's twin; returns None if there is none, or it did not end by itself."""
     folder = run_dir / TWIN
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        summary = read_summary(folder)
+    except UserError:
         return None
     # A twin that was killed, and whose tables were completed later, lacks requests.
-    if summary["n_interrupted"] or summary.get("n_not_started"):
+    if summary.n_interrupted or summary.n_not_started:
         return None
     return read_tables(folder, load_run(folder))
 
@@ -128,7 +130,6 @@ def write_all(run_dir: Path, writers: dict[str, Callable[[Path], object]]) -> No
 def _earlier_objectives(run_dir: Path, experiment: Experiment) -> dict[str, float]:
     """Return the objectives of the run's present summary, or the scenario's if no summary can be read."""
     try:
-        earlier = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_summary(run_dir).objectives
+    except UserError:
         return experiment.objectives
-    return dict(earlier.get("objectives", {}))

@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.records.requests import RequestRow
+from testbed.records.summary import ErrorFigures, Stats
 from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable
-from testbed.results.requests import METRICS, stats
+from testbed.results.requests import stats, times_stats
 
 Array = NDArray[np.float64]
 
 ERROR_METRICS = ("queue_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s")
 """Metrics of requests that errors are computed of; those of tokens are ``token_gap_s``, of hops ``hop_s``."""
-ERROR_FIGURES = ("mean_abs_ratio", "p99_abs_ratio", "max_abs_ratio", "mean_ratio", "mean_abs_s")
 REQUESTS, DISTRIBUTIONS = "requests", "distributions"
 
 
@@ -33,7 +34,7 @@ class Tables:
 
     records: RunRecords
     hops: HopTable
-    rows: list[dict[str, Any]]
+    rows: list[RequestRow]
 
     @cached_property
     def ranks(self) -> NDArray[np.int64]:
@@ -48,8 +49,8 @@ class Tables:
         return ranks
 
 
-def error(measured: Any, truth: Any) -> dict[str, float | None]:
-    """Return the ``ERROR_FIGURES`` of pairs of times in seconds; all None if there are no pairs.
+def error(measured: Any, truth: Any) -> ErrorFigures:
+    """Return how far measured times are from their truth, both in seconds; all None if there are no pairs.
 
     Absolute ratios are |measured - truth| / truth, ``mean_ratio`` is of (measured - truth) / truth. If some
     truths are 0, as queues often are, all differences are divided by the mean truth instead. If that is 0,
@@ -57,42 +58,48 @@ def error(measured: Any, truth: Any) -> dict[str, float | None]:
     """
     measured_s, truth_s = np.asarray(measured, dtype=np.float64), np.asarray(truth, dtype=np.float64)
     if not len(truth_s):
-        return dict.fromkeys(ERROR_FIGURES)
+        return ErrorFigures()
     off_s = measured_s - truth_s
     by_s = truth_s if (truth_s > 0).all() else np.full_like(truth_s, truth_s.mean())
     mean_abs_s = float(np.abs(off_s).mean())
     if not (by_s > 0).all():
         ratio = 0.0 if mean_abs_s == 0 else None
-        return {**dict.fromkeys(ERROR_FIGURES, ratio), "mean_abs_s": mean_abs_s}
+        return ErrorFigures(
+            mean_abs_ratio=ratio,
+            p99_abs_ratio=ratio,
+            max_abs_ratio=ratio,
+            mean_ratio=ratio,
+            mean_abs_s=mean_abs_s,
+        )
     ratios = off_s / by_s
     absolute = np.abs(ratios)
-    return {
-        "mean_abs_ratio": float(absolute.mean()),
-        "p99_abs_ratio": float(np.percentile(absolute, 99)),
-        "max_abs_ratio": float(absolute.max()),
-        "mean_ratio": float(ratios.mean()),
-        "mean_abs_s": mean_abs_s,
-    }
+    return ErrorFigures(
+        mean_abs_ratio=float(absolute.mean()),
+        p99_abs_ratio=float(np.percentile(absolute, 99)),
+        max_abs_ratio=float(absolute.max()),
+        mean_ratio=float(ratios.mean()),
+        mean_abs_s=mean_abs_s,
+    )
 
 
-def model_errors(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+def model_errors(rows: Sequence[RequestRow]) -> dict[str, ErrorFigures]:
     """Return the errors of requests against the closed model, by metric.
 
     Requests that recovered from a failure are left out, because the closed model has no failures.
     """
-    undisturbed = [row for row in rows if not row["n_recoveries"]]
+    undisturbed = [row for row in rows if not row.n_recoveries]
     found = {}
     for name in ERROR_METRICS:
         pairs = [
-            (row[name], row[f"model_{name}"])
+            (row.times[name], row.model[name])
             for row in undisturbed
-            if row[name] is not None and row[f"model_{name}"] is not None
+            if row.times[name] is not None and row.model[name] is not None
         ]
         found[name] = error([pair[0] for pair in pairs], [pair[1] for pair in pairs])
     return found
 
 
-def twin_errors(run: Tables, twin: Tables) -> tuple[dict[str, dict[str, float | None]], str]:
+def twin_errors(run: Tables, twin: Tables) -> tuple[dict[str, ErrorFigures], str]:
     """Return the errors of requests, tokens and hops against the twin, by metric, and how they were paired.
 
     If both runs admitted the same requests to the same chains in the same order, each is compared with itself
@@ -108,10 +115,10 @@ def twin_errors(run: Tables, twin: Tables) -> tuple[dict[str, dict[str, float | 
     return found, pairing
 
 
-def twin_metrics(twin: Tables) -> dict[str, Any]:
+def twin_metrics(twin: Tables) -> dict[str, Stats]:
     """Return the statistics of the twin's own times, by metric."""
     plain = ~twin.hops.is_replay
-    found = {name: stats(row[name] for row in twin.rows) for name in METRICS}
+    found = times_stats(twin.rows)
     found["token_gap_s"] = stats(_gaps(twin).values)
     for name in ("network_s", "compute_s"):
         found[f"hop_{name}"] = stats(getattr(twin.hops, name)[plain])
@@ -120,10 +127,10 @@ def twin_metrics(twin: Tables) -> dict[str, Any]:
 
 def _admissions(run: Tables) -> list[tuple[int, str, int]]:
     """Return (rank, chain, number of recoveries) of admitted requests in the order of admission."""
-    rows = {row["request"]: row for row in run.rows}
+    rows = {row.request: row for row in run.rows}
     admitted = [record for record in run.records.requests if record.opening_at_s is not None]
     admitted.sort(key=lambda record: (record.opening_at_s, record.index))
-    return [(int(run.ranks[r.index]), rows[r.index]["chain"], r.n_recoveries) for r in admitted]
+    return [(int(run.ranks[r.index]), rows[r.index].chain, r.n_recoveries) for r in admitted]
 
 
 class _Keyed(NamedTuple):
@@ -134,9 +141,9 @@ class _Keyed(NamedTuple):
 
 
 def _column(run: Tables, name: str) -> _Keyed:
-    rows = [row for row in run.rows if row[name] is not None]
-    requests = np.array([row["request"] for row in rows], dtype=np.int64)
-    return _Keyed(run.ranks[requests], np.array([row[name] for row in rows]))
+    rows = [row for row in run.rows if row.times[name] is not None]
+    requests = np.array([row.request for row in rows], dtype=np.int64)
+    return _Keyed(run.ranks[requests], np.array([row.times[name] for row in rows]))
 
 
 def _gaps(run: Tables) -> _Keyed:
@@ -165,7 +172,7 @@ def _key(request: Any, token: Any) -> Any:
     return (request << 40) + (token << 16)
 
 
-def _error_of(measured: _Keyed, truth: _Keyed, pairing: str) -> dict[str, float | None]:
+def _error_of(measured: _Keyed, truth: _Keyed, pairing: str) -> ErrorFigures:
     """Return the error of times that are paired by key (``requests``) or by rank (``distributions``)."""
     if pairing == REQUESTS:
         _, here, there = np.intersect1d(measured.keys, truth.keys, assume_unique=True, return_indices=True)

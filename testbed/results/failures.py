@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
+from testbed.faultkinds import KINDS
+from testbed.records.events import BY_SCENARIO, FaultHappened
+from testbed.records.plan import Plan
+from testbed.records.summary import RunSummary
+from testbed.results.logs import RunRecords
 from testbed.results.requests import stats
-from testbed.rundir import BY_SCENARIO
 from testbed.scenario.units import counted
 
-_MOVE = ("old", "new", "decided_at_s", "closed_at_s", "drained_at_s", "open_at_s")
-"""Keys of a move in ``summary.json``, beside the server's number: as in ``testbed.control.steering.Move``."""
+
+def add_failures(summary: RunSummary, records: RunRecords, plan: Plan, n_planned: int) -> None:
+    """Add faults, recoveries, leaks and moves to ``summary``; ``n_planned``: faults in the scenario."""
+    ends = {kind.name for kind in KINDS.values() if kind.only_by_hand}  # they end a fault
+    faults = [
+        event for event in records.faults if isinstance(event, FaultHappened) and event.kind not in ends
+    ]
+    summary.n_faults = sum(fault.applies for fault in faults)
+    summary.n_faults_without_effect = len(faults) - summary.n_faults
+    summary.n_faults_never_came = max(0, n_planned - sum(fault.by == BY_SCENARIO for fault in faults))
+    summary.n_replays = len(records.replays)
+    summary.recovery_s = stats(replay.recovery_s for replay in records.replays)
+    summary.recovery_floor_s = stats(replay.floor_s for replay in records.replays)
+    summary.decisions = plan.decisions
+    summary.n_stale_decisions = None if plan.decisions is None else plan.decisions.n_stale_decisions
+    summary.leaks = plan.leaks
+    summary.moves = [move.row(plan.servers) for move in records.moves]
+    summary.n_cuts = sum(move.n_cut for move in records.moves)
 
 
-def failure_summary(
-    faults: Sequence[Mapping[str, Any]],
-    replays: Sequence[Mapping[str, Any]],
-    plan: Mapping[str, Any],
-    moves: Sequence[Mapping[str, Any]] = (),
-    n_planned: int = 0,
-) -> dict[str, Any]:
-    """Return these keys of ``summary.json`` (``docs/metrics.md``); ``n_planned``: faults in the scenario."""
-    decisions = plan.get("decisions")
-    faults = [fault for fault in faults if fault.get("kind") != "cont"]  # cont ends a fault
-    n_came = sum(fault.get("by", BY_SCENARIO) == BY_SCENARIO for fault in faults)
-    return {
-        "n_faults": sum(bool(fault.get("applies", True)) for fault in faults),
-        "n_faults_without_effect": sum(not fault.get("applies", True) for fault in faults),
-        "n_faults_never_came": max(0, n_planned - n_came),
-        "n_replays": len(replays),
-        "recovery_s": stats(replay["recovery_s"] for replay in replays),
-        "recovery_floor_s": stats(replay["floor_s"] for replay in replays),
-        "decisions": decisions,
-        "n_stale_decisions": decisions["n_stale_decisions"] if decisions else None,
-        "leaks": plan.get("leaks"),
-        "moves": [
-            {"server": plan["servers"].index(move["server"])} | {key: move[key] for key in _MOVE}
-            for move in moves
-        ],
-        "n_cuts": sum(move["n_cut"] for move in moves),
-    }
-
-
-def failure_text(summary: Mapping[str, Any]) -> list[str]:
+def failure_text(summary: RunSummary) -> list[str]:
     """Return lines for the terminal; empty if nothing failed."""
     lines = []
-    n_faults, n_replays = summary.get("n_faults", 0), summary.get("n_replays", 0)
-    n_idle, n_never = summary.get("n_faults_without_effect", 0), summary.get("n_faults_never_came", 0)
+    n_faults, n_replays = summary.n_faults, summary.n_replays
+    n_idle, n_never = summary.n_faults_without_effect, summary.n_faults_never_came
     if n_faults or n_replays or n_idle or n_never:
         line = counted(n_faults, "faults")
         if n_idle:
@@ -55,26 +43,24 @@ def failure_text(summary: Mapping[str, Any]) -> list[str]:
             line += f", {n_never} more were planned for after the end"
         line += f"; sessions recovered {counted(n_replays, 'times')}"
         if n_replays:
-            took, floor = summary["recovery_s"], summary["recovery_floor_s"]
-            line += (
-                f" in {took['p50']:.3f} s (p50), {took['max']:.3f} s (max); floor {floor['p50']:.3f} s (p50)"
-            )
+            took, floor = summary.recovery_s, summary.recovery_floor_s
+            line += f" in {took.p50:.3f} s (p50), {took.max:.3f} s (max); floor {floor.p50:.3f} s (p50)"
         lines.append(line)
-    moved = [move for move in summary.get("moves", ()) if tuple(move["old"]) != (0, 0)]
+    moved = [move for move in summary.moves if move.old != (0, 0)]
     if moved:
-        took_s = [move["open_at_s"] - move["closed_at_s"] for move in moved]
+        took_s = [move.open_at_s - move.closed_at_s for move in moved]
         lines.append(
             f"servers changed their blocks {counted(len(took_s), 'times')}, in {max(took_s):.1f} s at most "
-            f"from closing to opening; sessions were cut {counted(summary['n_cuts'], 'times')}"
+            f"from closing to opening; sessions were cut {counted(summary.n_cuts, 'times')}"
         )
-    if summary.get("n_stale_decisions"):
-        decisions = summary["decisions"]
+    decisions = summary.decisions
+    if decisions is not None and decisions.n_stale_decisions:
         lines.append(
-            f"{decisions['n_stale_decisions']} of {counted(decisions['n_decisions'], 'routing decisions')} "
-            f"{'was' if decisions['n_stale_decisions'] == 1 else 'were'} made on a wrong view of the "
-            f"servers, {decisions['n_misled_decisions']} of them for a server that was not there"
+            f"{decisions.n_stale_decisions} of {counted(decisions.n_decisions, 'routing decisions')} "
+            f"{'was' if decisions.n_stale_decisions == 1 else 'were'} made on a wrong view of the "
+            f"servers, {decisions.n_misled_decisions} of them for a server that was not there"
         )
-    leaks = summary.get("leaks") or {}
+    leaks = summary.leaks or {}
     if any(leaks.values()):
         left = ", ".join(counted(count, name.replace("_", " ")) for name, count in leaks.items() if count)
         lines.append(f"left behind at the end: {left}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodes.records import Rerouted
+from testbed.faultkinds import KINDS
+from testbed.records.events import FaultHappened
+from testbed.records.requests import RequestRow
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
 from testbed.results.plots import plotting, save_both
@@ -17,7 +20,7 @@ from testbed.rundir import own_folder
 from testbed.scenario.experiment import Experiment
 
 Array = NDArray[np.float64]
-Rows = list[dict[str, Any]]
+Rows = Sequence[RequestRow]
 
 _MEASURED, _MODEL, _BAD = "#1f5a99", "#d1762b", "#b3202a"
 _GOOD, _MANY_FAULTS, _MOVE = "#2b7a3d", 50, "#7a3d8a"
@@ -49,7 +52,7 @@ def _figures(
         yield "token_gap_cdf", caption, _cdf(plt, gaps, model)
         caption = "How far single decode tokens are from the model; positive: slower than the model."
         yield "token_error", caption, _errors(plt, 100 * (gaps / model - 1))
-    if any(row["arrived_at_s"] is not None for row in rows):
+    if any(row.arrived_at_s is not None for row in rows):
         caption = (
             "Every request from its arrival to its end, by phase; a cross marks one that did not complete."
         )
@@ -77,9 +80,10 @@ def _moves_caption(records: RunRecords) -> str:
 def _bad_and_good(records: RunRecords) -> Iterator[tuple[float, str, str]]:
     """Yield (instant, server, colour) of each fault, and of each server that begins to serve (again)."""
     for event in records.faults:
-        if event.get("applies", True):
-            is_bad = event["event"] == "fault" and event["kind"] != "join"
-            yield event["at_s"], event["server"], _BAD if is_bad else _GOOD
+        if event.at_s is not None and getattr(event, "applies", True):
+            kind = KINDS.get(event.kind) if isinstance(event, FaultHappened) else None
+            is_bad = isinstance(event, FaultHappened) and (kind is None or kind.is_bad)
+            yield event.at_s, event.server, _BAD if is_bad else _GOOD
 
 
 def _held(record: RequestRecord) -> list[tuple[int, float, float]]:
@@ -151,30 +155,30 @@ def _timeline(plt: Any, records: RunRecords, rows: Rows) -> Any:
     ends = {record.index: record.last_seen_at_s for record in records.requests}
     figure, axes = plt.subplots(figsize=(7.5, max(2.4, min(9.0, _SMALL_STEPS * len(rows) + 1.4))))
     for row in rows:
-        at_s = row["arrived_at_s"]
+        at_s = row.arrived_at_s
         if at_s is None:
             continue
-        end_s = ends[row["request"]]
+        end_s = ends[row.request]
         cuts = [at_s]
-        if row["queue_s"] is not None:
-            cuts.append(at_s + row["queue_s"])
-        if row["ttft_s"] is not None:
-            cuts += [cuts[-1] + row["setup_s"], at_s + row["ttft_s"]]
+        if row.times.queue_s is not None:
+            cuts.append(at_s + row.times.queue_s)
+        if row.times.ttft_s is not None:
+            cuts += [cuts[-1] + (row.times.setup_s or 0.0), at_s + row.times.ttft_s]
         cuts.append(end_s)
         for start, stop, colour in zip(cuts, cuts[1:], _PHASES.values(), strict=False):
-            axes.barh(row["request"], stop - start, left=start, color=colour, height=0.8, linewidth=0)
-        if row["status"] != "completed":
-            axes.plot(end_s, row["request"], "x", color=_BAD, markersize=5, clip_on=False)
+            axes.barh(row.request, stop - start, left=start, color=colour, height=0.8, linewidth=0)
+        if not row.is_completed:
+            axes.plot(end_s, row.request, "x", color=_BAD, markersize=5, clip_on=False)
     bad = [at_s for at_s, _, colour in _bad_and_good(records) if colour == _BAD]
     for at_s in bad:
         axes.axvline(at_s, color=_BAD, linewidth=1.0 if len(bad) < _MANY_FAULTS else 0.4, alpha=0.6)
     for move in records.moves:
-        axes.axvspan(move["closed_at_s"], move["open_at_s"], color=_MOVE, alpha=0.12, linewidth=0)
+        axes.axvspan(move.closed_at_s, move.open_at_s, color=_MOVE, alpha=0.12, linewidth=0)
     for replay in records.replays:
-        axes.plot(replay["at_s"], replay["request"], "o", color="black", markersize=2.5, linewidth=0)
+        axes.plot(replay.at_s, replay.request, "o", color="black", markersize=2.5, linewidth=0)
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in _PHASES.values()]
     labels = list(_PHASES)
-    if any(row["status"] != "completed" for row in rows):
+    if any(not row.is_completed for row in rows):
         handles.append(plt.Line2D([], [], color=_BAD, marker="x", linestyle=""))
         labels.append("not completed")
     axes.legend(
@@ -182,7 +186,7 @@ def _timeline(plt: Any, records: RunRecords, rows: Rows) -> Any:
     )
     axes.set_xlabel("time since the start [s]")
     axes.set_ylabel("request")
-    numbers = [row["request"] for row in rows]
+    numbers = [row.request for row in rows]
     axes.set_ylim(max(numbers) + 0.6, min(numbers) - 0.6)
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_xlim(left=0)
@@ -220,8 +224,8 @@ def _load(plt: Any, experiment: Experiment, records: RunRecords) -> Any:
     else:
         axes.set_ylabel("server")
     for move in records.moves:
-        row = names.index(move["server"])
-        axes.hlines(row, move["closed_at_s"], move["open_at_s"], color=_MOVE, linewidth=2.5)
+        row = names.index(move.server)
+        axes.hlines(row, move.closed_at_s, move.open_at_s, color=_MOVE, linewidth=2.5)
     for at_s, name, colour in _bad_and_good(records):
         row = names.index(name)
         axes.vlines(at_s, row - 0.5, row + 0.5, color=colour, linewidth=1.2)

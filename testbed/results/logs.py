@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from nodes.records import (
     Cancelled,
     Completed,
     Failed,
-    HopPlan,
     Interrupted,
     Opening,
     Preempted,
@@ -30,13 +29,21 @@ from nodes.records import (
     Routed,
     Token,
 )
-from testbed.rundir import MOVED, NETWORK_CHANGE, read_events
+from policies.problem import Hop
+from testbed.records.events import (
+    OF_FAULTS,
+    FaultEvent,
+    LinksChanged,
+    Moved,
+    read_events,
+)
+from testbed.records.events import Replayed as SessionReplayed
 
 
 class Attempt(NamedTuple):
     """A rejected attempt to open a chain; ``chain`` is None if the coordinator found none."""
 
-    chain: list[HopPlan] | None
+    chain: list[Hop] | None
     refusal: Rejected
 
 
@@ -100,14 +107,14 @@ class RequestRecord:
     """Time without a chain after preemptions, in total; replays are not included."""
     attempts: list[Attempt] = field(default_factory=list)
     """Rejected attempts to open the first chain, in order."""
-    asked_chain: list[HopPlan] | None = None
+    asked_chain: list[Hop] | None = None
     """The chain of the current attempt."""
     retried_at_s: float = 0.0
     """When a chain was last routed or rejected."""
     opening_at_s: float | None = None
     opened_at_s: float | None = None
     ended_at_s: float | None = None
-    chain: list[HopPlan] = field(default_factory=list)
+    chain: list[Hop] = field(default_factory=list)
     tokens: list[TokenTimes] = field(default_factory=list)
     recoveries: list[Recoveries] = field(default_factory=list)
 
@@ -132,15 +139,14 @@ class RunRecords:
     requests: list[RequestRecord]
     dropped_bytes: int
     hops: LoggedHops = field(default_factory=LoggedHops)
-    changes: list[dict[str, Any]] = field(default_factory=list)
-    """Lines of ``events.jsonl`` about changes of links, in order."""
-
-    faults: list[dict[str, Any]] = field(default_factory=list)
-    """Lines about faults, their ends, and servers that began to serve (again)."""
-    replays: list[dict[str, Any]] = field(default_factory=list)
-    """Lines about sessions that continued after a failure."""
-    moves: list[dict[str, Any]] = field(default_factory=list)
-    """Lines about servers that have changed their blocks."""
+    changes: list[LinksChanged] = field(default_factory=list)
+    """Changes of links, from ``events.jsonl`` as the next three, in order."""
+    faults: list[FaultEvent] = field(default_factory=list)
+    """Faults, their ends, and servers that began to serve (again)."""
+    replays: list[SessionReplayed] = field(default_factory=list)
+    """Sessions that continued after a failure."""
+    moves: list[Moved] = field(default_factory=list)
+    """Servers that have changed their blocks."""
 
 
 def read_logs(run_dir: Path) -> RunRecords:
@@ -156,10 +162,10 @@ def read_logs(run_dir: Path) -> RunRecords:
         [requests[i] for i in sorted(requests)],
         dropped,
         hops,
-        read_events(run_dir, NETWORK_CHANGE),
-        read_events(run_dir, "fault", "fault-over", "begun"),
-        read_events(run_dir, "replayed"),
-        read_events(run_dir, MOVED),
+        read_events(run_dir, LinksChanged),
+        read_events(run_dir, OF_FAULTS),
+        read_events(run_dir, SessionReplayed),
+        read_events(run_dir, Moved),
     )
 
 

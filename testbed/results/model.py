@@ -27,11 +27,12 @@ from numpy.typing import NDArray
 
 from nodes.batching import Batches, Step, batches_of
 from nodes.compute import StubProfile, Turns
-from nodes.records import BATCH, HopPlan
+from nodes.records import BATCH
+from policies.problem import Hop
 from testbed.results.changes import as_carried_out, as_intended
 from testbed.results.logs import RunRecords
 from testbed.results.slow import SlowServers
-from testbed.runtime.wiring import scaled, stub_profile
+from testbed.runtime.wiring import stub_profile
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.timeline import Timeline
 
@@ -236,8 +237,8 @@ class _Links:
 
     def carry(self, pair: tuple[str, str], messages: _Messages) -> tuple[Array, Array]:
         """Return when each of ``messages``, given in the order of their sending, goes out and arrives."""
-        mtu, timeline = self._experiment.mtu, self._timeline
-        profile = scaled(timeline.link(pair, 0.0), 1.0)
+        mtu, timeline = self._experiment.network.mtu, self._timeline
+        link = timeline.link(pair, 0.0)
         times_s: dict[int, float] = {}
         starts_at_s, arrives_at_s = [], []
         free_at_s = -math.inf
@@ -246,13 +247,13 @@ class _Links:
             start_s = max(sent_at_s, free_at_s)
             if self._is_changing:
                 start_s = self._up_again(pair, start_s, arrived_at_s)
-                profile, times_s = scaled(timeline.link(pair, start_s), 1.0), {}
+                link, times_s = timeline.link(pair, start_s), {}
             took_s = times_s.get(n_bytes)
             if took_s is None:
-                took_s = times_s[n_bytes] = profile.transmission_s(n_bytes, mtu)
+                took_s = times_s[n_bytes] = link.transmission_s(n_bytes, mtu)
             free_at_s = start_s + took_s
             starts_at_s.append(start_s)
-            arrives_at_s.append(free_at_s + profile.delay_s)
+            arrives_at_s.append(free_at_s + link.delay_s)
         return np.array(starts_at_s), np.array(arrives_at_s)
 
     def _up_again(self, pair: tuple[str, str], ready_at_s: float, arrived_at_s: float) -> float:
@@ -329,7 +330,7 @@ def _fill_compute(
     experiment: Experiment, table: HopTable, clients: NDArray[np.int64], slow: SlowServers
 ) -> None:
     """Fill in the model's compute times, for the steps of each server in the order of their arrival."""
-    lengths = {r.index: r.n_input_tokens for r in experiment.requests}
+    lengths = {r.index: r.n_input_tokens for r in experiment.workload.requests}
     names = experiment.problem.clients
     for server in np.unique(table.server).tolist():
         profile = stub_profile(experiment, server)
@@ -375,7 +376,7 @@ def _ends(profile: StubProfile, steps: Sequence[Step]) -> Iterator[float]:
 def model_setup_s(
     experiment: Experiment,
     client: str,
-    chain: Sequence[HopPlan],
+    chain: Sequence[Hop],
     timeline: Timeline | None = None,
     at_s: float = 0.0,
     opened_at_s: float | None = None,
@@ -407,7 +408,7 @@ def round_trip_s(
     def rtt_s(server: str) -> float:
         up, down = (client, server), (server, client)
         if timeline is None:
-            return experiment.links[up].delay_s + experiment.links[down].delay_s
+            return experiment.network.links[up].delay_s + experiment.network.links[down].delay_s
         arrived_at_s = departs_at_s(timeline, up, at_s)
         arrived_at_s += timeline.link(up, arrived_at_s).delay_s
         answered_at_s = departs_at_s(timeline, down, arrived_at_s)

@@ -6,22 +6,22 @@ import base64
 import html
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from testbed.records.summary import RunSummary
 from testbed.results.text import VIRTUAL_TIME, summary_text
 
 
-def report_title(summary: dict[str, Any]) -> str:
+def report_title(summary: RunSummary) -> str:
     """Return the title of the report."""
-    return f"{summary['scenario']}: {summary['policy']['placement']} + {summary['policy']['routing']}"
+    return f"{summary.scenario}: {summary.policy.placement} + {summary.policy.routing}"
 
 
-def report_body(summary: dict[str, Any], figures: list[tuple[Path, str]], failures: list[str]) -> str:
+def report_body(summary: RunSummary, figures: list[tuple[Path, str]], failures: list[str]) -> str:
     """Return HTML of the summary, the parts of a hop, failures and figures (PNG path, caption)."""
     parts = [
         f"<h2>Summary</h2><pre tabindex=0>{html.escape(summary_text(summary))}</pre>",
         f"<p>{html.escape(VIRTUAL_TIME[0].upper() + VIRTUAL_TIME[1:])}.</p>"
-        if summary["clock"] == "virtual"
+        if summary.clock == "virtual"
         else "",
         "<h2>Parts of a hop</h2>",
         _parts_table(summary),
@@ -47,7 +47,7 @@ def figures_html(figures: Sequence[tuple[Path, str]]) -> str:
     return "\n".join([*parts, "</div>"])
 
 
-def _parts_table(summary: dict[str, Any]) -> str:
+def _parts_table(summary: RunSummary) -> str:
     rows = [
         "<table class=parts><tr><th>milliseconds of scenario time<th>mean<th>p50<th>p99<th>model "
         "mean<th>model p99</tr>"
@@ -58,9 +58,9 @@ def _parts_table(summary: dict[str, Any]) -> str:
         ("hop_client_s", "client"),
         ("hop_overhead_s", "own overhead (measured minus model)"),
     ):
-        measured, model = summary["metrics"][name], summary["model"].get(name)
-        cells = [measured["mean"], measured["p50"], measured["p99"]]
-        cells += [model["mean"], model["p99"]] if model else [None, None]
+        measured, model = summary.metrics[name], summary.model.get(name)
+        cells = [measured.mean, measured.p50, measured.p99]
+        cells += [model.mean, model.p99] if model else [None, None]
         text = "".join(f"<td>{'' if cell is None else f'{1e3 * cell:.3f}'}" for cell in cells)
         rows.append(f"<tr><td>{label}{text}</tr>")
     return "".join(rows) + "</table>"

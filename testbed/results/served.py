@@ -14,23 +14,26 @@ from testbed.scenario.experiment import Experiment
 
 def with_guests(experiment: Experiment, run_dir: Path) -> Experiment:
     """Return ``experiment`` with the requests that came from outside; unchanged if it has no endpoint."""
-    if not experiment.endpoint_tokens:
+    if not experiment.workload.endpoint_tokens:
         return experiment
     clients = {name: number for number, name in enumerate(experiment.problem.clients)}
-    plans = {plan.index: plan for plan in experiment.requests}
+    plans = {plan.index: plan for plan in experiment.workload.requests}
     for r in read_logs(run_dir).requests:
         client, arrival_at_s = clients[r.client], r.intended_at_s
         plans[r.index] = RequestPlan(r.index, client, arrival_at_s, r.n_input_tokens, r.n_output_tokens)
     return replace(
         experiment,
-        requests=tuple(plans[index] for index in sorted(plans)),
-        workload=_source(len(plans) - len(experiment.requests), experiment),
+        workload=replace(
+            experiment.workload,
+            requests=tuple(plans[index] for index in sorted(plans)),
+            source=_source(len(plans) - len(experiment.workload.requests), experiment),
+        ),
     )
 
 
 def _source(n_guests: int, experiment: Experiment) -> str:
     outside = f"from outside, {n_guests:,} requests"
-    return f"{outside}; and {experiment.workload}" if experiment.requests else outside
+    return f"{outside}; and {experiment.workload.source}" if experiment.workload.requests else outside
 
 
 def replayed_document(experiment: Experiment, records: Sequence[RequestRecord]) -> dict[str, Any]:
@@ -44,7 +47,7 @@ def replayed_document(experiment: Experiment, records: Sequence[RequestRecord]) 
             r.n_input_tokens,
             max(len(r.tokens), 1),
             experiment.problem.clients.index(r.client),
-            experiment.requests[r.index].known.n_output_tokens,
+            experiment.workload.requests[r.index].known.n_output_tokens,
         ]
         for r in sorted(records, key=lambda record: (record.intended_at_s, record.index))
     ]
@@ -53,4 +56,4 @@ def replayed_document(experiment: Experiment, records: Sequence[RequestRecord]) 
     # Listed arrivals are scaled to the rate: this one leaves them as they are.
     rate = (len(rows) - 1) / span_s if span_s > 0 else experiment.problem.request_rate
     workload = {"arrivals": "listed", "rate": rate, "requests": rows, "lengths": "hidden"}
-    return {**document, "workload": {**workload, "origin": experiment.workload}}
+    return {**document, "workload": {**workload, "origin": experiment.workload.source}}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from testbed.errors import UserError
+from testbed.records.requests import RequestRow
 from testbed.scenario.slo import Objective, parse_objectives, parse_statistics
 
 
@@ -24,18 +25,18 @@ def parse_slo_statistics(text: str) -> tuple[Objective, ...]:
         raise UserError(f"--slo: {error}") from error
 
 
-def n_met(rows: list[dict[str, Any]], objectives: dict[str, float]) -> int:
+def n_met(rows: Sequence[RequestRow], objectives: Mapping[str, float]) -> int:
     """Return how many requests completed and met every objective.
 
     A metric that a request does not have (``tpot_s`` of a single token) counts as met.
     """
     return sum(
-        row["status"] == "completed" and all((row[f"{k}_s"] or 0.0) <= v for k, v in objectives.items())
+        row.is_completed and all((row.times[f"{k}_s"] or 0.0) <= v for k, v in objectives.items())
         for row in rows
     )
 
 
-def goodput_rps(rows: list[dict[str, Any]], objectives: dict[str, float]) -> float | None:
+def goodput_rps(rows: Sequence[RequestRow], objectives: Mapping[str, float]) -> float | None:
     """Return the requests per second that met every objective (``n_met``), over ``served_span_s``.
 
     None if no request completed.
@@ -44,13 +45,16 @@ def goodput_rps(rows: list[dict[str, Any]], objectives: dict[str, float]) -> flo
     return n_met(rows, objectives) / span_s if span_s else None
 
 
-def served_span_s(rows: list[dict[str, Any]]) -> float | None:
+def served_span_s(rows: Sequence[RequestRow]) -> float | None:
     """Return the seconds from the first arrival of any request to the last end of a completed one.
 
     None if no request completed.
     """
-    done = [row for row in rows if row["status"] == "completed"]
-    if not done:
+    ends_at_s = [
+        row.arrived_at_s + row.times.e2e_s
+        for row in rows
+        if row.is_completed and row.arrived_at_s is not None and row.times.e2e_s is not None
+    ]
+    if not ends_at_s:
         return None
-    began_at_s = min(row["arrived_at_s"] for row in rows if row["arrived_at_s"] is not None)
-    return float(max(row["arrived_at_s"] + row["e2e_s"] for row in done) - began_at_s)
+    return max(ends_at_s) - min(row.arrived_at_s for row in rows if row.arrived_at_s is not None)

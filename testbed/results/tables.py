@@ -1,71 +1,77 @@
-"""Writes ``requests.parquet`` and ``hops.parquet``, whole or not at all."""
+"""Makes, writes and reads the tables ``requests.parquet`` and ``hops.parquet``; files are written whole or not at all."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nodes.records import BATCH
+from testbed.records.hops import hop_columns
+from testbed.records.requests import RequestRow, flat, request_columns, row_of
 from testbed.results.model import HopTable
 from testbed.rundir import replacing
 from testbed.scenario.experiment import Experiment
 
-_TYPES = {
-    **dict.fromkeys(("client", "status", "reason", "chain"), pa.string()),
-    **dict.fromkeys(
-        (
-            *("request", "n_input_tokens", "n_output_tokens", "max_new_tokens"),
-            *("n_tokens_done", "n_rejections", "n_recoveries"),
-            *("n_preemptions", "preempted_tokens"),
-        ),
-        pa.int64(),
-    ),
-    "token_ids": pa.list_(pa.int32()),
+_ARROW: dict[Any, pa.DataType] = {
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    list[int]: pa.list_(pa.int32()),
 }
-"""Types of the columns of ``requests.parquet`` that are not floats."""
 
 
-def write_requests(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write a row per request of the scenario, with those that failed or never started."""
-    types = [(name, _TYPES.get(name, pa.float64())) for name in (rows[0] if rows else {"request": 0})]
-    write_table(path, pa.Table.from_pylist(rows, schema=pa.schema(types)))
+def _arrow_type(kind: Any) -> pa.DataType:
+    """Return the Arrow type of a field's type; any column may be null."""
+    return _ARROW[kind] if kind in _ARROW else next(_ARROW[part] for part in get_args(kind) if part in _ARROW)
 
 
-def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
-    """Write a row per token and hop: instants and parts in scenario seconds, and the model's times.
+def request_table(rows: Sequence[RequestRow]) -> pa.Table:
+    """Return a table with a row per request of the scenario, with those that failed or never started."""
+    schema = pa.schema([(name, _arrow_type(kind)) for name, (kind, _) in request_columns().items()])
+    return pa.Table.from_pylist([flat(row) for row in rows], schema=schema)
 
-    Has ``model_client_s`` only if the client computes, and ``batch_*`` only with continuous batching.
+
+def write_requests(path: Path, rows: Sequence[RequestRow]) -> None:
+    """Write ``request_table``."""
+    write_table(path, request_table(rows))
+
+
+def read_requests(path: Path) -> list[RequestRow]:
+    """Read the rows of ``requests.parquet`` of this or an earlier version.
+
+    Raises ``OSError``, or ``ValueError`` (``pa.ArrowInvalid``, too) if it is no such table.
     """
+    return [row_of(columns) for columns in pq.read_table(path).to_pylist()]
+
+
+def hop_rows_table(experiment: Experiment, hops: HopTable) -> pa.Table:
+    """Return a table with a row per token and hop: see ``testbed.records.hops``."""
+    is_batched, has_client = experiment.compute.batching == "continuous", bool(experiment.problem.hub_token_s)
     names = pa.array([s.name for s in experiment.problem.servers])
-    columns: dict[str, Any] = {
-        "request": hops.request,
-        "token": hops.token,
-        "hop": hops.hop,
-        "server": pa.DictionaryArray.from_arrays(pa.array(hops.server), names),
+    values = {
         "first_block": hops.first,
         "last_block": hops.last,
-        "sent_at_s": hops.sent_at_s,
-        "arrived_at_s": hops.arrived_at_s,
-        "departed_at_s": hops.departed_at_s,
-        "received_at_s": hops.received_at_s,
-        "up_bytes": hops.up_bytes,
-        "down_bytes": hops.down_bytes,
-        "replayed_tokens": hops.replayed_tokens,
         "hop_client_s": hops.client_s + hops.tail_s,
         "hop_network_s": hops.network_s,
         "hop_compute_s": hops.compute_s,
-        "model_network_s": hops.model_network_s,
-        "model_link_queue_s": hops.model_link_queue_s,
-        "model_compute_s": hops.model_compute_s,
     }
-    if experiment.batching == "continuous":
-        columns |= {name: getattr(hops, name) for name in BATCH}
-    if experiment.problem.hub_token_s:
-        columns["model_client_s"] = hops.model_client_s
-    write_table(path, pa.table(columns))
+    columns = {
+        name: pa.DictionaryArray.from_arrays(pa.array(hops.server), names)
+        if name == "server"
+        else values[name]
+        if name in values
+        else getattr(hops, name)
+        for name in hop_columns(is_batched=is_batched, has_client=has_client)
+    }
+    return pa.table(columns)
+
+
+def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
+    """Write ``hop_rows_table``."""
+    write_table(path, hop_rows_table(experiment, hops))
 
 
 def write_table(path: Path, table: pa.Table) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from netem.networks import NETWORKS
+from testbed.records.summary import ErrorFigures, RunSummary
 from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
 from testbed.results.unused import unused_text
@@ -47,54 +48,54 @@ _BUSY_S = 1.5e-3
 """Overhead per hop, in real seconds, above which the machine is too busy to measure on."""
 
 
-def summary_text(summary: dict[str, Any], width: int = 110) -> str:
+def summary_text(summary: RunSummary, width: int = 110) -> str:
     """Return the summary as a few lines and one table: measured, twin or model, error in percent."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, highlight=False)
-    policy = summary["policy"]
-    designed = f", |R| = {policy['design_concurrency']}" if policy["design_concurrency"] else ""
+    policy = summary.policy
+    designed = f", |R| = {policy.design_concurrency}" if policy.design_concurrency else ""
     console.print(
-        f"{summary['scenario']}: {summary['n_completed']} of {summary['n_requests']} requests completed"
-        + (f", {summary['n_failed']} failed" if summary["n_failed"] else "")
-        + (f", {summary['n_cancelled']} cancelled" if summary["n_cancelled"] else "")
-        + (f", {summary['n_interrupted']} interrupted" if summary["n_interrupted"] else "")
-        + (f", {summary['n_not_started']} not started" if summary["n_not_started"] else "")
+        f"{summary.scenario}: {summary.n_completed} of {summary.n_requests} requests completed"
+        + (f", {summary.n_failed} failed" if summary.n_failed else "")
+        + (f", {summary.n_cancelled} cancelled" if summary.n_cancelled else "")
+        + (f", {summary.n_interrupted} interrupted" if summary.n_interrupted else "")
+        + (f", {summary.n_not_started} not started" if summary.n_not_started else "")
     )
     console.print(
-        f"placement {policy['placement']}, routing {policy['routing']}{designed}; network "
-        f"{summary['network']}, compute {summary['compute']}, "
-        + (f"time scale {summary['time_scale']:g}, " if summary["time_scale"] != 1 else "")
-        + f"seed {summary['seed']}"
+        f"placement {policy.placement}, routing {policy.routing}{designed}; network "
+        f"{summary.network}, compute {summary.compute}, "
+        + (f"time scale {summary.time_scale:g}, " if summary.time_scale != 1 else "")
+        + f"seed {summary.seed}"
     )
-    if summary.get("workload"):
-        console.print(f"requests: {summary['workload']}")
-    if any(summary["metrics"][metric]["n"] for metric, _ in _ROWS):
+    if summary.workload:
+        console.print(f"requests: {summary.workload}")
+    if any(summary.metrics[metric].n for metric, _ in _ROWS):
         console.print(_table(summary))
     console.print(_footer(summary))
     return buffer.getvalue().rstrip()
 
 
-def _table(summary: dict[str, Any]) -> Table:
+def _table(summary: RunSummary) -> Table:
     """Return the table: measured times beside the twin's, or in virtual time the closed model's."""
-    truth, truths = ("twin", summary["twin"]) if "twin" in summary else ("model", summary["model"])
-    errors = summary["emulation_error"]
+    truth, truths = ("twin", summary.twin) if summary.twin else ("model", summary.model)
+    errors = summary.emulation_error
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("scenario seconds")
-    is_part = summary["n_completed"] < summary["n_requests"]
+    is_part = summary.n_completed < summary.n_requests
     for name in (*(("of",) if is_part else ()), "mean", "p50", "p99", f"{truth} mean", f"{truth} p99"):
         table.add_column(name, justify="right")
     for name in ("error mean", "error p99") if errors else ():
         table.add_column(name, justify="right")
     for metric, label in _ROWS:
-        measured, true = summary["metrics"][metric], truths[metric]
-        if not measured["n"]:
+        measured, true = summary.metrics[metric], truths[metric]
+        if not measured.n:
             continue
         table.add_row(
             label,
-            *((_sample(metric, measured["n"], summary["n_requests"]),) if is_part else ()),
+            *((_sample(metric, measured.n, summary.n_requests),) if is_part else ()),
             *(_number(measured[key]) for key in ("mean", "p50", "p99")),
             *(_number(true[key]) for key in ("mean", "p99")),
-            *(_errors(errors[metric]) if metric in errors else ()),
+            *(_errors(errors[metric]) if errors and metric in errors else ()),
         )
     return table
 
@@ -104,24 +105,24 @@ def _sample(metric: str, n: int, n_requests: int) -> str:
     return f"{n:,} tokens" if metric == "token_gap_s" else f"{n:,} of {n_requests:,}"
 
 
-def _errors(error: dict[str, float | None]) -> tuple[str, str]:
+def _errors(error: ErrorFigures) -> tuple[str, str]:
     """Return the mean and p99 error in percent, or if the truth is 0 the mean in seconds."""
-    if error["mean_abs_ratio"] is None and error["mean_abs_s"]:
-        return f"{error['mean_abs_s']:.3f} s", "-"
-    return _percent(error["mean_abs_ratio"]), _percent(error["p99_abs_ratio"])
+    if error.mean_abs_ratio is None and error.mean_abs_s:
+        return f"{error.mean_abs_s:.3f} s", "-"
+    return _percent(error.mean_abs_ratio), _percent(error.p99_abs_ratio)
 
 
-def _machine_lines(summary: dict[str, Any]) -> list[str]:
+def _machine_lines(summary: RunSummary) -> list[str]:
     """Return a line per other machine: how exactly its clock is known, and if that is enough for one way."""
     lines = []
-    way_s = (summary["metrics"]["hop_network_s"]["p50"] or 0.0) / 2 / summary["time_scale"]
-    for machine in summary["machines"]:
-        uncertainty_s = machine["uncertainty_s"]
+    way_s = (summary.metrics["hop_network_s"].p50 or 0.0) / 2 / summary.time_scale
+    for machine in summary.machines or ():
+        uncertainty_s = machine.uncertainty_s
         text = (
-            f"machine {machine['name']}: {counted(machine['n_nodes'], 'nodes')}, its clock known to "
-            f"+-{uncertainty_s * 1e3:.3f} ms (round trip {machine['rtt_s'] * 1e3:.3f} ms)"
+            f"machine {machine.name}: {counted(machine.n_nodes, 'nodes')}, its clock known to "
+            f"+-{uncertainty_s * 1e3:.3f} ms (round trip {machine.rtt_s * 1e3:.3f} ms)"
         )
-        if machine["is_lost"]:
+        if machine.is_lost:
             text += "; it was lost"
         if uncertainty_s > way_s > 0:
             text += (
@@ -133,95 +134,87 @@ def _machine_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _n_decisions(summary: dict[str, Any]) -> int:
+def _n_decisions(summary: RunSummary) -> int:
     """Return the number of routing decisions, with those for parts of chains.
 
     If a run was cut short, only decisions for whole chains are known.
     """
-    return int((summary.get("decisions") or {}).get("n_decisions") or summary["decision"]["routing_s"]["n"])
+    n_decisions = summary.decisions.n_decisions if summary.decisions is not None else 0
+    return n_decisions or summary.decision.routing_s.n
 
 
-def _start(summary: dict[str, Any]) -> str:
-    started_s = summary["startup_s"]
-    text = "the testbed did not begin to serve" if started_s is None else f"started in {started_s:.2f} s"
+def _start(summary: RunSummary) -> str:
+    started_s = summary.startup_s
+    text = "the testbed did not begin to serve" if not started_s else f"started in {started_s:.2f} s"
     return f"{text}; {_n_decisions(summary)} routing decisions"
 
 
-def _footer(summary: dict[str, Any]) -> str:
-    lines = [f"{count} failed: {reason}" for reason, count in summary["failed_because"].items()]
+def _footer(summary: RunSummary) -> str:
+    lines = [f"{count} failed: {reason}" for reason, count in summary.failed_because.items()]
     lines += failure_text(summary)
-    lines += unused_text(summary.get("unused_blocks"))
+    lines += unused_text(summary.unused_blocks)
     lines += _clock_lines(summary)
-    if summary["compute"] == "blocks":
+    if summary.compute == "blocks":
         lines.append(
             "model and twin use the compute times of the scenario's hardware profiles, which need not be "
             f"measured ones; {_start(summary)}"
         )
-    elif summary["clock"] == "virtual":
+    elif summary.clock == "virtual":
         lines.append(_start(summary))
-    elif summary["overhead_per_hop_s"] is not None:
-        lines.append(
-            f"own overhead per hop {summary['overhead_per_hop_s'] * 1e3:.2f} ms real (p50); {_start(summary)}"
-        )
-        if summary["overhead_per_hop_s"] > _BUSY_S:
+    elif overhead_s := summary.overhead_per_hop_s:
+        lines.append(f"own overhead per hop {overhead_s * 1e3:.2f} ms real (p50); {_start(summary)}")
+        if overhead_s > _BUSY_S:
             lines.append(
                 "that is far above the 0.3 ms of an idle machine: the machine was busy, so do not trust "
                 "these times"
             )
-    if n_preempted := summary["preemption"]["n_preemptions"]:
-        preemption = summary["preemption"]
+    if n_preempted := summary.preemption.n_preemptions:
+        preemption = summary.preemption
         lines.append(
-            f"{counted(n_preempted, 'preemptions')} of {counted(preemption['n_requests'], 'requests')}, "
-            f"which lost {preemption['tokens']:,} cached tokens and were without a chain for "
-            f"{_number(preemption['waited_s']['mean'])} s (mean)"
+            f"{counted(n_preempted, 'preemptions')} of {counted(preemption.n_requests, 'requests')}, "
+            f"which lost {preemption.tokens:,} cached tokens and were without a chain for "
+            f"{_number(preemption.waited_s.mean)} s (mean)"
         )
-    n_never, waited_s = summary["admission"]["n_never_admitted"], summary["admission"]["waited_s"]
-    if n_never and waited_s["max"]:
-        others = "the queue above is that of the others; " if summary["metrics"]["queue_s"]["n"] else ""
+    n_never, waited_s = summary.admission.n_never_admitted, summary.admission.waited_s
+    if n_never and waited_s.max:
+        others = "the queue above is that of the others; " if summary.metrics["queue_s"].n else ""
         lines.append(
             f"{counted(n_never, 'requests')} did not get admitted: {others}all requests together waited "
-            f"{_number(waited_s['mean'])} s (mean), {_number(waited_s['max'])} s (max)"
+            f"{_number(waited_s.mean)} s (mean), {_number(waited_s.max)} s (max)"
         )
-    if summary["stalls"]["n"]:
-        stalls = summary["stalls"]
+    stalls = summary.stalls
+    if stalls and stalls.n:
         lines.append(
-            f"the machine stood still {counted(stalls['n'], 'times')}, for {stalls['max_real_s']:.2f} s "
+            f"the machine stood still {counted(stalls.n, 'times')}, for {stalls.max_real_s:.2f} s "
             "(real) at most: its host takes its CPUs away; network.keep_cpus_awake = false may help, a "
             "higher time scale does not"
         )
-    lag_s = summary["metrics"]["schedule_lag_s"]["max"]
-    if lag_s is not None and lag_s / summary["time_scale"] > _LAG_S:
+    lag_s = summary.metrics["schedule_lag_s"].max
+    if lag_s is not None and lag_s / summary.time_scale > _LAG_S:
         lines.append(
             f"requests arrived up to {lag_s:.3g} s after their time: the machine was busy, and planned "
             "events met other requests than they should have"
         )
-    if summary["objectives"] and summary["goodput_rps"] is not None:
-        limits = ", ".join(f"{name} <= {limit:g} s" for name, limit in summary["objectives"].items())
-        lines.append(f"goodput {summary['goodput_rps']:.4f} requests/s met {limits}")
-    if summary["time_scale"] != 1:
+    if summary.objectives and summary.goodput_rps is not None:
+        limits = ", ".join(f"{name} <= {limit:g} s" for name, limit in summary.objectives.items())
+        lines.append(f"goodput {summary.goodput_rps:.4f} requests/s met {limits}")
+    if summary.time_scale != 1:
         lines.append(
-            f"time ran {summary['time_scale']:g} times faster: a real delay of 1 ms counts as "
-            f"{summary['time_scale']:g} ms"
+            f"time ran {summary.time_scale:g} times faster: a real delay of 1 ms counts as "
+            f"{summary.time_scale:g} ms"
         )
-    if summary["network"] == "loopback":
-        lines.append(
-            "loopback network: clients apply the delays, which is the least faithful of all networks"
-        )
-    if summary["network"] == "hosts":
-        lines.append(
-            "hosts network: the real network between the machines; the model uses the scenario's links, "
-            "which nothing emulates"
-        )
+    network = NETWORKS.get(summary.network)  # none if simulated
+    if network is not None and network.caveat is not None:
+        lines.append(f"{network.name} network: {network.caveat}")
     lines += _machine_lines(summary)
-    if "without_session_setup" in summary:
-        without = summary["without_session_setup"]
+    if without := summary.without_session_setup:
         lines.append(
-            f"session_setup adds {summary['calibration']['session_setup_s']:g} s to every first token; "
-            f"without it TTFT {_number(without['ttft_s']['mean'])}, per token "
-            f"{_number(without['per_token_s']['mean'])}"
+            f"session_setup adds {summary.calibration.session_setup_s:g} s to every first token; "
+            f"without it TTFT {_number(without.ttft_s.mean)}, per token "
+            f"{_number(without.per_token_s.mean)}"
         )
     lines += _blocks_lines(summary)
-    forwarder = summary["forwarder"]
+    forwarder = summary.forwarder
     if forwarder and forwarder["dropped"]:
         lines.append(
             f"the forwarder dropped {forwarder['dropped']} of {forwarder['packets']} packets: this machine "
@@ -246,57 +239,57 @@ def _footer(summary: dict[str, Any]) -> str:
             f"the network between the machines lost {forwarder['underlay_lost']} datagrams, which cost "
             "packets that no link lost"
         )
-    carries_bps = _CARRIES_BETWEEN_BPS if summary["machines"] else _CARRIES_BPS
+    carries_bps = _CARRIES_BETWEEN_BPS if summary.machines else _CARRIES_BPS
     if forwarder and forwarder.get("asked_max_bps", 0) > carries_bps:
         lines.append(
             f"links of up to {forwarder['asked_max_bps'] / 1e9:g} Gbit/s (real) were asked: long transfers "
             f"there run at about {carries_bps / 1e9:g} Gbit/s, what the forwarder carries on a machine such "
             "as docs/accuracy.md states"
         )
-    if summary["dropped_log_bytes"]:
-        lines.append(f"{summary['dropped_log_bytes']} bytes of an unfinished log record were dropped")
+    if summary.dropped_log_bytes:
+        lines.append(f"{summary.dropped_log_bytes} bytes of an unfinished log record were dropped")
     return "\n".join(lines)
 
 
-def _clock_lines(summary: dict[str, Any]) -> list[str]:
+def _clock_lines(summary: RunSummary) -> list[str]:
     """Return lines on the clock, on errors, and on changes by hand."""
     lines = []
-    if summary["wall_s"] and summary["scenario_s"] > 0:
-        speed = summary["scenario_s"] / summary["wall_s"]
+    if summary.wall_s and summary.scenario_s and summary.scenario_s > 0:
+        speed = summary.scenario_s / summary.wall_s
         lines.append(
-            f"clock {summary['clock']} ({summary['clock_why']}): {summary['scenario_s']:.0f} s served in "
-            f"{summary['wall_s']:.1f} s, {f'{speed:,.0f}' if speed >= 100 else f'{speed:.3g}'} times real "
+            f"clock {summary.clock} ({summary.clock_why}): {summary.scenario_s:.0f} s served in "
+            f"{summary.wall_s:.1f} s, {f'{speed:,.0f}' if speed >= 100 else f'{speed:.3g}'} times real "
             "time"
         )
-    if summary["metrics"]["ttft_s"]["n"]:
+    if summary.metrics["ttft_s"].n:
         lines += _error_lines(summary)
-    if n_by_hand := summary["n_link_changes_by_hand"]:
+    if n_by_hand := summary.n_link_changes_by_hand:
         text = f"{counted(n_by_hand, 'changes')} of links by hand: the closed model has them"
-        lines.append(f"{text}, the twin does not" if summary["emulation_error_of"] == "twin" else text)
+        lines.append(f"{text}, the twin does not" if summary.emulation_error_of == "twin" else text)
     return lines
 
 
-def _error_lines(summary: dict[str, Any]) -> list[str]:
+def _error_lines(summary: RunSummary) -> list[str]:
     """Return lines on what errors are measured against."""
     lines = []
-    if summary["emulation_error_of"] == "closed model":
+    if summary.emulation_error_of == "closed model":
         lines.append(
             "error: against the closed model, given when messages were sent; virtual time shows an ideal "
             "machine, --clock real measures this one"
         )
-        if summary["closed_model_lacks"]:
+        if summary.closed_model_lacks:
             lines.append(
-                f"the closed model has no {' and no '.join(summary['closed_model_lacks'])}: most of the "
+                f"the closed model has no {' and no '.join(summary.closed_model_lacks)}: most of the "
                 "errors come from that"
             )
-        if summary.get("n_replays"):
+        if summary.n_replays:
             lines.append(
                 "the closed model has no failures: its columns have recovered requests as if nothing had "
                 "failed, and the errors leave them out"
             )
-    elif summary["emulation_error_of"] == "twin":
+    elif summary.emulation_error_of == "twin":
         text = "error: against the run's twin in virtual time"
-        if summary["emulation_error_pairing"] == DISTRIBUTIONS:
+        if summary.emulation_error_pairing == DISTRIBUTIONS:
             text += (
                 "; the twin admitted requests in another order or to other chains, so distributions are "
                 "compared, not requests"
@@ -307,36 +300,34 @@ def _error_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _blocks_lines(summary: dict[str, Any]) -> list[str]:
+def _blocks_lines(summary: RunSummary) -> list[str]:
     """Return lines on a run with real blocks: whether its tokens are right, and how much memory it took."""
-    if summary["compute"] != "blocks":
+    if summary.compute != "blocks":
         return []
-    checked, altered = summary["n_tokens_checked"], summary["n_tokens_altered"]
+    checked, altered = summary.n_tokens_checked, summary.n_tokens_altered
     if checked is None:
-        lines = [f"tokens were not compared with the whole model's: {summary['tokens_unchecked_because']}"]
-    elif not altered:
-        lines = [f"all {checked} tokens are those of the whole model on one machine{ties(summary)}"]
+        lines = [f"tokens were not compared with the whole model's: {summary.tokens_unchecked_because}"]
+    elif not altered or not summary.altered:
+        lines = [
+            f"all {checked} tokens are those of the whole model on one machine{ties(summary.n_tokens_tied)}"
+        ]
     else:
-        first = summary["altered"][0]
+        first = summary.altered[0]
         lines = [
             f"{altered} of {checked} tokens are NOT those of the whole model on one machine",
-            f"the first is token {first['token']} of request {first['request']}: {first['is']}, should be "
-            f"{first['should_be']}",
+            f"the first is token {first.token} of request {first.request}: {first.is_}, should be "
+            f"{first.should_be}",
         ]
-    memory = summary.get("memory")
-    if memory and memory["difference_ratio"] is not None:
+    memory = summary.memory
+    if memory and memory.difference_ratio is not None:
         lines.append(
-            f"blocks and caches of all servers took {memory['real_bytes'] / 1e6:.2f} MB, "
-            f"{memory['difference_ratio']:+.1%} of what the model counts; {memory['worst_server']} "
-            f"{memory['worst_difference_ratio']:+.1%}"
-            + (
-                f"; the processes grew by {memory['grown_bytes'] / 1e6:.2f} MB"
-                if memory["grown_bytes"]
-                else ""
-            )
+            f"blocks and caches of all servers took {memory.real_bytes / 1e6:.2f} MB, "
+            f"{memory.difference_ratio:+.1%} of what the model counts; {memory.worst_server} "
+            f"{memory.worst_difference_ratio:+.1%}"
+            + (f"; the processes grew by {memory.grown_bytes / 1e6:.2f} MB" if memory.grown_bytes else "")
         )
-    if memory and memory.get("n_recorded") is not None:
-        lines.append(f"CUDA graphs: the steps of {counted(memory['n_recorded'], 'sessions')} were recorded")
+    if memory and memory.n_recorded is not None:
+        lines.append(f"CUDA graphs: the steps of {counted(memory.n_recorded, 'sessions')} were recorded")
     return lines
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,16 @@ import msgspec
 import numpy as np
 
 from nodes.records import BATCH
+from testbed.records.events import (
+    BY_HAND,
+    FaultEvent,
+    LinksChanged,
+    Moved,
+    event_data,
+)
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
-from testbed.rundir import BY_HAND, replacing
+from testbed.rundir import replacing
 from testbed.scenario.experiment import Experiment
 
 _US = 1e6
@@ -38,10 +45,10 @@ def _events(experiment: Experiment, records: RunRecords, hops: HopTable) -> Iter
     for site in sites:
         yield _meta("process_name", process[site], 0, site)
     yield from map(_change, records.changes)
-    yield from (_fault(event) for event in records.faults if event.get("applies", True))
+    yield from (_fault(event) for event in records.faults if getattr(event, "applies", True))
     names = [s.name for s in experiment.problem.servers]
     for move in records.moves:
-        yield from _move_events(move, names.index(move["server"]), process[experiment.sites[move["server"]]])
+        yield from _move_events(move, names.index(move.server), process[experiment.sites[move.server]])
     for server, name in enumerate(names):
         yield from _server_events(name, server, process[experiment.sites[name]], hops)
     indices = [record.index for record in records.requests]
@@ -53,13 +60,13 @@ def _events(experiment: Experiment, records: RunRecords, hops: HopTable) -> Iter
         yield from _message_events(hops, slice(begin, end), pid, tid, names)
 
 
-def _move_events(move: Mapping[str, Any], server: int, pid: int) -> Iterator[dict[str, Any]]:
+def _move_events(move: Moved, server: int, pid: int) -> Iterator[dict[str, Any]]:
     """Yield a server's change of blocks: the time it drains, and the time it loads."""
     tid = 1 + server * _LANES + _LANES - 1
-    yield _meta("thread_name", pid, tid, f"{move['server']} (blocks)")
-    details = {"old": move["old"], "new": move["new"]}
-    yield _span("drain", pid, tid, move["closed_at_s"], move["drained_at_s"], details)
-    yield _span("load", pid, tid, move["drained_at_s"], move["open_at_s"], details)
+    yield _meta("thread_name", pid, tid, f"{move.server} (blocks)")
+    details = {"old": move.old, "new": move.new}
+    yield _span("drain", pid, tid, move.closed_at_s, move.drained_at_s, details)
+    yield _span("load", pid, tid, move.drained_at_s, move.open_at_s, details)
 
 
 def _server_events(name: str, server: int, pid: int, hops: HopTable) -> Iterator[dict[str, Any]]:
@@ -126,20 +133,30 @@ def _message_events(
         yield _span("down", pid, tid, departed, received, of | {"bytes": down})
 
 
-def _change(change: Mapping[str, Any]) -> dict[str, Any]:
-    planned_at_s, late_s = change["planned_at_s"], change["late_s"]
-    details = (
-        {"by": BY_HAND} if planned_at_s is None else {"planned_at_s": planned_at_s, "late_ms": 1e3 * late_s}
-    )
-    at_us = round(change["at_s"] * _US, 3)
-    return {"ph": "i", "s": "g", "name": change["why"], "pid": 1, "tid": 0, "ts": at_us, "args": details}
+def _change(change: LinksChanged) -> dict[str, Any]:
+    details: dict[str, Any] = {"by": BY_HAND}
+    if change.planned_at_s is not None and change.late_s is not None:
+        details = {"planned_at_s": change.planned_at_s, "late_ms": 1e3 * change.late_s}
+    return _instant(change.at_s, change.why, details)
 
 
-def _fault(event: Mapping[str, Any]) -> dict[str, Any]:
-    name = f"{event.get('kind', event['event'])} {event['server']}"
-    at_us = round(event["at_s"] * _US, 3)
-    details = {key: value for key, value in event.items() if key not in ("server", "kind")}
-    return {"ph": "i", "s": "g", "name": name, "pid": 1, "tid": 0, "ts": at_us, "args": details}
+def _fault(event: FaultEvent) -> dict[str, Any]:
+    details = event_data(event)
+    kind = details.pop("kind", event.kind_of_event)
+    return _instant(event.at_s, f"{kind} {details.pop('server')}", details)
+
+
+def _instant(at_s: float | None, name: str, details: dict[str, Any]) -> dict[str, Any]:
+    assert at_s is not None, "faults and changes have instants"
+    return {
+        "ph": "i",
+        "s": "g",
+        "name": name,
+        "pid": 1,
+        "tid": 0,
+        "ts": round(at_s * _US, 3),
+        "args": details,
+    }
 
 
 def _meta(name: str, pid: int, tid: int, text: str) -> dict[str, Any]:

@@ -13,24 +13,14 @@ from nodes.blocks.spec import Sampling
 from nodes.eventlog import LogReader
 from nodes.records import Token
 from nodes.request import Generation
-from testbed.control.placing import place_experiment
-from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
+from testbed.control.placing import load_to_run
+from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.results.verified import ties
-from testbed.rundir import make_run_dir
-from testbed.runs.up import (
-    check_can_run,
-    exit_code,
-    finish,
-    has_begun,
-    left_to_report,
-    undone_unless_begun,
-)
-from testbed.runs.verify import verify_tokens
-from testbed.runtime.blocks import BlocksModel, blocks_model, require_blocks
-from testbed.runtime.running import emulate
-from testbed.runtime.stage import choose_stage
-from testbed.scenario import load_experiment
+from testbed.runs.session import RunOptions, RunSession, exit_code, silent
+from testbed.runtime.blocks import BlocksModel, require_blocks
+from testbed.runtime.launching import Launcher
+from testbed.runtime.running import Outcome
 from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.families import ModelSizes
@@ -90,59 +80,86 @@ def generate_command(
     if any(text.partition("=")[0].strip() == "compute.backend" for text in overrides):
         raise UserError("testbed generate computes real blocks: leave out --set compute.backend")
     overrides = [*overrides, "compute.backend=blocks"]
-    experiment = load_experiment(scenario, [*overrides, _workload(1, options.max_new_tokens)])
-    assert experiment.blocks is not None
-    sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
-    at_least = [0] if options.prompt else []
-    # Before anything slow begins; a text has one token or more.
-    _check_prompt(at_least if given_ids is None else given_ids, options.max_new_tokens, sizes)
-    check_can_run(experiment, say)
-    stage = choose_stage(experiment)
-    run_dir = make_run_dir(out, experiment.name)
-    launcher = stage.begin(experiment, run_dir)
-    with undone_unless_begun(run_dir, launcher):
-        model = blocks_model(experiment, run_dir)
-        assert model is not None
-        text = _Text(model)
-        ids = given_ids if given_ids is not None else text.encode(options.prompt or "")
-        _check_prompt(ids, options.max_new_tokens, sizes)
-        experiment = load_experiment(scenario, [*overrides, _workload(len(ids), options.max_new_tokens)])
-        placed = place_experiment(experiment)
-        generation = Generation(tuple(ids), sampling, stops=True)
-        blocks = dataclasses.replace(model, generations={0: generation})
-    say(f"run {run_dir}")
 
-    async def run() -> tuple[TestbedError | None, bool]:
-        stream = _Stream(run_dir, text, echo if not as_json else lambda _: None)
+    def load(n_input_tokens: int) -> Experiment:
+        return load_to_run(scenario, [*overrides, _workload(n_input_tokens, options.max_new_tokens)])
+
+    show: Callable[[str], None] = silent if as_json else echo
+    run = _GenerateRun(
+        load, options, given_ids, sampling, show, out, RunOptions(report=report, with_twin=False, live=False)
+    )
+    ended = run.run()
+    if ended.summary is None:
+        return EXIT_INTERRUPTED, {}
+    if ended.error is not None:
+        raise ended.error
+    records = read_logs(ended.run_dir).requests
+    if ended.interrupted or not records:
+        say(f"interrupted: the record up to now is in {ended.run_dir}")
+        return EXIT_INTERRUPTED, {}
+    answer = _answer(ended.run_dir, ended.experiment, records[0], run.ids, run.text)
+    for key in ("n_tokens_checked", "n_tokens_altered", "n_tokens_tied", "tokens_unchecked_because"):
+        answer[key] = ended.summary[key]
+    return exit_code(ended.summary), answer
+
+
+class _GenerateRun(RunSession):
+    """A run with one request, whose prompt is known once there is a tokenizer.
+
+    ``load`` returns the experiment for a prompt of so many tokens. ``ids`` are those of the prompt if they
+    are given. ``show`` is called with each new piece of the text.
+    """
+
+    missing = "the request was sent"
+
+    def __init__(
+        self,
+        load: Callable[[int], Experiment],
+        request: GenerateOptions,
+        ids: list[int] | None,
+        sampling: Sampling | None,
+        show: Callable[[str], None],
+        out: Path | None,
+        options: RunOptions,
+    ) -> None:
+        super().__init__(load(1), out, options, say)
+        self._load, self._request, self._sampling, self._show = load, request, sampling, show
+        self._given_ids = ids
+
+    def check(self) -> None:
+        """Check before anything slow begins. A text has one token or more."""
+        at_least = [0] if self._request.prompt else []
+        self._check_prompt(at_least if self._given_ids is None else self._given_ids)
+        super().check()
+
+    def _check_prompt(self, ids: list[int]) -> None:
+        assert self.experiment.compute.blocks is not None, "generate computes real blocks"
+        config, model = self.experiment.compute.blocks.config, self.experiment.problem.model
+        _check_prompt(ids, self._request.max_new_tokens, checkpoint_sizes(config, model.name))
+
+    def place(self) -> None:
+        """See ``prepare``: the experiment has not its prompt yet."""
+
+    def prepare(self) -> None:
+        assert self.blocks is not None, "generate computes real blocks"
+        self.text = _Text(self.blocks)
+        given = self._given_ids
+        self.ids = given if given is not None else self.text.encode(self._request.prompt or "")
+        self._check_prompt(self.ids)
+        self.experiment = self._load(len(self.ids))
+        super().place()
+        generation = Generation(tuple(self.ids), self._sampling, stops=True)
+        self.blocks = dataclasses.replace(self.blocks, generations={0: generation})
+
+    async def serve(self, launcher: Launcher) -> Outcome:
+        stream = _Stream(self.run_dir, self.text, self._show)
         streaming = asyncio.create_task(stream.run())
         try:
-            return await emulate(
-                experiment, placed, run_dir, stage, launcher, blocks, hold=False, announce=say, live=False
-            )
+            return await super().serve(launcher)
         finally:
             streaming.cancel()
             stream.show()
-            if not as_json:
-                echo("\n")
-
-    error, interrupted = stage.run(launcher, run())
-    if not has_begun(run_dir, error):
-        say(f"interrupted before the request was sent; logs are in {run_dir}")
-        return EXIT_INTERRUPTED, {}
-    with left_to_report(run_dir):
-        if error is None and not interrupted:
-            verify_tokens(run_dir, experiment, blocks, say)
-        summary = finish(run_dir, experiment, report=report)
-    if error is not None:
-        raise error
-    records = read_logs(run_dir).requests
-    if interrupted or not records:
-        say(f"interrupted: the record up to now is in {run_dir}")
-        return EXIT_INTERRUPTED, {}
-    answer = _answer(run_dir, experiment, records[0], ids, text)
-    for key in ("n_tokens_checked", "n_tokens_altered", "n_tokens_tied", "tokens_unchecked_because"):
-        answer[key] = summary[key]
-    return exit_code(summary), answer
+            self._show("\n")
 
 
 def answer_text(answer: dict[str, Any]) -> str:
@@ -161,7 +178,7 @@ def answer_text(answer: dict[str, Any]) -> str:
     elif altered:
         verdict = f"{altered} of {checked} are NOT those of the whole model on one machine"
     else:
-        verdict = f"all are those of the whole model on one machine{ties(answer)}"
+        verdict = f"all are those of the whole model on one machine{ties(answer['n_tokens_tied'])}"
     return (
         f"{counted(n_tokens, 'tokens')}, ended by {answer['ended_by']}: the first after "
         f"{answer['ttft_s']:.3f} s{rest}; {verdict}\nblocks by server: {chain}"

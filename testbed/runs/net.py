@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from pathlib import Path
 
+from netem.networks import named
 from testbed.errors import RunError, TestbedError, UserError
 from testbed.rundir import make_run_dir
 from testbed.runtime.bare import hold_network
@@ -18,8 +19,9 @@ from testbed.terminal import say
 
 def net_command(experiment: Experiment, out: Path | None) -> None:
     """Hold the network of ``experiment`` until interrupted. Raises ``TestbedError``."""
-    if experiment.network in ("memory", "loopback"):
-        raise without_namespaces(experiment.network)
+    network = named(experiment.network.backend)
+    if network is not None and not network.has_namespaces:
+        raise without_namespaces(network.name)
     if experiment.clock == "virtual":
         raise UserError(
             "programs run in real time, but the scenario's clock is virtual: change it with --set clock=real"

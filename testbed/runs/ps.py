@@ -12,16 +12,28 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from testbed.rundir import ENDPOINT, EVENTS, NETWORK, OWNER, PAGE, owner_alive, read_events
+from testbed.records.events import (
+    EVENTS,
+    Broken,
+    Event,
+    Holding,
+    Interrupted,
+    NetworkOpened,
+    Serving,
+    Stopped,
+    read_events,
+)
+from testbed.records.plan import find_plan
+from testbed.rundir import ENDPOINT, NETWORK, OWNER, PAGE, owner_alive
 from testbed.terminal import columns
 
-_PHASES = {
-    "network": "starting",
-    "serving": "serving",
-    "holding": "holding",
-    "interrupted": "ending",
-    "broken": "ending",
-    "stopped": "ending",
+_PHASES: dict[type[Event], str] = {
+    NetworkOpened: "starting",
+    Serving: "serving",
+    Holding: "holding",
+    Interrupted: "ending",
+    Broken: "ending",
+    Stopped: "ending",
 }
 """The phase of a testbed, by the last of these events that it has written."""
 
@@ -51,15 +63,16 @@ def _running(proc: Path) -> set[Path]:
 
 
 def _described(run_dir: Path) -> dict[str, Any]:
-    owner, plan, network = (_read(run_dir / name) for name in (OWNER, "plan.json", NETWORK))
-    events = read_events(run_dir, *_PHASES)
-    clock = plan.get("clock") or {}
+    owner, network = (_read(run_dir / name) for name in (OWNER, NETWORK))
+    plan = find_plan(run_dir)  # `testbed net` writes none
+    events = read_events(run_dir, tuple(_PHASES))
+    clock = None if plan is None else plan.clock
     return {
         "run": str(run_dir),
         "scenario": _scenario(run_dir),
-        "phase": _PHASES[events[-1]["event"]] if events else "starting",
-        "network": network.get("name", plan.get("network")),
-        "clock": clock.get("name", "real" if network else None),  # `testbed net` writes no plan
+        "phase": _PHASES[type(events[-1])] if events else "starting",
+        "network": network.get("name", None if plan is None else plan.network),
+        "clock": clock.name if clock is not None else "real" if network else None,
         "pid": owner.get("pid"),
         "since": owner.get("since"),
         "endpoint": _read(run_dir / ENDPOINT).get("url"),

@@ -8,27 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodes.request import Generation
+from testbed.control.placing import load_to_run
 from testbed.errors import UserError
-from testbed.page.beside import bind_page, page_beside
 from testbed.page.serve import bind
 from testbed.results.served import with_guests
 from testbed.results.text import summary_text
-from testbed.rundir import ENDPOINT, make_run_dir, write_json
-from testbed.runs.twin import run_twin
-from testbed.runs.up import (
-    check_can_run,
-    finish,
-    has_begun,
-    left_to_report,
-    placed_experiment,
-    undone_unless_begun,
-)
-from testbed.runs.verify import verify_tokens
-from testbed.runtime.blocks import BlocksModel, blocks_model
-from testbed.runtime.running import emulate
-from testbed.runtime.stage import choose_stage
-from testbed.scenario import load_experiment
+from testbed.rundir import ENDPOINT, write_json
+from testbed.runs.session import RunOptions, RunSession, check_can_run
+from testbed.runtime.blocks import BlocksModel
+from testbed.runtime.launching import Launcher
+from testbed.runtime.running import Outcome
 from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.experiment import Experiment
 from testbed.serving.app import Endpoint, Rules
@@ -76,53 +65,73 @@ def serve_command(
     _check_host(options)
     experiment = _experiment(scenario, overrides, options)
     if options.admission == "reject":  # no request waits in a queue
-        experiment = dataclasses.replace(experiment, queue=None)
-    check_can_run(experiment)
-    stage = choose_stage(experiment, holds=True)
-    placed = placed_experiment(experiment)
-    words = StubCodec(options.tokenizer or SMALL) if experiment.blocks is None else None
-    bound = bind(options.port, options.host)
-    listener = bind_page(options.page_port)
-    run_dir = make_run_dir(out, experiment.name)
-    with page_beside(run_dir, listener, say):
-        launcher = stage.begin(experiment, run_dir)
-        with undone_unless_begun(run_dir, launcher):
-            blocks = blocks_model(experiment, run_dir)
-            codec = words or _codec(blocks, options.tokenizer)
-            rules = Rules(options.api_key, options.admission == "reject", options.max_requests)
-            endpoint = Endpoint(experiment, codec, rules, bound)
-        say(f"run {run_dir}")
-
-        def ready() -> None:
-            host, port = bound.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            url = f"http://{shown}:{port}/v1"
-            write_json(run_dir / ENDPOINT, {"url": url})
-            echo(url)
-
-        endpoint.when_ready(ready)
-        error, _ = stage.run(
-            launcher,
-            emulate(
-                *(experiment, placed, run_dir, stage, launcher, blocks, False, say), guests=endpoint.guests
-            ),
+        experiment = dataclasses.replace(
+            experiment, policy=dataclasses.replace(experiment.policy, queue=None)
         )
-        (run_dir / ENDPOINT).unlink(missing_ok=True)
-        if not has_begun(run_dir, error):
-            say(f"interrupted before any request; logs are in {run_dir}")
-            return
-        experiment = with_guests(experiment, run_dir)
-        with left_to_report(run_dir):
-            if blocks is not None and error is None:
-                asked: dict[int, Generation] = endpoint.generations
-                verify_tokens(run_dir, experiment, dataclasses.replace(blocks, generations=asked), say)
-            if with_twin and stage.has_twin and error is None and experiment.requests:
-                say("running the twin in virtual time (--no-twin leaves it out)")
-                run_twin(experiment, placed, run_dir, say)
-            summary = finish(run_dir, experiment, report=report, trace=trace)
-        say(summary_text(summary))
-        if error is not None:
-            raise error
+    page = options.page_port
+    run_options = RunOptions(report=report, trace=trace, with_twin=with_twin, page_port=page)
+    ended = _ServedRun(experiment, out, run_options, options, echo).run()
+    if ended.summary is None:
+        return
+    say(summary_text(ended.summary))
+    if ended.error is not None:
+        raise ended.error
+
+
+class _ServedRun(RunSession):
+    """A run with an endpoint."""
+
+    missing = "any request"
+    stays_open = True
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        out: Path | None,
+        run_options: RunOptions,
+        options: ServeOptions,
+        echo: Callable[[str], None],
+    ) -> None:
+        super().__init__(experiment, out, run_options, say)
+        self._of_endpoint = options
+        self._echo = echo
+
+    def check(self) -> None:
+        check_can_run(self.experiment)
+
+    def place(self) -> None:
+        super().place()
+        options = self._of_endpoint
+        self._words = (
+            StubCodec(options.tokenizer or SMALL) if self.experiment.compute.blocks is None else None
+        )
+        self._bound = bind(options.port, options.host)
+
+    def prepare(self) -> None:
+        options = self._of_endpoint
+        codec = self._words or _codec(self.blocks, options.tokenizer)
+        rules = Rules(options.api_key, options.admission == "reject", options.max_requests)
+        self._endpoint = Endpoint(self.experiment, codec, rules, self._bound)
+        self._endpoint.when_ready(self._ready)
+        self.guests = self._endpoint.guests
+
+    def _ready(self) -> None:
+        host, port = self._bound.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{port}/v1"
+        write_json(self.run_dir / ENDPOINT, {"url": url})
+        self._echo(url)
+
+    async def serve(self, launcher: Launcher) -> Outcome:
+        try:
+            return await super().serve(launcher)
+        finally:
+            (self.run_dir / ENDPOINT).unlink(missing_ok=True)
+
+    def served(self) -> None:
+        self.experiment = with_guests(self.experiment, self.run_dir)
+        if self.blocks is not None:
+            self.blocks = dataclasses.replace(self.blocks, generations=self._endpoint.generations)
 
 
 def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> Experiment:
@@ -130,14 +139,14 @@ def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> E
 
     def load(max_model_len: int) -> Experiment:
         table = f'endpoint={{max_model_len = {max_model_len}, workload = "{options.workload}"}}'
-        return load_experiment(scenario, [*overrides, table])
+        return load_to_run(scenario, [*overrides, table])
 
     if options.max_model_len is not None:
         return load(options.max_model_len)
     experiment = load(_MAX_MODEL_LEN)
-    if experiment.blocks is None:
+    if experiment.compute.blocks is None:
         return experiment
-    sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
+    sizes = checkpoint_sizes(experiment.compute.blocks.config, experiment.problem.model.name)
     return load(min(_MAX_MODEL_LEN, sizes.max_tokens or _MAX_MODEL_LEN))
 
 

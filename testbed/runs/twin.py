@@ -13,6 +13,7 @@ from pathlib import Path
 
 import tomli_w
 
+from netem.networks import IN_PROCESS
 from testbed.control.placing import PlacedExperiment
 from testbed.errors import TestbedError
 from testbed.results import finish_run
@@ -20,6 +21,7 @@ from testbed.results.logs import read_logs
 from testbed.results.served import replayed_document
 from testbed.rundir import TWIN, make_run_dir
 from testbed.runtime.running import run_to_end
+from testbed.runtime.signals import Interruption
 from testbed.runtime.stage import Stage
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
@@ -39,33 +41,44 @@ _BLOCKS_KEYS = (
 
 
 def twin_of(experiment: Experiment, folder: Path) -> Experiment:
-    """Return ``experiment`` in virtual time on the network ``memory``; writes ``folder``/scenario.toml."""
+    """Return ``experiment`` in virtual time, all in this process; writes ``folder``/scenario.toml."""
     document = dict(experiment.document)
-    if experiment.endpoint_tokens:
+    if experiment.workload.endpoint_tokens:
         document = replayed_document(experiment, read_logs(folder.parent).requests)
     document.update(clock="virtual", time_scale=1)
-    document["network"] = {**document["network"], "backend": "memory"}
+    document["network"] = {**document["network"], "backend": IN_PROCESS.name}
     compute = {key: value for key, value in document["compute"].items() if key not in _BLOCKS_KEYS}
-    document["compute"] = {**compute, "backend": "stub", "serial": False, "batching": experiment.batching}
+    document["compute"] = {
+        **compute,
+        "backend": "stub",
+        "serial": False,
+        "batching": experiment.compute.batching,
+    }
     path = folder / "scenario.toml"
     path.write_text(tomli_w.dumps(document), encoding="utf-8")
     return replace(load_experiment(str(path)), name=experiment.name, calibration=experiment.calibration)
 
 
 def run_twin(
-    experiment: Experiment, placed: PlacedExperiment, run_dir: Path, announce: Callable[[str], None]
+    experiment: Experiment,
+    placed: PlacedExperiment,
+    run_dir: Path,
+    announce: Callable[[str], None],
+    *,
+    live: bool = True,
+    interruption: Interruption | None = None,
 ) -> None:
     """Run the twin of ``experiment`` into the folder ``twin`` of ``run_dir``.
 
     If the twin fails or is interrupted, announces that and removes the folder: the run is usable without it.
     """
     folder = run_dir / TWIN
-    stage = Stage("virtual", "memory", "the twin of a run in real time")
+    stage = Stage("virtual", IN_PROCESS, "the twin of a run in real time")
     try:
         make_run_dir(folder, experiment.name)
         twin = twin_of(experiment, folder)
         again = replace(placed, router=placed.bind(placed.placement))
-        run_to_end(twin, again, folder, stage)
+        run_to_end(twin, again, folder, stage, live=live, interruption=interruption)
         finish_run(folder, twin)
         return
     except KeyboardInterrupt:

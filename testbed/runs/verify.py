@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 
 from nodes.request import Generation
+from testbed.records.base import data_of
+from testbed.records.summary import Verification
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.results.verified import VERIFY, unchecked
 from testbed.rundir import marks, write_json
@@ -29,19 +31,16 @@ _HEADROOM_RATIO = 1.2
 
 def verify_tokens(
     run_dir: Path, experiment: Experiment, blocks: BlocksModel, announce: Callable[[str], None]
-) -> dict[str, Any]:
-    """Compare every completed request's tokens; writes and returns the result, or why there is none.
-
-    See ``read_verification`` for the keys.
-    """
-    answer = _verify(run_dir, experiment, blocks, announce)
-    write_json(run_dir / VERIFY, answer)
-    return answer
+) -> Verification:
+    """Compare every completed request's tokens; writes and returns the result, or why there is none."""
+    found = _verify(run_dir, experiment, blocks, announce)
+    write_json(run_dir / VERIFY, data_of(found))
+    return found
 
 
 def _verify(
     run_dir: Path, experiment: Experiment, blocks: BlocksModel, announce: Callable[[str], None]
-) -> dict[str, Any]:
+) -> Verification:
     if not blocks.settings.verify:
         return unchecked("compute.verify is false")
     requests = [r for r in read_logs(run_dir).requests if r.status == "completed" and r.tokens]
@@ -72,7 +71,7 @@ def _verify(
             return unchecked("the comparison was interrupted")
     if done.returncode:
         return unchecked(f"the whole model could not be computed here; see {run_dir / 'logs' / 'whole.log'}")
-    return {**json.loads(done.stdout), "tokens_unchecked_because": None}
+    return msgspec.json.decode(done.stdout, type=Verification)
 
 
 def _entry(record: RequestRecord, blocks: BlocksModel) -> dict[str, Any]:

@@ -9,18 +9,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nodes.clock import run_clock
+from policies.links import Link
 from testbed.control.faults.byhand import Fault
 from testbed.control.guarded import guarded
 from testbed.control.links import ChangeLink, LinkChanges, Pair
 from testbed.control.live import LiveSocket
-from testbed.rundir import EventWriter
+from testbed.records.events import EventWriter, Holding, NetworkOpened, Stopped
 from testbed.runtime import wiring
 from testbed.runtime.launching import Launcher
 from testbed.runtime.processes import Processes
 from testbed.runtime.programs import Programs, check_namespaces
 from testbed.runtime.signals import handling
 from testbed.runtime.whereabouts import write_whereabouts
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.whole import whole_network
 
 
@@ -78,15 +79,17 @@ class _BareNetwork:
     async def hold(self) -> None:
         experiment = self._experiment
         spec = wiring.network_spec(experiment, self._run_dir.name)
-        network = await self._processes.open(experiment.network, spec, experiment.keep_cpus_awake)
+        network = await self._processes.open(
+            experiment.network.backend, spec, experiment.network.keep_cpus_awake
+        )
         check_namespaces(network)
         write_whereabouts(self._run_dir, network)
-        self._events.write("network", name=network.name, why=network.why)
+        self._events.write(NetworkOpened(name=network.name, why=network.why))
         self._clock.origin_at = self._clock.instant()
         await self._processes.guard(self._programs.start())
         self._changing = asyncio.create_task(guarded(self._links.run(), self._processes.give_up))
         await self._socket.open()
-        self._events.write("holding", self._clock.now_s())
+        self._events.write(Holding(at_s=self._clock.now_s()))
         self._announce(
             f"network {network.name} ({network.why}) of {len(spec.nodes)} nodes is up; `testbed exec NODE "
             "-- COMMAND` runs programs on them, Ctrl-C ends it"
@@ -101,7 +104,7 @@ class _BareNetwork:
             self._changing.cancel()
             await asyncio.gather(self._changing, return_exceptions=True)
         await self._programs.end()
-        self._events.write("stopped", self._clock.known_s())
+        self._events.write(Stopped(at_s=self._clock.known_s()))
         await self._processes.close()
         self._events.close()
         self._clock.close()

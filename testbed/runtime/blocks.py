@@ -150,12 +150,12 @@ def _check(experiment: Experiment, sizes: ModelSizes, name: str) -> None:
             f"{name} has {sizes.n_blocks} blocks of hidden size {sizes.hidden_size}, but the scenario has "
             f"{model.n_blocks} of {model.hidden_size}; give the checkpoint that the scenario was made for"
         )
-    if sizes.max_tokens is not None and experiment.endpoint_tokens > sizes.max_tokens:
+    if sizes.max_tokens is not None and experiment.workload.endpoint_tokens > sizes.max_tokens:
         raise UserError(
-            f"endpoint.max_model_len is {experiment.endpoint_tokens}, but the model is made for "
+            f"endpoint.max_model_len is {experiment.workload.endpoint_tokens}, but the model is made for "
             f"{sizes.max_tokens} tokens at most; lower it"
         )
-    longest = longest_tokens(experiment.requests)
+    longest = longest_tokens(experiment.workload.requests)
     if sizes.max_tokens is not None and longest > sizes.max_tokens:
         raise UserError(
             f"a request has {longest} tokens, input and output, but the model is made for "

@@ -10,17 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec import UNSET, UnsetType
 
-from nodes import control, messages, records
+from nodes import messages
 from nodes.clock import on_tick, run_clock
-from nodes.records import ENDED, Cancelled, Failed, Interrupted, Plan, Preempted, Rejected, Resumed
 from nodes.request import Generation, Request
-from policies.problem import PolicyError, RequestSpec, Route
-from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.byhand import Fault
 from testbed.control.faults.emulated import Faults
@@ -28,28 +24,35 @@ from testbed.control.guarded import guarded
 from testbed.control.links import ChangeLink, LinkChanges
 from testbed.control.live import LiveSocket
 from testbed.control.moves import Moves
-from testbed.control.placing import PlacedExperiment, PolicyInterrupted
 from testbed.control.steering import online_policy
-from testbed.errors import RunError, UserError
-from testbed.rundir import EventWriter
+from testbed.errors import RunError
+from testbed.records.events import (
+    CpusKeptAwake,
+    EventWriter,
+    Holding,
+    NetworkOpened,
+    NodeEnded,
+    Serving,
+    Stopped,
+)
+from testbed.records.plan import Stall
+from testbed.records.summary import MachineState
 from testbed.runtime import wiring
-from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.guests import Guests
-from testbed.runtime.launching import Launcher, OpenNetwork
+from testbed.runtime.launching import OpenNetwork
 from testbed.runtime.nodeset import NodeSet
 from testbed.runtime.processes import Processes
 from testbed.runtime.programs import Programs, check_namespaces
 from testbed.runtime.progress import Progress
+from testbed.runtime.reception import Reception
+from testbed.runtime.reports import Reports
 from testbed.runtime.servermemory import ServerMemory
-from testbed.runtime.stage import Stage
+from testbed.runtime.setup import RunSetup
 from testbed.runtime.whereabouts import write_whereabouts
-from testbed.scenario.experiment import Experiment, Link
 from testbed.scenario.whole import whole_network
 
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
 """Real seconds that clients have to close their sessions, at the end of a good and of a broken run."""
-_STATUS_S = 1.0
-"""Seconds that a server has to report its status."""
 _ASLEEP_S = 1.0
 """Seconds for which stalls of the machine are measured while CPUs may sleep."""
 
@@ -57,40 +60,27 @@ _ASLEEP_S = 1.0
 class Emulation:
     """One run: ``start``, ``serve``, ``stop`` in this order. Use ``run_emulation``."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        placed: PlacedExperiment,
-        run_dir: Path,
-        stage: Stage,
-        launcher: Launcher,
-        blocks: BlocksModel | None = None,
-        guests: Guests | None = None,
-    ) -> None:
-        self.experiment = experiment
-        self._guests = guests
-        """Submits requests from outside until interrupted; ``None``: only the workload is served."""
-        self.placed = placed
-        self.blocks = blocks
-        """The model whose real blocks the servers compute; ``None``: the stub."""
-        self.run_dir = run_dir
-        self.progress = Progress(len(experiment.requests))
+    def __init__(self, setup: RunSetup) -> None:
+        self.experiment = experiment = setup.experiment
+        self._guests = setup.guests
+        self.placed = placed = setup.placed
+        self.blocks = blocks = setup.blocks
+        self.run_dir = run_dir = setup.run_dir
+        self.progress = Progress(len(experiment.workload.requests))
         self.interrupted = asyncio.Event()
         self.events = EventWriter(run_dir)
-        self.stage = stage
+        self.stage = stage = setup.stage
         self.clock = run_clock(experiment.time_scale)
-        self._launcher = launcher
+        self._launcher = launcher = setup.launcher
         self.has_served = False
         """Whether the workload has ended.
 
         After that a signal ends the run, but does not count as an interrupt.
         """
         self._stopping = False
-        self._done: dict[str, str] = {}
-        self._all_done = asyncio.Event()
         self._coordinator = coordinator = Coordinator(experiment, placed, self.clock.now_s, self._call_at)
         self.processes = processes = Processes(
-            launcher, run_dir, self._handlers, self._survives, self.interrupted
+            launcher, run_dir, lambda: self._reports.handlers(), self._survives, self.interrupted
         )
         self.nodes = nodes = NodeSet(
             experiment, coordinator, launcher, processes, self.clock, run_dir, blocks
@@ -109,6 +99,11 @@ class Emulation:
         if policy is not None:
             self._moves = Moves(experiment, policy, nodes, coordinator, self.events, blocks is not None)
             self.faults.on_death(self._moves.mover.server_died)
+        self._reports = Reports(
+            *(setup, coordinator, self.faults, self._moves, self.clock, self.events, self.progress),
+            processes.give_up,
+        )
+        self._reception = Reception(experiment, coordinator, nodes, self.links, self.clock, self.progress)
         self.network: OpenNetwork | None = None
         """``None`` until it is open."""
         self._started_at = time.monotonic()
@@ -122,17 +117,17 @@ class Emulation:
         self.memory = ServerMemory(experiment.problem)
         self.forwarder: dict[str, float] | None = None
         """Counters of the user-space forwarder, if the network has one."""
-        self.machines: list[dict[str, Any]] = []
+        self.machines: list[MachineState] = []
         """State of the run's other machines at the end."""
-        self.stalls: list[dict[str, float]] = []
+        self.stalls: list[Stall] = []
         """When (``at_s``) and for how long (``real_s``) the whole machine stood still while serving."""
 
     async def start(self) -> None:
         """Build the network, start the nodes, connect the clients, agree on time zero."""
         experiment = self.experiment
-        keep_awake = experiment.keep_cpus_awake and not self.stage.is_virtual
+        keep_awake = experiment.network.keep_cpus_awake and not self.stage.is_virtual
         spec = wiring.network_spec(experiment, self.run_dir.name, self.stage.is_virtual)
-        self.network = await self.processes.open(self.stage.network, spec, keep_awake)
+        self.network = await self.processes.open(self.stage.wanted, spec, keep_awake)
         opened_at = time.monotonic()
         if self.stage.network_why is not None:
             self.network = replace(self.network, why=self.stage.network_why)
@@ -141,7 +136,9 @@ class Emulation:
             write_whereabouts(self.run_dir, self.network)
             if self.experiment.programs:
                 check_namespaces(self.network)
-        self.events.write("network", name=self.network.name, why=self.network.why, **self._sharing())
+        self.events.write(
+            NetworkOpened(name=self.network.name, why=self.network.why, shares_links=self._shares_links())
+        )
         if not self.stage.is_virtual:
             await self.processes.guard(self._programs.start())
         await self.processes.guard(self.nodes.start())
@@ -150,7 +147,7 @@ class Emulation:
         if keep_awake and self.processes.about_sleep is None:
             await self.processes.guard(self._decide_on_sleep(time.monotonic() - opened_at))
         if self.processes.about_sleep is not None:
-            self.events.write("cpus", why=self.processes.about_sleep)
+            self.events.write(CpusKeptAwake(why=self.processes.about_sleep))
         self.faults.begin()
         if not self.stage.is_virtual:  # faults by hand would make runs in virtual time differ
             await self._socket.open()
@@ -179,10 +176,10 @@ class Emulation:
             f"stood still {with_it:.0%} of the time with them awake and {without:.0%} of the time without"
         )
 
-    def _sharing(self) -> dict[str, bool]:
-        """Return whether pairs compete for the scenario's shared links; empty if it has none."""
+    def _shares_links(self) -> bool | UnsetType:
+        """Return whether pairs compete for the scenario's shared links; unset if it has none."""
         assert self.network is not None, "asked before the network was open"
-        return {"shares_links": self.network.shares_links} if self.experiment.shared_bps else {}
+        return self.network.network.shares_links if self.experiment.network.shared_bps else UNSET
 
     def network_text(self) -> str:
         """Return one line on the run's clock and network, and why these were chosen."""
@@ -190,14 +187,14 @@ class Emulation:
         text = (
             f"clock {self.stage.clock} ({self.stage.why}); network {self.network.name} ({self.network.why})"
         )
-        if self._sharing().get("shares_links") is False:
+        if self._shares_links() is False:
             text += ", where every pair has the whole rate of its path: only fabric and memory share links"
         return f"{text}; {self.processes.about_sleep}" if self.processes.about_sleep else text
 
     async def serve(self) -> None:
         """Serve the workload to its end. Raises ``RunError`` if the emulation breaks meanwhile."""
         self.progress.phase = "serving"
-        self.events.write("serving", self.clock.now_s())
+        self.events.write(Serving(at_s=self.clock.now_s()))
         self._in_background(self.links.run())
         self._in_background(self.nodes.keep_time())
         if self.blocks is not None:
@@ -205,15 +202,8 @@ class Emulation:
         generations = self.blocks.generations if self.blocks is not None else {}
         for number, client in enumerate(self.experiment.problem.clients):
             requests = [
-                Request(
-                    r.index,
-                    r.arrival_at_s,
-                    r.n_input_tokens,
-                    r.n_output_tokens,
-                    generations.get(r.index, Generation()),
-                    r.max_new_tokens,
-                )
-                for r in self.experiment.requests
+                Request.of(r, generations.get(r.index, Generation()))
+                for r in self.experiment.workload.requests
                 if r.client == number
             ]
             if self._guests is None:
@@ -223,15 +213,15 @@ class Emulation:
             await self.nodes.peers[client].ask(serve)
         self._serving_since = time.monotonic()
         if self._guests is None:
-            await self.processes.guard(self._all_done.wait())
+            await self.processes.guard(self._reports.all_done.wait())
         else:
             await self._serve_guests(self._guests)
         self._has_served_until_now()
         await self.processes.guard(self.faults.look_for_leaks())
-        self.machines = [vars(machine) for machine in self._launcher.machines()]
+        self.machines = self._launcher.machines()
         self.forwarder = await self.processes.guard(self._launcher.stats())
         self.stalls = self._in_scenario(await self.processes.guard(self._launcher.stalls()))
-        for client, failure in self._done.items():
+        for client, failure in self._reports.done.items():
             if failure and failure != "interrupted":
                 raise RunError(f"{client} failed: {failure}; all rows up to then are complete")
 
@@ -239,9 +229,9 @@ class Emulation:
         """Serve requests from outside until an interrupt, then interrupt those that are still running."""
         try:
             await self.processes.guard(self.clock.sleep_until_s(0.0))
-            await guests.begin(self)
+            await guests.begin(self._reception)
             self.has_served = True
-            await self.processes.guard(self._all_done.wait())
+            await self.processes.guard(self._reports.all_done.wait())
         except KeyboardInterrupt:
             if not self.has_served:
                 raise
@@ -250,60 +240,17 @@ class Emulation:
             await guests.end()
         await self._finish_clients(_PATIENCE_S)
 
-    def could_hold(self, client: int, n_input_tokens: int, n_output_tokens: int) -> bool:
-        """Whether there would be a chain for such a request if it were the only one.
-
-        Assumed for every request that is not longer than the placement is designed for.
-        """
-        problem = self.experiment.problem
-        if n_input_tokens + n_output_tokens <= problem.n_input_tokens + problem.n_output_tokens:
-            return True
-        return self._coordinator.could_route(RequestSpec(client, n_input_tokens, n_output_tokens))
-
-    def submit(self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation) -> int:
-        """Serve one more request at ``client`` now; returns its index."""
-        index, now_s = len(self._coordinator.requests), self.clock.now_s()
-        self._coordinator.requests[index] = RequestPlan(index, client, now_s, n_input_tokens, n_output_tokens)
-        self.progress.n_requests += 1
-        request = Request(index, now_s, n_input_tokens, n_output_tokens, how)
-        self.nodes.peers[self.experiment.problem.clients[client]].notify(messages.Submit(request))
-        return index
-
-    def end_request(self, index: int, *, enough: bool) -> None:
-        """End a submitted request: it has tokens ``enough``, or else its sender has disconnected."""
-        client = self.experiment.problem.clients[self._coordinator.requests[index].client]
-        self.nodes.peers[client].notify(messages.End(index, enough))
-
-    def links_now(self) -> dict[tuple[str, str], Link]:
-        """Return the scenario's links as they are now, by (from, to)."""
-        return {pair: self.links.link(pair) for pair in self.experiment.links}
-
-    async def statuses(self) -> dict[str, messages.ServerStatus | None]:
-        """Return every server's status by name; ``None`` for a server that does not answer."""
-        names = [server.name for server in self.experiment.problem.servers]
-        return dict(zip(names, await asyncio.gather(*map(self._status, names)), strict=True))
-
-    async def _status(self, name: str) -> messages.ServerStatus | None:
-        peer = self.nodes.peers.get(name)
-        if peer is None:  # it has not joined yet
-            return None
-        try:
-            async with asyncio.timeout(_STATUS_S):
-                return await peer.ask(messages.GetStatus())
-        except (TimeoutError, control.ControlError):
-            return None
-
     async def _finish_clients(self, patience_s: float) -> None:
         """End the workload; requests that still run are interrupted."""
         finished = (client.ask(messages.Finish()) for client in self.nodes.clients)
         await _within_real_s(patience_s, asyncio.gather(*finished, return_exceptions=True))
 
-    def _in_scenario(self, stalls: Sequence[tuple[float, float]]) -> list[dict[str, float]]:
+    def _in_scenario(self, stalls: Sequence[tuple[float, float]]) -> list[Stall]:
         """Return the stalls since serving began: instants in scenario seconds, durations in real seconds."""
         assert self._serving_since is not None, "asked before there was anything to serve"
         now_s, now, scale = self.clock.now_s(), time.monotonic(), self.experiment.time_scale
         return [
-            {"at_s": now_s - (now - begin) * scale, "real_s": end - begin}
+            Stall(at_s=now_s - (now - begin) * scale, real_s=end - begin)
             for begin, end in stalls
             if begin >= self._serving_since
         ]
@@ -318,7 +265,7 @@ class Emulation:
     async def hold(self) -> None:
         """Keep everything up until interrupted."""
         self.progress.phase = "holding"
-        self.events.write("holding", self.clock.now_s())
+        self.events.write(Holding(at_s=self.clock.now_s()))
         await self.processes.guard(asyncio.Event().wait())
 
     async def stop(self) -> None:
@@ -336,65 +283,11 @@ class Emulation:
         await self.faults.end()
         # Clients close their sessions over the network. If the network broke, they wait in vain.
         await self._finish_clients(_BROKEN_PATIENCE_S if self.processes.is_broken else _PATIENCE_S)
-        self.events.write("stopped", self.clock.known_s())
+        self.events.write(Stopped(at_s=self.clock.known_s()))
         await self.processes.close()
         self.faults.count_namespaces()
         self.events.close()
         self.clock.close()
-
-    def _handlers(self) -> control.Handlers:
-        return {
-            messages.CannotStart: self._on_cannot_start,
-            messages.GetRoute: self._on_route,
-            messages.GetReplacement: self._on_reroute,
-            messages.Recorded: self._on_record,
-            messages.NewToken: self._on_token,
-            messages.Progress: self._on_progress,
-            messages.Done: self._on_done,
-            messages.Phase: self._on_phase,
-        }
-
-    async def _on_cannot_start(self, message: messages.CannotStart) -> None:
-        self.processes.give_up(UserError(f"{message.name}: {message.reason}"))
-
-    async def _on_route(self, asked: messages.GetRoute) -> Plan | None:
-        told: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
-        asked_at_s = self.clock.now_s()
-
-        def tell(plan: Plan | None) -> None:
-            if not told.done():
-                told.set_result(plan)
-
-        def answer(found: Route | PolicyError | None) -> None:
-            if self.experiment.queue is None:
-                tell(self._plan(asked.request, found, 0.0))
-            else:  # one look may let several in: in virtual time each is done with before the next one is told
-                plan = self._plan(asked.request, found, self.clock.now_s() - asked_at_s)
-                asyncio.get_running_loop().call_later(0.0, tell, plan)
-
-        self._coordinator.ask(asked.request, answer, asked.n_done)
-        return await told
-
-    async def _on_reroute(self, asked: messages.GetReplacement) -> Plan | None:
-        try:
-            found: Route | PolicyError | None = self._coordinator.reroute(*msgspec.structs.astuple(asked))
-        except PolicyError as error:
-            found = error
-        return self._plan(asked.request, found, 0.0)
-
-    def _plan(self, index: int, found: Route | PolicyError | None, queued_s: float) -> Plan | None:
-        """Return the chain that a client opens; ``None`` if there is none.
-
-        The decision's duration is 0 in virtual time: the record of a run must not depend on the machine.
-        """
-        # An interrupted policy is no error: the run is ending already.
-        if isinstance(found, PolicyError) and not isinstance(found, PolicyInterrupted):
-            self.processes.give_up(UserError(f"request {index}: {found}"))
-        if not isinstance(found, Route):
-            return None
-        decision_s = 0.0 if self.stage.is_virtual else self._coordinator.decisions_s[-1]
-        hops = [(hop.server, hop.first, hop.last) for hop in found.hops]
-        return Plan(hops, found.wait_s, decision_s, queued_s)
 
     def _call_at(self, at_s: float, what: Callable[[], None]) -> None:
         async def later() -> None:
@@ -405,53 +298,10 @@ class Emulation:
         self._later.add(task)
         task.add_done_callback(self._later.discard)
 
-    async def _on_record(self, message: messages.Recorded) -> None:
-        record = message.record
-        if isinstance(record, records.Recoveries):
-            self.faults.notify(record)
-            return
-        self.progress.notify(record.request, record.kind)
-        if self._moves is not None:
-            self._moves.state(record)
-        if isinstance(record, (*ENDED, Rejected, Preempted)):
-            self._coordinator.release(record.request)
-        if isinstance(record, ENDED):
-            self.faults.ended(record.request)
-        if isinstance(record, Failed | Rejected | Cancelled | Interrupted):
-            self.events.write(record.kind, record.at_s, request=record.request)
-        elif isinstance(record, Preempted):
-            server = self.experiment.problem.servers[record.server].name
-            line = {"request": record.request, "server": server, "tokens": record.tokens}
-            self.events.write(record.kind, record.at_s, **line)
-        elif isinstance(record, Resumed):
-            self.events.write(record.kind, record.at_s, request=record.request, tokens=record.tokens)
-        if self._guests is not None:
-            self._guests.recorded(record)
-
-    async def _on_token(self, message: messages.NewToken) -> None:
-        self.faults.token(message.request, message.n_tokens)
-        if self._guests is not None:
-            self._guests.token(message)
-
-    async def _on_phase(self, message: messages.Phase) -> None:
-        if self._moves is not None:
-            numbers = {spec.name: number for number, spec in enumerate(self.experiment.problem.servers)}
-            self._moves.phase(numbers[message.server], message.phase, message.at_s)
-
-    async def _on_progress(self, message: messages.Progress) -> None:
-        self.progress.n_tokens[message.client] = message.n_tokens
-        self.progress.ttft_s, self.progress.gap_s = message.ttft_s, message.gap_s
-        self.progress.scenario_s = self.clock.now_s()
-
-    async def _on_done(self, message: messages.Done) -> None:
-        self._done[message.client] = message.failure
-        if self._guests is not None or len(self._done) == len(self.experiment.problem.clients):
-            self._all_done.set()
-
     def _survives(self, name: str, status: int) -> bool:
         if self._programs.ended(name, status) or self._stopping or self.faults.node_ended(name, status):
             return True
-        self.events.write("node-ended", self.clock.known_s(), node=name, status=status)
+        self.events.write(NodeEnded(at_s=self.clock.known_s(), node=name, status=status))
         return False
 
     def sign(self) -> object:

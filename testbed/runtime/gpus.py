@@ -53,7 +53,7 @@ def shared_out(experiment: Experiment, announce: Callable[[str], None]) -> Block
     Raises ``UserError`` for a UUID that is not one of this machine's GPUs, for servers that need more
     ``memory`` than the device that they share has, and for "auto" or UUIDs with several machines.
     """
-    settings = experiment.blocks
+    settings = experiment.compute.blocks
     if settings is None or not any(map(_is_looked_up, settings.devices)):
         return settings
     if experiment.machines:
@@ -72,7 +72,7 @@ def shared_out(experiment: Experiment, announce: Callable[[str], None]) -> Block
         return settings  # no GPU is found: the node that opens the device reports it
     settings = replace(settings, devices=tuple(_full(name, gpus) for name in settings.devices))
     try:
-        check_steps(settings, longest_tokens(experiment.requests))
+        check_steps(settings, longest_tokens(experiment.workload.requests))
     except KeyedError as error:
         raise UserError(f"{'.'.join(map(str, error.key))} {error.what}") from None
     _check_memory(experiment, settings, gpus, announce)
@@ -81,7 +81,9 @@ def shared_out(experiment: Experiment, announce: Callable[[str], None]) -> Block
 
 def missing_gpu(experiment: Experiment) -> str | None:
     """Return a warning if real blocks shall compute on a GPU and none is found here; else ``None``."""
-    devices = experiment.blocks.devices if experiment.blocks and not experiment.machines else ()
+    devices = (
+        experiment.compute.blocks.devices if experiment.compute.blocks and not experiment.machines else ()
+    )
     asked = next((device for device in devices if device not in ("cpu", "auto")), None)
     if asked is None or find_gpus():
         return None

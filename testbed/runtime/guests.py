@@ -8,7 +8,7 @@ from typing import Protocol
 from nodes.messages import NewToken, ServerStatus
 from nodes.records import States
 from nodes.request import Generation
-from testbed.scenario.experiment import Link
+from policies.links import Link
 
 
 class Host(Protocol):

@@ -8,51 +8,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from netem.spec import LinkProfile, NetworkSpec
+from netem.networks import Network
+from netem.spec import Endpoint, NetworkSpec
 from nodes import control
+from policies.links import Link
+from testbed.records.summary import MachineState
 
 OnExit = Callable[[str, int], None]
 """Called with a node's name and its process's exit status (negative: the signal that ended it)."""
 
 
-Endpoints = tuple[Mapping[str, tuple[str, int]], bytes]
+Endpoints = tuple[Mapping[str, Endpoint], bytes]
 """For a network over several machines: each machine's (address, port) by name, and the run's key."""
 
 
 @dataclass(frozen=True)
 class OpenNetwork:
-    """An open network: its name, why it was chosen, and the address of every node."""
+    """An open network: what it can do, why it was chosen, and the address of every node."""
 
-    name: str
+    network: Network
     why: str
     addresses: Mapping[str, str]
-    delays_in_client: bool = False
-    """Nodes delay messages themselves (no kernel does)."""
-    any_port: bool = False
-    """Nodes listen on any free port."""
-    shares_links: bool = True
-    """Pairs whose paths share a link compete for its rate."""
     namespaces: Mapping[str, int] = field(default_factory=dict)
     """By node: descriptor of its network namespace in the process ``holder``; empty without namespaces."""
     holder: int | None = None
 
-
-@dataclass(frozen=True)
-class MachineState:
-    """Another machine of a run, and what is known of its clock. Times are seconds."""
-
-    name: str
-    address: str
-    n_nodes: int
-    rtt_s: float
-    """The smallest of the latest round trips."""
-    offset_s: float
-    """Its monotonic clock minus this machine's."""
-    drift: float
-    """Seconds that its clock gains on this machine's per second."""
-    uncertainty_s: float
-    """Largest error of its nodes' instants at any time of the run; at least that of ``offset_s``."""
-    is_lost: bool = False
+    @property
+    def name(self) -> str:
+        return self.network.name
 
 
 class OnOneMachine:
@@ -94,7 +77,7 @@ class Launcher(Protocol):
         ...
 
     async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
-        """Build the network of backend ``wanted``; with ``keep_awake`` no CPU sleeps while it is open."""
+        """Build the network called ``wanted``, or for "auto" the first that works here; with ``keep_awake`` no CPU sleeps while it is open."""
         ...
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:
@@ -118,7 +101,7 @@ class Launcher(Protocol):
         """Send a signal to a node's process."""
         ...
 
-    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Change links; returns the instant of the change, which is before any effect of it can be seen."""
         ...
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from nodes import control
 from nodes.clock import RunClock
 from nodes.messages import A, Connect, Links, Message, Question, Reach, Start, Warm
+from policies.links import Link
 from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError
 from testbed.runtime import wiring
@@ -19,7 +20,7 @@ from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.runtime.peering import Ends, Peering
 from testbed.runtime.processes import Processes
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 
 Pair = tuple[str, str]
 
@@ -71,7 +72,7 @@ class NodeSet:
         self._blocks = blocks
         self.broke = processes.give_up
         self.peers = processes.peers
-        self.link_now: Callable[[Pair], Link] = experiment.links.__getitem__
+        self.link_now: Callable[[Pair], Link] = experiment.network.links.__getitem__
         """Called with a pair of nodes; returns its link that is in force."""
         self._peering = Peering(experiment, self.peers, lambda pair: self.link_now(pair))
 
@@ -91,14 +92,14 @@ class NodeSet:
         """
         experiment, problem = self._experiment, self._experiment.problem
         for server in range(problem.n_servers):
-            if server not in experiment.absent:
+            if server not in experiment.faults.absent:
                 await self._spawn_server(server)
         for client in problem.clients:
             log = self._run_dir / "events" / f"{client}.log"
             control, address = self._processes.control_path, self._processes.address(client)
             config = wiring.client_config(experiment, client, control, address, log, self._blocks)
             await self._processes.spawn("client", config)
-        absent = {problem.servers[server].name for server in experiment.absent}
+        absent = {problem.servers[server].name for server in experiment.faults.absent}
         names = (name for name in experiment.nodes if name not in absent)
         await self._processes.all_here(names, self._patience_s)
 
@@ -118,15 +119,16 @@ class NodeSet:
         experiment, ends = self._experiment, self._ends()
         delays_in_client = self._delays_in_client
         n_bytes = max(
-            (r.n_input_tokens for r in experiment.requests), default=experiment.problem.n_input_tokens
+            (r.n_input_tokens for r in experiment.workload.requests),
+            default=experiment.problem.n_input_tokens,
         )
         n_bytes *= experiment.problem.model.token_bytes
         for client in experiment.problem.clients:
-            links = experiment.links if delays_in_client else None
+            links = experiment.network.links if delays_in_client else None
             view = wiring.node_view(experiment, client, ends, links)
             try:
                 await self.peers[client].ask(Connect(view))
-                if experiment.tcp.warm and not delays_in_client:
+                if experiment.network.tcp.warm and not delays_in_client:
                     await self.peers[client].ask(Warm(n_bytes))
             except control.ControlError as error:
                 raise RunError(f"{client} cannot reach the servers: {error}") from error
@@ -145,7 +147,7 @@ class NodeSet:
 
     @property
     def _delays_in_client(self) -> bool:
-        return self._network.delays_in_client
+        return self._network.network.delays_in_client
 
     @property
     def _network(self) -> OpenNetwork:
@@ -167,7 +169,7 @@ class NodeSet:
             server,
             self._processes.control_path,
             self._processes.address(name),
-            self._network.any_port,
+            self._network.network.any_port,
             self._blocks,
         )
         if self._processes.port(name):  # a server that begins again keeps its port

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from nodes.control import ControlError, Peer
 from nodes.messages import Links, Message, Peers, Reach, Warm
+from policies.links import Link
 from policies.problem import Placement
 from testbed.errors import RunError
 from testbed.runtime import wiring
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 
 Pair = tuple[str, str]
 Ends = Mapping[str, tuple[str, int]]
@@ -42,7 +43,7 @@ class Peering:
         if not self._is_needed:
             return
         present = [number for number, name in enumerate(self._names) if name in self._peers]
-        n_bytes = n_bytes if self._experiment.tcp.warm and not delays_in_nodes else 0
+        n_bytes = n_bytes if self._experiment.network.tcp.warm and not delays_in_nodes else 0
         try:
             await asyncio.gather(*(self._introduce(server, ends, delays_in_nodes) for server in present))
             await asyncio.gather(
@@ -58,7 +59,7 @@ class Peering:
 
     def _next(self, placement: Placement, server: int) -> Iterable[int]:
         """Return the servers that ``server`` may push to: all others if an online policy moves blocks."""
-        if self._experiment.online is not None:
+        if self._experiment.policy.online is not None:
             return (number for number in range(len(self._names)) if number != server)
         return followers(placement, server)
 
@@ -73,9 +74,9 @@ class Peering:
 
     async def _introduce(self, server: int, ends: Ends, delays_in_nodes: bool) -> None:
         name = self._names[server]
-        links = {pair: self._link_now(pair) for pair in self._experiment.links if pair[0] == name}
+        links = {pair: self._link_now(pair) for pair in self._experiment.network.links if pair[0] == name}
         view = wiring.node_view(self._experiment, name, ends, links if delays_in_nodes else None)
-        limits = self._experiment.recovery.push_limit_s, wiring.token_s(self._experiment)
+        limits = self._experiment.faults.recovery.push_limit_s, wiring.token_s(self._experiment)
         await self._peers[name].ask(Peers(view, *limits))
 
     def change(self, links: Mapping[tuple[str, str], Link]) -> None:

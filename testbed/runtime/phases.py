@@ -7,39 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from nodes import control
-from testbed.control.placing import placement_data
 from testbed.errors import RunError, TestbedError
+from testbed.records.base import data_of
+from testbed.records.events import Broken, Interrupted
+from testbed.records.plan import Clock, PlacementRow, Plan
 from testbed.rundir import write_json
 from testbed.runtime.emulation import Emulation
 
 
-def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, Any]:
-    """Return ``plan.json``: the placement, start-up times, and at the end also decisions and leaks."""
+def plan_of(emulation: Emulation, has_ended: bool = False) -> Plan:
+    """Return the plan: the placement, start-up times, and at the end also decisions and leaks."""
     problem, placement = emulation.experiment.problem, emulation.placed.placement
     blocks = emulation.blocks
-    return {
-        "placement": placement_data(placement),
-        "routing": emulation.experiment.routing,
-        "servers": [s.name for s in problem.servers],
-        "clients": list(problem.clients),
-        "devices": blocks and [blocks.settings.device_of(number) for number in range(problem.n_servers)],
-        "placement_decision_s": emulation.placed.decision_s,
-        "network": emulation.network.name if emulation.network else emulation.experiment.network,
-        "clock": {"name": emulation.stage.clock, "why": emulation.stage.why},
-        "wall_s": emulation.wall_s,
-        "scenario_s": emulation.scenario_s,
-        "startup_s": emulation.startup_s,
-        "forwarder": emulation.forwarder,
-        "machines": emulation.machines,
-        "stalls": emulation.stalls,
-        "memory": emulation.memory.largest,
-        "decisions": emulation.faults.decisions if has_ended else None,
-        "routing_decisions_s": [round(took_s, 7) for took_s in emulation.decisions_s] if has_ended else None,
-        "leaks": emulation.faults.leaks,
-    }
+    return Plan(
+        placement=PlacementRow.of(placement),
+        routing=emulation.experiment.policy.routing,
+        servers=[s.name for s in problem.servers],
+        clients=list(problem.clients),
+        devices=None
+        if blocks is None
+        else [blocks.settings.device_of(number) for number in range(problem.n_servers)],
+        placement_decision_s=emulation.placed.decision_s,
+        network=emulation.network.name if emulation.network else emulation.experiment.network.backend,
+        clock=Clock(name=emulation.stage.clock, why=emulation.stage.why),
+        wall_s=emulation.wall_s,
+        scenario_s=emulation.scenario_s,
+        startup_s=emulation.startup_s,
+        forwarder=emulation.forwarder,
+        machines=emulation.machines,
+        stalls=emulation.stalls,
+        memory=emulation.memory.largest,
+        decisions=emulation.faults.decisions if has_ended else None,
+        routing_decisions_s=[round(took_s, 7) for took_s in emulation.decisions_s] if has_ended else None,
+        leaks=emulation.faults.leaks,
+    )
 
 
 async def run_emulation(
@@ -51,28 +54,28 @@ async def run_emulation(
     """
     try:
         plan = emulation.run_dir / "plan.json"
-        write_json(plan, plan_document(emulation))
+        write_json(plan, data_of(plan_of(emulation)))
         await emulation.start()
-        write_json(plan, plan_document(emulation))
+        write_json(plan, data_of(plan_of(emulation)))
         announce(
             f"{emulation.network_text()}; "
             f"{len(emulation.experiment.nodes)} nodes up in {emulation.startup_s['total']:.2f} s"
         )
         await emulation.serve()
         emulation.has_served = True
-        write_json(plan, plan_document(emulation, has_ended=True))
+        write_json(plan, data_of(plan_of(emulation, has_ended=True)))
         if hold:
             announce("the workload is done; holding the testbed up, Ctrl-C ends it")
             await emulation.hold()
     except KeyboardInterrupt:
         if not emulation.has_served:
-            emulation.events.write("interrupted", emulation.clock.known_s())
+            emulation.events.write(Interrupted(at_s=emulation.clock.known_s()))
         emulation.interrupted.set()
     except TestbedError as error:
-        emulation.events.write("broken", emulation.clock.known_s(), reason=str(error))
+        emulation.events.write(Broken(at_s=emulation.clock.known_s(), reason=str(error)))
         return error
     except (OSError, control.ControlError) as error:
-        emulation.events.write("broken", emulation.clock.known_s(), reason=str(error))
+        emulation.events.write(Broken(at_s=emulation.clock.known_s(), reason=str(error)))
         return RunError(f"the run ended: {error}")
     finally:
         await emulation.stop()
@@ -82,7 +85,7 @@ async def run_emulation(
 def _written(plan: Path, emulation: Emulation) -> TestbedError | None:
     """Write the plan for the last time, with the leaks that are known now."""
     try:
-        write_json(plan, plan_document(emulation, has_ended=True))
+        write_json(plan, data_of(plan_of(emulation, has_ended=True)))
     except OSError as error:
         return RunError(f"cannot write {plan}: {error.strerror}")
     return None

@@ -11,8 +11,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from netem.networks import NETWORKS, instead
 from testbed.errors import RunError, UserError
-from testbed.rundir import HOSTS, NODE_VARIABLE, EventWriter, marks
+from testbed.records.events import EventWriter, ProgramBegun, ProgramEnded
+from testbed.rundir import HOSTS, NODE_VARIABLE, marks
 from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.scenario.experiment import Experiment, Program
 
@@ -43,9 +45,9 @@ def check_namespaces(network: OpenNetwork) -> None:
 
 def without_namespaces(network: str) -> UserError:
     """Return the error for programs on a network whose nodes have no namespaces."""
+    others = instead(each for each in NETWORKS.values() if each.has_namespaces)
     return UserError(
-        f"nodes have no namespaces on the network {network}, but programs need them; use --network fabric or "
-        "netem"
+        f"nodes have no namespaces on the network {network}, but programs need them; use --network {others}"
     )
 
 
@@ -84,7 +86,7 @@ class Programs:
         environment = {**os.environ, **program.environment, **own}
         log = self._run_dir / "logs" / f"{program.node}.log"
         self._running[program.node] = None
-        self._events.write("program-begun", self._known_s(), node=program.node)
+        self._events.write(ProgramBegun(at_s=self._known_s(), node=program.node))
         process = await self._launcher.run_program(
             program.node, program.command, environment, self._run_dir / HOSTS, log
         )
@@ -98,7 +100,7 @@ class Programs:
         program = self._programs[node]
         self._running.pop(node, None)
         self._ended.set()
-        self._events.write("program-ended", self._known_s(), node=node, status=status)
+        self._events.write(ProgramEnded(at_s=self._known_s(), node=node, status=status))
         if not self._is_ending:
             is_again = status != 0 and program.restarts_on_failure
             what = "begins again" if is_again else "is not begun again"

@@ -7,20 +7,21 @@ import asyncio
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from testbed.control.placing import PlacedExperiment, deciding, interrupt_policy
 from testbed.errors import RunError, TestbedError
 from testbed.rundir import write_json
-from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.emulation import Emulation
 from testbed.runtime.gpus import find_gpus
-from testbed.runtime.guests import Guests
 from testbed.runtime.launching import Launcher
 from testbed.runtime.live import shown
 from testbed.runtime.phases import run_emulation
-from testbed.runtime.signals import handling
+from testbed.runtime.setup import RunSetup
+from testbed.runtime.signals import Interruption, handling, in_main_thread
 from testbed.runtime.stage import Stage
 from testbed.runtime.virtual.stall import StallWatch
 from testbed.scenario import dump_toml
@@ -28,34 +29,38 @@ from testbed.scenario.experiment import Experiment
 from testbed.scenario.provenance import PROVENANCE, provenance
 
 
-async def emulate(
-    experiment: Experiment,
-    placed: PlacedExperiment,
-    run_dir: Path,
-    stage: Stage,
-    launcher: Launcher,
-    blocks: BlocksModel | None,
-    hold: bool,
-    announce: Callable[[str], None],
-    live: bool = True,
-    guests: Guests | None = None,
-) -> tuple[TestbedError | None, bool]:
-    """Run in ``run_dir``; returns the error that broke the run (or ``None``), and whether it was interrupted.
+class Outcome(NamedTuple):
+    """How a run ended: the error that broke it, and whether it was interrupted before its workload ended."""
 
-    An interrupt counts only before the workload has ended. ``hold``: stay up after the workload until
-    interrupted. ``live``: show progress. With ``guests`` the run serves their requests until it is
-    interrupted.
+    error: TestbedError | None
+    interrupted: bool
+
+
+async def emulate(
+    setup: RunSetup,
+    *,
+    hold: bool = False,
+    announce: Callable[[str], None] = lambda text: None,
+    live: bool = True,
+    interruption: Interruption | None = None,
+) -> Outcome:
+    """Run in ``setup.run_dir`` until the workload has ended, or guests are interrupted.
+
+    ``hold``: stay up after the workload until interrupted. ``live``: show progress. Signals interrupt the run
+    if this is the main thread, and ``interruption`` does in any case. Raises ``RunError`` if the run
+    directory cannot be written.
     """
+    experiment, run_dir, stage, launcher = setup.experiment, setup.run_dir, setup.stage, setup.launcher
     try:
         (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
-        gpus = [] if blocks is None else [str(gpu) for gpu in find_gpus()]
+        gpus = [] if setup.blocks is None else [str(gpu) for gpu in find_gpus()]
         write_json(run_dir / PROVENANCE, provenance(experiment, gpus))
     except OSError as full:
         launcher.close()
         raise RunError(
             f"cannot write to {run_dir}: {full.strerror}; make room, or choose another --out"
         ) from full
-    emulation = Emulation(experiment, placed, run_dir, stage, launcher, blocks, guests)
+    emulation = Emulation(setup)
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
 
@@ -73,30 +78,39 @@ async def emulate(
     def stalled(text: str) -> None:
         stalls.append(text)
         loop.call_soon_threadsafe(emulation.processes.give_up, RunError(text))
-        _thread.interrupt_main()
+        if has_signals:
+            _thread.interrupt_main()
 
+    has_signals = in_main_thread()
     with ExitStack() as around:
+        if interruption is not None:
+            around.enter_context(interruption.calling(partial(loop.call_soon_threadsafe, interrupt)))
         around.enter_context(handling(signalled, signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         if live:
             around.enter_context(shown(emulation.progress))
         if stage.is_virtual:
-            around.enter_context(StallWatch(emulation.sign, lambda: busy_text(launcher), stalled))
+            watch = StallWatch(emulation.sign, lambda: busy_text(launcher), stalled, may_exit=has_signals)
+            around.enter_context(watch)
         error = await run_emulation(emulation, hold, announce)
-    return error, interrupted.is_set() and not emulation.has_served
+    return Outcome(error, interrupted.is_set() and not emulation.has_served)
 
 
 def run_to_end(
-    experiment: Experiment, placed: PlacedExperiment, run_dir: Path, stage: Stage, *, live: bool = True
+    experiment: Experiment,
+    placed: PlacedExperiment,
+    run_dir: Path,
+    stage: Stage,
+    *,
+    live: bool = True,
+    interruption: Interruption | None = None,
 ) -> None:
     """Run with stubs to the end; ``live``: show progress.
 
     Raises the ``TestbedError`` that broke the run, or ``KeyboardInterrupt`` if it was interrupted.
     """
     launcher = stage.begin(experiment, run_dir)
-    error, interrupted = stage.run(
-        launcher,
-        emulate(experiment, placed, run_dir, stage, launcher, None, False, lambda _: None, live),
-    )
+    setup = RunSetup(experiment, placed, run_dir, stage, launcher)
+    error, interrupted = stage.run(launcher, emulate(setup, live=live, interruption=interruption))
     if error is not None:
         raise error
     if interrupted:

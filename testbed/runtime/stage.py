@@ -8,31 +8,29 @@ users' programs, several machines and the kernel's own behaviour. ``choose_stage
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
+from netem.networks import AUTO, JOINING, NETWORKS, Clock, Network, choose, named
 from testbed.errors import UserError
 from testbed.runtime.launching import Launcher
 from testbed.scenario.experiment import Experiment
 
 T = TypeVar("T")
-VIRTUAL_NETWORKS = ("fabric", "memory")
-"""The networks that can keep virtual time: their links are emulated in user space."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """A clock and a network, each with the reason.
 
-    With a real clock ``network`` may be "auto": the launcher chooses.
+    With a real clock ``network`` may be ``None``: the launcher chooses.
     """
 
-    clock: Literal["real", "virtual"]
-    network: str
+    clock: Clock
+    network: Network | None
     why: str
     network_why: str | None = None
     """Why that network; ``None``: the launcher gives the reason."""
@@ -44,11 +42,16 @@ class Stage:
     @property
     def has_twin(self) -> bool:
         """Whether virtual time can repeat the run: it is in real time, and its network is emulated."""
-        return not self.is_virtual and self.network != "hosts"
+        return not self.is_virtual and (self.network is None or self.network.emulates)
+
+    @property
+    def wanted(self) -> str:
+        """What the launcher is asked for: the network's name, or "auto"."""
+        return AUTO if self.network is None else self.network.name
 
     def begin(self, experiment: Experiment, run_dir: Path) -> Launcher:
         """Return the launcher of a run; it begins to import what the nodes need."""
-        if self.is_virtual and self.network == "memory":
+        if self.network is not None and not self.network.nodes_are_processes:
             from testbed.runtime.virtual.memory import MemoryLauncher
 
             return MemoryLauncher()
@@ -85,7 +88,7 @@ def real_launcher(experiment: Experiment, run_dir: Path) -> Launcher:
         return HostsLauncher(experiment, run_dir)
     from testbed.runtime.real.handle import LauncherHandle
 
-    return LauncherHandle(run_dir, experiment.blocks.n_threads if experiment.blocks else None)
+    return LauncherHandle(run_dir, experiment.compute.blocks.n_threads if experiment.compute.blocks else None)
 
 
 def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
@@ -94,42 +97,37 @@ def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
     ``holds``: the run stays up for its users after the workload. Raises ``UserError`` if clock, network and
     other keys of the scenario contradict each other.
     """
-    reasons = list(_reasons_for_real_time(experiment, holds))
+    network = named(experiment.network.backend)
+    reasons = list(_reasons_for_real_time(experiment, network, holds))
     if experiment.clock == "virtual" and reasons:
         raise UserError(f"the clock cannot be virtual, since {reasons[0]}; leave one of the two out")
-    if experiment.network == "memory":
+    if network is not None and "real" not in network.clocks:
+        only = f"the {network.name} network has only virtual time"
         if experiment.clock == "real":
-            raise UserError(
-                "the memory network has only virtual time; leave out clock real, or use another network"
-            )
+            raise UserError(f"{only}; leave out clock real, or use another network")
         if reasons:
-            raise UserError(
-                f"the memory network has only virtual time, but {reasons[0]}; leave one of the two out"
-            )
+            raise UserError(f"{only}, but {reasons[0]}; leave one of the two out")
     if experiment.machines:
-        return Stage("real", _network_over_machines(experiment), reasons[0])
+        return Stage("real", _network_over_machines(experiment, network), reasons[0])
     if experiment.clock == "real":
-        return Stage("real", experiment.network, "asked for")
+        return Stage("real", network, "asked for")
     if reasons:
-        return Stage("real", experiment.network, reasons[0])
+        return Stage("real", network, reasons[0])
     why = "asked for" if experiment.clock == "virtual" else "nothing here needs real time"
-    if experiment.network != "auto":
-        return Stage("virtual", experiment.network, why)
-    missing = _fabric_missing()
-    if missing is None:
-        return Stage("virtual", "fabric", why, "processes and the kernel's TCP")
-    no_fabric = f"no fabric because {missing.partition(':')[0]}, see `testbed doctor`"
-    return Stage("virtual", "memory", why, f"all nodes in one process; {no_fabric}")
+    if network is not None:
+        return Stage("virtual", network, why)
+    network, network_why = choose(AUTO, "virtual")
+    return Stage("virtual", network, why, network_why)
 
 
-def _reasons_for_real_time(experiment: Experiment, holds: bool) -> Any:
+def _reasons_for_real_time(experiment: Experiment, network: Network | None, holds: bool) -> Iterator[str]:
     """Yield why the run must be in real time, in words; nothing if it can be virtual."""
-    if experiment.compute == "blocks":
+    if experiment.compute.backend == "blocks":
         yield "real blocks compute in real time"
     if experiment.machines:
         yield "several machines run in real time"
-    if experiment.network not in ("auto", *VIRTUAL_NETWORKS):
-        yield f"the {experiment.network} network needs real time"
+    if network is not None and "virtual" not in network.clocks:
+        yield f"the {network.name} network needs real time"
     if experiment.time_scale != 1:
         yield f"a time scale of {experiment.time_scale:g} needs real time"
     if experiment.programs:
@@ -138,35 +136,31 @@ def _reasons_for_real_time(experiment: Experiment, holds: bool) -> Any:
         yield "--hold and `serve` run in real time"
 
 
-def _network_over_machines(experiment: Experiment) -> str:
+def _network_over_machines(experiment: Experiment, network: Network | None) -> Network:
     """Return the network between several machines.
 
     Raises ``UserError`` for one that works on one machine only.
     """
-    if experiment.network in ("netem", "loopback"):
-        raise UserError(
-            f"the {experiment.network} network works on one machine only; with several use fabric (the "
-            "scenario's links) or hosts (the real network between the machines)"
+    if network is None:
+        return JOINING
+    if not network.joins_machines:
+        what = "the scenario's links"
+        others = " or ".join(
+            f"{each.name} ({what if each.emulates else each.nature})"
+            for each in NETWORKS.values()
+            if each.joins_machines
         )
-    if experiment.network == "hosts":
-        what = (
+        raise UserError(f"the {network.name} network works on one machine only; with several use {others}")
+    if not network.emulates:
+        lacking = (
             ("a time scale other than 1", experiment.time_scale != 1),
-            ("[[network.event]]", bool(experiment.changes)),
+            ("[[network.event]]", bool(experiment.network.changes)),
             ("[[node]]", bool(experiment.programs)),
         )
-        for name, is_there in what:
+        for name, is_there in lacking:
             if is_there:
                 raise UserError(
-                    f"the hosts network is the real one between the machines and cannot have {name}; use "
-                    "fabric, or leave it out"
+                    f"the {network.name} network is the real one between the machines and cannot have {name}; "
+                    f"use {JOINING.name}, or leave it out"
                 )
-    return "fabric" if experiment.network == "auto" else experiment.network
-
-
-def _fabric_missing() -> str | None:
-    """Return why the fabric network does not work here; ``None`` if it does."""
-    if sys.platform != "linux":
-        return "this system has no network namespaces"
-    from netem.fabric import FabricBackend
-
-    return FabricBackend.missing()
+    return network

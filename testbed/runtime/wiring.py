@@ -6,19 +6,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import NetworkSpec
+from nodes.admission import HostedBlocks
 from nodes.compute import StubProfile
 from nodes.links import DelayProfile
 from nodes.messages import ChangedLink, ServerEnd
 from nodes.node import DATA_PORT, ClientConfig, ServerConfig, StubHubSpec
-from nodes.server import HostedBlocks, ServerLimits
+from nodes.server import ServerLimits
 from nodes.session import SessionRules
 from nodes.wire import MAX_PAYLOAD_BYTES
+from policies.links import HEADER_BYTES, Link
 from policies.problem import Placement
 from policies.workload import longest_tokens
 from testbed.errors import UserError
 from testbed.runtime.blocks import BlocksModel
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.whole import whole_network
 
 _IDLE_S = 300.0
@@ -26,14 +28,14 @@ _IDLE_S = 300.0
 
 def _longest(experiment: Experiment) -> int:
     """Return the tokens, prompt and output, of the longest request that may come."""
-    return max(longest_tokens(experiment.requests), experiment.endpoint_tokens, 1)
+    return max(longest_tokens(experiment.workload.requests), experiment.workload.endpoint_tokens, 1)
 
 
 def token_s(experiment: Experiment) -> float:
     """Return seconds per token of the longest possible step, on the slowest link (both ways) and server."""
     n_tokens, model = _longest(experiment), experiment.problem.model
-    link = min(experiment.links.values(), key=lambda link: link.rate_bps)
-    way_s = scaled(link, 1.0).transmission_s(n_tokens * model.token_bytes, experiment.mtu)
+    link = min(experiment.network.links.values(), key=lambda link: link.rate_bps)
+    way_s = link.transmission_s(n_tokens * model.token_bytes, experiment.network.mtu)
     step_s = max(server.step_s(0, n_tokens, model.n_blocks) for server in experiment.problem.servers)
     return (2 * way_s + step_s) / n_tokens
 
@@ -47,13 +49,6 @@ def idle_s(experiment: Experiment) -> float:
     return _IDLE_S + experiment.calibration.session_setup_s + others_s
 
 
-def scaled(link: Link, time_scale: float) -> LinkProfile:
-    """Return a link as the machine must emulate it: in real seconds and bits per real second."""
-    return LinkProfile(
-        link.delay_s / time_scale, link.rate_bps * time_scale, link.jitter_s / time_scale, link.loss_ratio
-    )
-
-
 def is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
     """Whether clients and servers use the link of ``pair``; links between servers only with forwarding."""
     if experiment.program_nodes.keys() & pair:
@@ -64,14 +59,14 @@ def is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
 
 def scaled_links(
     experiment: Experiment, links: Mapping[tuple[str, str], Link], is_virtual: bool
-) -> dict[tuple[str, str], LinkProfile]:
+) -> dict[tuple[str, str], Link]:
     """Return those of ``links`` that the machine must emulate, in real seconds.
 
     In real time these are all links, since programs of the user's may run on any node.
     """
     scale = experiment.time_scale
     return {
-        pair: scaled(link, scale)
+        pair: link.scaled(scale)
         for pair, link in links.items()
         if not is_virtual or is_used(experiment, pair)
     }
@@ -83,18 +78,22 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
     ``is_virtual``: the run is in virtual time; then only links that the testbed's own nodes use are included.
     """
     links = scaled_links(experiment, whole_network(experiment, is_virtual).links, is_virtual)
-    paths = {pair: path for pair, path in experiment.shared_paths.items() if pair in links}
+    paths = {pair: path for pair, path in experiment.network.shared_paths.items() if pair in links}
     used = {link for path in paths.values() for link in path}
     return NetworkSpec(
         run,
         experiment.nodes if is_virtual else (*experiment.nodes, *experiment.program_nodes),
         links,
-        experiment.tcp,
-        experiment.mtu,
+        experiment.network.tcp,
+        experiment.network.mtu,
         is_virtual,
-        {link: rate * experiment.time_scale for link, rate in experiment.shared_bps.items() if link in used},
+        {
+            link: rate * experiment.time_scale
+            for link, rate in experiment.network.shared_bps.items()
+            if link in used
+        },
         paths,
-        experiment.subnet,
+        experiment.network.subnet,
     )
 
 
@@ -106,25 +105,27 @@ def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: i
     """
     n_bytes = n_tokens * experiment.problem.model.token_bytes
     ways = ((client, server),) if experiment.problem.forwarding else ((client, server), (server, client))
-    return sum(scaled(experiment.links[pair], 1.0).transmission_s(n_bytes, experiment.mtu) for pair in ways)
+    return sum(
+        experiment.network.links[pair].transmission_s(n_bytes, experiment.network.mtu) for pair in ways
+    )
 
 
 def check_frames(experiment: Experiment) -> None:
     """Raise ``UserError`` for a prompt, or a replayed history, that is too long for one step."""
     most = MAX_PAYLOAD_BYTES // experiment.problem.model.token_bytes
-    if experiment.endpoint_tokens > most:
+    if experiment.workload.endpoint_tokens > most:
         raise UserError(
-            f"endpoint.max_model_len: {experiment.endpoint_tokens:,} tokens do not fit into one step, which "
+            f"endpoint.max_model_len: {experiment.workload.endpoint_tokens:,} tokens do not fit into one step, which "
             f"holds {most:,} hidden states of this model (2 GiB); lower it"
         )
-    longest = max((r.n_input_tokens for r in experiment.requests), default=0)
+    longest = max((r.n_input_tokens for r in experiment.workload.requests), default=0)
     if longest > most:
         raise UserError(
             f"workload.n_input_tokens: a prompt of {longest:,} tokens does not fit into one step, which "
             f"holds {most:,} hidden states of this model (2 GiB); make prompts shorter"
         )
-    can_fail = experiment.faults or experiment.changes or experiment.online is not None
-    recovery = experiment.recovery
+    can_fail = experiment.faults.planned or experiment.network.changes or experiment.policy.online is not None
+    recovery = experiment.faults.recovery
     whole = _longest(experiment)
     if can_fail and recovery.mode == "replay" and recovery.replay == "at_once" and whole > most:
         raise UserError(
@@ -154,8 +155,8 @@ def stub_profile(experiment: Experiment, server: int) -> StubProfile:
         times=spec,
         token_overhead_s=token,
         input_overhead_s=inputs,
-        batching=experiment.batching,
-        chunk_tokens=experiment.chunk_tokens,
+        batching=experiment.compute.batching,
+        chunk_tokens=experiment.compute.chunk_tokens,
     )
 
 
@@ -199,7 +200,7 @@ def server_config(
             held.last,
             placement.cache_bytes[server],
             model.cache_bytes_per_token,
-            experiment.paging,
+            experiment.compute.paging,
         ),
         compute=blocks.blocks_spec(server, spec.memory_bytes) if blocks else stub_profile(experiment, server),
         limits=server_limits(experiment),
@@ -215,7 +216,7 @@ def client_config(
     blocks: BlocksModel | None = None,
 ) -> ClientConfig:
     """Return the configuration of a client, with the real model's hub if ``blocks`` is given."""
-    backoff, model = experiment.backoff, experiment.problem.model
+    model = experiment.problem.model
     return ClientConfig(
         name=client,
         control_path=control,
@@ -230,22 +231,22 @@ def client_config(
         rules=SessionRules(
             initial_delay_s=experiment.problem.initial_delay_s,
             setup_s=experiment.calibration.session_setup_s,
-            backoff_first_s=backoff.first_s,
-            backoff_max_s=backoff.max_s,
-            give_up_s=backoff.give_up_s,
-            backoff_jitter_ratio=backoff.jitter_ratio,
-            seed=backoff.seed,
-            recovery=replace(experiment.recovery, token_s=token_s(experiment)),
+            backoff=experiment.workload.backoff,
+            recovery=replace(experiment.faults.recovery, token_s=token_s(experiment)),
         ),
     )
 
 
 def _delay_profile(experiment: Experiment, link: Link) -> DelayProfile:
     """Return a link for a node that delays messages itself, with packet headers as extra bytes."""
-    profile = scaled(link, 1.0)
-    whole_s = profile.transmission_s(1_000_000, experiment.mtu)
+    s_per_byte = link.transmission_s(1_000_000, experiment.network.mtu) / 1_000_000
     return DelayProfile(
-        link.delay_s, whole_s / 1_000_000, link.jitter_s, link.loss_ratio, profile.retransmission_s
+        link.delay_s,
+        s_per_byte,
+        link.jitter_s,
+        link.loss_ratio,
+        link.retransmission_s,
+        experiment.network.mtu - HEADER_BYTES,
     )
 
 

@@ -13,8 +13,9 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from policies.links import Link
 from testbed.scenario.event_table import EventTable
-from testbed.scenario.experiment import Link, NetworkChange
+from testbed.scenario.experiment import NetworkChange
 from testbed.scenario.network import cut_jitter
 from testbed.scenario.problems import Key, KeyedError, unknown
 from testbed.scenario.units import DURATION, RATE

@@ -10,25 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import IPv4Network
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
-import nodes.rules
 from netem.spec import SUBNET, TcpSpec
+from policies.links import Link
 from policies.membership import MembershipRules
-from policies.problem import Problem, RequestSpec
+from policies.problem import Problem
+from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff, QueueRules, RequestPlan
 from testbed.scenario.draws import Sample
 from testbed.scenario.event_table import EventTable
-
-
-@dataclass(frozen=True)
-class Link:
-    """One direction between two nodes, in scenario seconds and bit/s; see ``netem.spec.LinkProfile``."""
-
-    delay_s: float
-    rate_bps: float
-    jitter_s: float = 0.0
-    loss_ratio: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,11 +56,6 @@ class Calibration:
         return bool(self.token_overhead_s or self.input_overhead_base_s or self.input_overhead_slope_s)
 
 
-FaultKind = Literal["kill", "stop", "slow", "restart", "join", "leave"]
-KINDS_BY_HAND = (*get_args(FaultKind), "cont")
-"""Faults that a user can cause in a running testbed; ``cont`` lets a stopped server continue."""
-
-
 class After(NamedTuple):
     """The moment at which ``request`` (an index) has ``tokens`` output tokens."""
 
@@ -81,12 +67,13 @@ class After(NamedTuple):
 class Fault:
     """One fault of ``server`` (an index), at ``at_s`` or at the moment ``after``; see ``fault_tables``.
 
+    ``kind`` is a name of ``testbed.faultkinds``.
     ``for_s`` later a killed server serves again (the time to load its blocks included), a stopped one
     continues, and a slow one is as fast as before; ``None``: never. ``factor`` multiplies the compute times
     of a slow server.
     """
 
-    kind: FaultKind
+    kind: str
     server: int
     at_s: float | None = None
     after: After | None = None
@@ -118,34 +105,6 @@ class Machine:
     name: str
     resources: Mapping[str, float]
     servers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class RecoveryRules(nodes.rules.RecoveryRules):
-    """What a client does when a hop fails, with finite limits, and which servers routers then leave out.
-
-    A server that failed is left out of routes for ``ban_s`` seconds, and twice as long after each further
-    failure in a row. With ``ban_failed_servers`` false it stays routable for as long as routers believe that
-    it is there.
-    """
-
-    request_timeout_s: float = 180.0
-    connect_timeout_s: float = 5.0
-    ban_s: float = 15.0
-    ban_failed_servers: bool = True
-
-    def replayed(self, plan: RequestPlan, n_tokens: int) -> RequestSpec:
-        """Return a request that takes as long to serve as the replay of ``n_tokens`` tokens of ``plan``."""
-        n_prompt = n_tokens if self.replay == "at_once" else plan.n_input_tokens
-        return RequestSpec(plan.client, n_prompt, n_tokens - n_prompt + 1)
-
-    @property
-    def push_limit_s(self) -> float:
-        """Seconds that a server waits for the next one to accept a push.
-
-        Half of the client's limit for the result, so that the client learns which server is overdue.
-        """
-        return self.request_timeout_s / 2
 
 
 @dataclass(frozen=True)
@@ -186,8 +145,104 @@ class BlocksSettings:
 
 
 @dataclass(frozen=True)
+class NetworkPart:
+    """The emulated network. ``links`` maps (from, to) node names; nodes are clients and servers."""
+
+    backend: str
+    """The network asked for: "auto", or a name of ``netem.networks.NETWORKS``."""
+    links: Mapping[tuple[str, str], Link]
+    """By (from, to): every client with every server, servers with servers, and each ``[[node]]`` with all."""
+    changes: tuple[NetworkChange, ...] = ()
+    """Changes of links while the workload is served, in the order of time."""
+    site_links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+    """Links between sites, from which ``links`` follow (and those of ``testbed.scenario.whole``)."""
+    events: tuple[EventTable, ...] = ()
+    """The scenario's ``[[network.event]]`` tables, from which ``changes`` follow."""
+    shared_bps: Mapping[str, float] = field(default_factory=dict)
+    """Rate in bit/s of every link that pairs of nodes share, by its name."""
+    shared_paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    """Names of the shared links on the path of an ordered pair of nodes; other pairs share nothing."""
+    tcp: TcpSpec = TcpSpec()  # noqa: RUF009 - frozen
+    mtu: int = 1500
+    subnet: IPv4Network = SUBNET
+    """The IPv4 network of the nodes' addresses."""
+    keep_cpus_awake: bool = False
+    """Spin at idle priority while running, so that no CPU sleeps (see ``testbed.runtime.real.launcher``)."""
+
+
+@dataclass(frozen=True)
+class ComputePart:
+    """How servers and clients compute, and how servers' caches grow."""
+
+    backend: str = "stub"
+    """stub or blocks."""
+    batching: Literal["none", "serial", "continuous"] = "none"
+    """How a server computes several sessions."""
+    chunk_tokens: int | None = None
+    """Tokens of a prompt in one step of batching "continuous", at most; ``None``: all of them."""
+    paging: PagingRules | None = None
+    """How servers' caches grow; ``None``: all that a session may need is reserved when it opens."""
+    expected_output: int | None = None
+    """With paging: output tokens that the coordinator counts for a session before they exist."""
+    blocks: BlocksSettings | None = None
+    """Settings of real blocks; ``None`` for the stub."""
+
+
+@dataclass(frozen=True)
+class PolicyPart:
+    """How blocks are placed, and requests routed and admitted."""
+
+    placement: str
+    routing: str
+    design_concurrency: int | Literal["searched"] | None = None
+    """|R|, the sessions at a time to design for, as given; ``None``: the placement policy chooses."""
+    online: str | None = None
+    """Policy that changes the placement while requests are served; ``None``: none does."""
+    online_period_s: float | None = None
+    """Seconds between two checks of the online policy; ``None``: the policy's own."""
+    online_patience_s: float | None = None
+    """Seconds that the load must differ from the design before the online policy acts; ``None``: its own."""
+    load_bps: float = 1e9
+    """Rate at which a server loads blocks, in bit/s."""
+    state_age_s: float = 0.0
+    """Seconds between the reports of servers that routers see; 0: routers see the present state."""
+    queue: QueueRules | None = None
+    """How requests without room wait at the coordinator; ``None``: their clients ask again after a while."""
+    unread: tuple[str, ...] = ()
+    """Policies that are not shipped, and whose traits were not read, since that runs their code."""
+    code_in_file: tuple[str, ...] = field(default=(), compare=False)
+    """Policies ``module:Class`` named by the file, not by an option: placing blocks runs their code."""
+
+
+@dataclass(frozen=True)
+class WorkloadPart:
+    """The requests, and how their clients ask for room."""
+
+    requests: tuple[RequestPlan, ...]
+    source: str = ""
+    """Where arrivals and lengths of ``requests`` come from, in words."""
+    sample: Sample | None = field(default=None, compare=False)
+    """How ``requests`` were chosen from recorded ones; ``None``: they were generated."""
+    backoff: Backoff = Backoff()  # noqa: RUF009 - frozen
+    endpoint_tokens: int = 0
+    """Most tokens, prompt and output, of a request from outside; 0: no requests come from outside."""
+
+
+@dataclass(frozen=True)
+class FaultsPart:
+    """What happens to servers, and what clients and the coordinator do about it."""
+
+    planned: tuple[Fault, ...] = ()
+    """Faults of servers in the order of the file, then those that ``[churn]`` drew."""
+    recovery: RecoveryRules = RecoveryRules()  # noqa: RUF009 - frozen
+    membership: MembershipRules = MembershipRules()  # noqa: RUF009 - frozen
+    absent: frozenset[int] = frozenset()
+    """Servers (indices) that are absent at the start: they hold nothing until they join."""
+
+
+@dataclass(frozen=True)
 class Experiment:
-    """Everything a run needs. ``links`` maps (from, to) node names; nodes are clients and servers."""
+    """Everything a run needs."""
 
     name: str
     description: str
@@ -196,79 +251,20 @@ class Experiment:
     problem: Problem
     sites: Mapping[str, str]
     """Site of every node, by node name."""
-    links: Mapping[tuple[str, str], Link]
-    """By (from, to): every client with every server, servers with servers, and each ``[[node]]`` with all."""
-    changes: tuple[NetworkChange, ...]
-    """Changes of links while the workload is served, in the order of time."""
-    network: str
-    """Backend asked for: auto, netem, fabric, memory, loopback, hosts."""
-    keep_cpus_awake: bool
-    """Spin at idle priority while running, so that no CPU sleeps (see ``testbed.runtime.real.launcher``)."""
-    tcp: TcpSpec
-    mtu: int
-    compute: str
-    """Compute backend: stub or blocks."""
-    batching: Literal["none", "serial", "continuous"]
-    """How a server computes several sessions."""
-    placement: str
-    routing: str
-    design_concurrency: int | Literal["searched"] | None
-    """|R|, the sessions at a time to design for, as given; ``None``: the placement policy chooses."""
-    online: str | None
-    """Policy that changes the placement while requests are served; ``None``: none does."""
-    load_bps: float
-    """Rate at which a server loads blocks, in bit/s."""
-    state_age_s: float
-    """Seconds between the reports of servers that routers see; 0: routers see the present state."""
     calibration: Calibration
-    backoff: Backoff
-    requests: tuple[RequestPlan, ...]
+    network: NetworkPart
+    compute: ComputePart
+    policy: PolicyPart
+    workload: WorkloadPart
     document: Mapping[str, Any] = field(repr=False)
     """The resolved scenario as TOML data; parsing it again gives this experiment."""
-    workload: str = ""
-    """Where arrivals and lengths of ``requests`` come from, in words."""
-    sample: Sample | None = field(default=None, compare=False)
-    """How ``requests`` were chosen from recorded ones; ``None``: they were generated."""
-    site_links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
-    """Links between sites, from which ``links`` follow (and those of ``testbed.scenario.whole``)."""
-    events: tuple[EventTable, ...] = ()
-    """The scenario's ``[[network.event]]`` tables, from which ``changes`` follow."""
+    faults: FaultsPart = FaultsPart()
+    clock: Literal["auto", "virtual", "real"] = "auto"
+    """The clock as asked for; ``testbed.runtime.stage`` decides what "auto" means."""
     machines: tuple[Machine, ...] | Literal["ray"] = ()
     """The machines that run servers: some of a Ray cluster, all of it ("ray"), or only this one (empty)."""
     programs: tuple[Program, ...] = ()
     """One for every ``[[node]]``; they exist in real time only."""
-    subnet: IPv4Network = SUBNET
-    """The IPv4 network of the nodes' addresses."""
-    shared_bps: Mapping[str, float] = field(default_factory=dict)
-    """Rate in bit/s of every link that pairs of nodes share, by its name."""
-    shared_paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-    """Names of the shared links on the path of an ordered pair of nodes; other pairs share nothing."""
-    blocks: BlocksSettings | None = None
-    """Settings of real blocks; ``None`` for the stub."""
-    faults: tuple[Fault, ...] = ()
-    """Faults of servers in the order of the file, then those that ``[churn]`` drew."""
-    recovery: RecoveryRules = RecoveryRules()
-    membership: MembershipRules = MembershipRules()  # noqa: RUF009 - frozen
-    online_period_s: float | None = None
-    """Seconds between two checks of the online policy; ``None``: the policy's own."""
-    online_patience_s: float | None = None
-    """Seconds that the load must differ from the design before the online policy acts; ``None``: its own."""
-    clock: Literal["auto", "virtual", "real"] = "auto"
-    """The clock as asked for; ``testbed.runtime.stage`` decides what "auto" means."""
-    queue: QueueRules | None = None
-    """How requests without room wait at the coordinator; ``None``: their clients ask again after a while."""
-    paging: nodes.rules.PagingRules | None = None
-    """How servers' caches grow; ``None``: all that a session may need is reserved when it opens."""
-    expected_output: int | None = None
-    """With paging: output tokens that the coordinator counts for a session before they exist."""
-    chunk_tokens: int | None = None
-    """Tokens of a prompt in one step of batching "continuous", at most; ``None``: all of them."""
-    endpoint_tokens: int = 0
-    """Most tokens, prompt and output, of a request from outside; 0: no requests come from outside."""
-    absent: frozenset[int] = frozenset()
-    """Servers (indices) that are absent at the start: they hold nothing until they join."""
-    code_in_file: tuple[str, ...] = field(default=(), compare=False)
-    """Policies ``module:Class`` named by the file, not by an option: placing blocks runs their code."""
 
     @cached_property
     def program_nodes(self) -> Mapping[str, Program]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from policies.membership import MembershipRules
-from testbed.scenario.experiment import FaultKind, RecoveryRules
+from policies.rules import RecoveryRules
+from testbed.faultkinds import IN_CHURN, IN_FILES, KINDS, FaultKind, any_of
 from testbed.scenario.fields import Name, PositiveSeconds, Ratio, Seconds, Table, Tokens, rule
 from testbed.scenario.limits import MAX_NUMBER, MAX_REQUESTS
 from testbed.scenario.problems import shown
 
 _RECOVERY, _MEMBERSHIP = RecoveryRules(), MembershipRules()
 """The defaults of keys that a file leaves out."""
-_ENDING = ("kill", "stop", "slow")
-"""Kinds of fault that can end after a time ``for``."""
+if TYPE_CHECKING:
+    KindInFile = str
+    KindInChurn = str
+else:  # mypy knows no names that are made at run time
+    KindInFile = Literal[IN_FILES]
+    KindInChurn = Literal[IN_CHURN]
 
 
 class AfterTable(Table):
@@ -40,16 +46,11 @@ Names = Annotated[list[Name], BeforeValidator(_as_names), Field(min_length=1)]
 class FaultTable(Table):
     """``[[fault]]``: what happens to servers, at the time ``at`` or ``after`` tokens of a request.
 
-    - ``kind = "kill"``: the process ends at once. ``for``: time until it serves again (default: never).
-    - "stop": the process halts, with its connections open. ``for``: time until it continues (default: never).
-    - "slow": steps that begin from now on take ``factor`` times as long. ``for``: how long (default: to the
-      end).
-    - "restart": the process is killed and begun again at once, with the blocks that it had.
-    - "join": a server that was declared with ``present = false`` begins.
-    - "leave": the server accepts no new sessions, lets the present ones finish, and ends.
+    ``kind`` is one of ``testbed.faultkinds``. ``for``: how long it lasts (default: to the end). ``factor``:
+    how many times as long steps of a slow server take.
     """
 
-    kind: FaultKind
+    kind: KindInFile
     server: Names
     at: Seconds | None = None
     after: AfterTable | None = None
@@ -62,16 +63,22 @@ class FaultTable(Table):
             raise rule('is missing; give a time such as at = "30 s", or after', "at")
         if self.at is not None and self.after is not None:
             raise rule("has both at and after; keep one")
-        if self.for_ is not None and self.kind not in _ENDING:
-            raise rule(f'is only for kind = "kill", "stop" or "slow"; kind is "{self.kind}"', "for")
-        if self.factor is not None and self.kind != "slow":
-            raise rule(f'is only for kind = "slow"; kind is "{self.kind}"', "factor")
-        if self.factor is None and self.kind == "slow":
-            raise rule('is missing; kind = "slow" needs it, for example factor = 4', "factor")
+        kind = KINDS[self.kind]
+        if self.for_ is not None and not kind.can_end:
+            raise rule(_only_for(lambda each: each.can_end, kind), "for")
+        if self.factor is not None and not kind.has_factor:
+            raise rule(_only_for(lambda each: each.has_factor, kind), "factor")
+        if self.factor is None and kind.has_factor:
+            raise rule(f'is missing; kind = "{kind.name}" needs it, for example factor = 4', "factor")
         twice = next((name for i, name in enumerate(self.server) if name in self.server[:i]), None)
         if twice is not None:
             raise rule(f'names "{twice}" twice; leave one out', "server")
         return self
+
+
+def _only_for(has_key: Callable[[FaultKind], bool], kind: FaultKind) -> str:
+    names = any_of(f'"{each.name}"' for each in KINDS.values() if has_key(each))
+    return f'is only for kind = {names}; kind is "{kind.name}"'
 
 
 class ChurnTable(Table):
@@ -87,7 +94,7 @@ class ChurnTable(Table):
     mtbf: PositiveSeconds
     mttr: PositiveSeconds
     distribution: Literal["exponential", "constant"] = "exponential"
-    kind: Literal["kill", "stop"] = "kill"
+    kind: KindInChurn = IN_CHURN[0]
     until: PositiveSeconds | None = None
     servers: Names | None = None
 

@@ -6,8 +6,10 @@ import random
 from collections.abc import Mapping, Sequence
 
 from policies.membership import MembershipRules
+from policies.rules import RecoveryRules
 from policies.workload import RequestPlan
-from testbed.scenario.experiment import After, Fault, RecoveryRules
+from testbed.faultkinds import Join, Restart
+from testbed.scenario.experiment import After, Fault
 from testbed.scenario.fault_tables import (
     AfterTable,
     ChurnTable,
@@ -34,7 +36,7 @@ def resolve_faults(
     output tokens, and too many faults.
     """
     numbers = {name: j for j, name in enumerate(servers)}
-    joining = {name for table in tables if table.kind == "join" for name in table.server}
+    joining = {name for table in tables if table.kind == Join.name for name in table.server}
     plans = {plan.index: plan for plan in requests}
     faults = []
     for index, table in enumerate(tables):
@@ -44,16 +46,16 @@ def resolve_faults(
             if name not in numbers:
                 raise KeyedError((*key, "server"), unknown("server", name, servers))
             is_absent = numbers[name] in absent
-            if table.kind == "join" and not is_absent:
+            if table.kind == Join.name and not is_absent:
                 raise KeyedError(
                     (*key, "server"),
                     f'"{name}" is present from the start; add present = false to its [[servers]] entry, '
-                    'or use kind = "restart"',
+                    f'or use kind = "{Restart.name}"',
                 )
             if is_absent and name not in joining:
                 raise KeyedError(
                     (*key, "server"),
-                    f'"{name}" has present = false and never joins; add a fault of kind = "join" for it',
+                    f'"{name}" has present = false and never joins; add a fault of kind = "{Join.name}" for it',
                 )
             faults.append(Fault(table.kind, numbers[name], table.at, after, table.for_, table.factor or 1.0))
     if len(faults) > MAX_FAULTS:

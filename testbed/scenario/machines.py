@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from netem.networks import named
 from testbed.scenario.experiment import Machine
 from testbed.scenario.problems import KeyedError
 from testbed.scenario.schema import HostTable, Scenario
@@ -15,12 +16,14 @@ ANY_SHARE = 0.001
 def machines_of(scenario: Scenario) -> tuple[Machine, ...] | Literal["ray"]:
     """Return the machines of ``[[hosts]]``: empty without any, "ray" for all machines of the cluster.
 
-    Raises ``KeyedError`` for a name that occurs twice, and for the network "hosts" without machines.
+    Raises ``KeyedError`` for a name that occurs twice, and for a network that exists only between machines.
     """
-    if scenario.hosts is None and scenario.network.backend == "hosts":
+    network = named(scenario.network.backend)
+    if scenario.hosts is None and network is not None and not network.emulates:
         raise KeyedError(
             ("network", "backend"),
-            'is "hosts", the network between several machines; name them in [[hosts]], or add --hosts ray',
+            f'is "{network.name}", the network between several machines; name them in [[hosts]], or add '
+            "--hosts ray",
         )
     if not scenario.hosts:
         return () if scenario.hosts is None else "ray"

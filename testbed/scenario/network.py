@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from netem.spec import HEADER_BYTES, SPARE_ADDRESSES, LinkProfile
+from netem.spec import SPARE_ADDRESSES
+from policies.links import HEADER_BYTES, Link
 from policies.problem import Linear, Matrix, ModelSpec, OneWayDelays, Transmissions
-from testbed.scenario.experiment import Calibration, Link
+from testbed.scenario.experiment import Calibration
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, NetworkTable
 from testbed.scenario.problems import Key, KeyedError, unknown
 from testbed.scenario.units import DURATION, RATE
@@ -224,7 +225,7 @@ def policy_times(
         return 0.0 if a == b else links[a, b].delay_s
 
     def sent_one(a: str, b: str) -> float:
-        return LinkProfile(0.0, links[a, b].rate_bps).transmission_s(model.token_bytes, mtu)
+        return Link(0.0, links[a, b].rate_bps).transmission_s(model.token_bytes, mtu)
 
     def sent_more(a: str, b: str) -> float:
         return n_bits / links[a, b].rate_bps

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
+from netem.networks import AUTO, NETWORKS
 from netem.spec import SUBNET
 from testbed.scenario.event_table import EventTable
 from testbed.scenario.fields import BitsPerSecond, Name, Positive, Ratio, Seconds, Table, quantity, rule
@@ -13,6 +14,10 @@ from testbed.scenario.problems import unknown
 from testbed.scenario.units import DURATION, RATE, Dimension
 
 Loss = Annotated[Ratio, Field(lt=1)]
+if TYPE_CHECKING:
+    NetworkName = str
+else:  # mypy knows no names that are made at run time
+    NetworkName = Literal[AUTO, *NETWORKS]
 
 
 def _place(value: list[float]) -> list[float]:
@@ -37,7 +42,7 @@ class NetworkTable(Table):
     - ``places``: [longitude, latitude] of sites in degrees, used for maps only.
     """
 
-    backend: Literal["auto", "netem", "fabric", "memory", "loopback", "hosts"] = "auto"
+    backend: NetworkName = AUTO
     mtu: Annotated[int, Field(ge=576, le=65535)] = 1500
     subnet: str = str(SUBNET)
     keep_cpus_awake: bool = True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from policies.interfaces import SessionSetup
 from policies.problem import ModelSpec, ServerSpec, mean_cached_tokens
 from testbed.scenario.catalogue import (
     DTYPES,
@@ -333,8 +334,10 @@ def server_spec(
     )
 
 
-def resolve_calibration(table: CalibrationTable, petals: bool) -> tuple[CalibrationTable, Calibration]:
-    """Return ``[calibration]`` with all numbers; ``petals``: with PETALS' session setup.
+def resolve_calibration(
+    table: CalibrationTable, session_setup: SessionSetup
+) -> tuple[CalibrationTable, Calibration]:
+    """Return ``[calibration]`` with all numbers; ``session_setup`` is which of the two constants holds.
 
     Raises ``KeyedError`` for an unknown set, and if only tokens or only prompts have overheads.
     """
@@ -350,7 +353,7 @@ def resolve_calibration(table: CalibrationTable, petals: bool) -> tuple[Calibrat
             ("calibration", given),
             f"is given without {other}; overheads replace the transmission on the links, so give both",
         )
-    setup = values.session_setup_petals if petals else values.session_setup_proposed
+    setup = values.session_setup_petals if session_setup == "petals" else values.session_setup_proposed
     return values, Calibration(
         name=values.set,
         token_overhead_s=values.token_overhead or 0.0,

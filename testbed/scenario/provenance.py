@@ -66,7 +66,7 @@ def _command(argv: Sequence[str]) -> str:
 
 def _policies(experiment: Experiment) -> dict[str, str]:
     """Return the digest of each policy that is read from a file of the user's, by its name."""
-    names = (experiment.placement, experiment.routing, experiment.online or "")
+    names = (experiment.policy.placement, experiment.policy.routing, experiment.policy.online or "")
     digests = {name: source_digest(name) for name in names}
     return {name: digest for name, digest in digests.items() if digest}
 

@@ -7,15 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
+from netem.networks import NETWORKS
 from netem.spec import TcpSpec
-from nodes.rules import PagingRules
-from policies.problem import Problem
+from policies.interfaces import PlacementPolicy
+from policies.problem import Batching, Problem
+from policies.rules import PagingRules
 from policies.workload import Backoff, QueueRules, RequestPlan, longest_tokens
 from testbed.scenario.blocks import check_steps, resolve_blocks
 from testbed.scenario.events import check_events, network_changes
-from testbed.scenario.experiment import BlocksSettings, Experiment, Program
+from testbed.scenario.experiment import (
+    BlocksSettings,
+    ComputePart,
+    Experiment,
+    FaultsPart,
+    NetworkPart,
+    PolicyPart,
+    Program,
+    WorkloadPart,
+)
 from testbed.scenario.fault_tables import FaultTable
 from testbed.scenario.faults import (
     churn_faults,
@@ -38,12 +49,7 @@ from testbed.scenario.network import (
     subnet_of,
 )
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, TopologyNetworkTable
-from testbed.scenario.policy import (
-    has_petals_setup,
-    needs_petals_throughput,
-    resolve_policy,
-    with_whole_paths,
-)
+from testbed.scenario.policy import LoadPolicy, Policies, unread_policies, with_halves, with_whole_paths
 from testbed.scenario.problems import Key, KeyedError
 from testbed.scenario.profiles import (
     HardwareShelf,
@@ -67,28 +73,32 @@ from testbed.scenario.topologies import ANY, as_matrix, choose_nodes, topology_o
 from testbed.scenario.workload import join_order, make_requests, stream, workload_source
 
 GroupT = TypeVar("GroupT", ServersTable, ClientsTable)
-_OUR_PROCESSES = ("launcher", "fabric", "still")
+_OUR_PROCESSES = ("launcher", "still", *(each.name for each in NETWORKS.values() if each.has_forwarder))
 """Processes of a run that are no nodes. A node cannot have their names, since logs are named alike."""
 FolderOf = Callable[..., Path]
 """Called with a key of the scenario; returns the folder where its relative path starts."""
 
 
-def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
+def resolve(
+    scenario: Scenario, stem: str, folder_of: FolderOf, load_policy: LoadPolicy | None = None
+) -> Experiment:
     """Look up every name and make every random choice.
 
     ``stem`` is the name of a scenario without one. A relative path starts at ``folder_of`` its key.
-    Raises ``KeyedError`` with the key path of what cannot be resolved.
+    ``load_policy``: see ``Policies.of``. Raises ``KeyedError`` with the key path of what cannot be resolved.
     """
     sized, compute, blocks = resolve_blocks(scenario, folder_of("compute", "model"))
     model_table, model = resolve_model(sized)
-    policy = with_whole_paths(resolve_policy(scenario.policy), folder_of)
+    policy = with_whole_paths(with_halves(scenario.policy), folder_of)
+    policies = Policies.of(policy, load_policy)
+    policy = policies.decide(policy)
     assert policy.placement is not None and policy.routing is not None
     calibration_table, calibration = resolve_calibration(
-        scenario.calibration, has_petals_setup(policy.placement)
+        scenario.calibration, policy.session_setup or PlacementPolicy.session_setup
     )
     where = _places(scenario, folder_of)
     hardware, compute = _hardware(
-        scenario, compute, folder_of, block_of(model_table), for_petals=needs_petals_throughput(policy)
+        scenario, compute, folder_of, block_of(model_table), for_petals=policies.need_petals_throughput
     )
     workload, requests, lengths, sample, length_samples = make_requests(
         scenario.workload, scenario.seed, len(where.clients), folder_of("workload", "file")
@@ -165,9 +175,57 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
             objectives_s=_objectives(workload.slo),
         ),
         sites=where.sites,
-        links=links,
-        changes=network_changes(network.event or (), links, where.sites),
-        site_links=by_site,
+        calibration=calibration,
+        network=NetworkPart(
+            backend=network.backend,
+            links=links,
+            changes=network_changes(network.event or (), links, where.sites),
+            site_links=by_site,
+            events=tuple(network.event or ()),
+            shared_bps=(network.shared or {}) if isinstance(network, MatrixTable) else {},
+            shared_paths=node_paths(network, where.sites),
+            tcp=TcpSpec(tcp.warm, tcp.slow_start_after_idle, tcp.congestion_control),
+            mtu=network.mtu,
+            subnet=subnet_of(network.subnet, len(where.sites)),
+            keep_cpus_awake=network.keep_cpus_awake,
+        ),
+        compute=ComputePart(
+            backend=scenario.compute.backend,
+            batching=_batching(compute, blocks),
+            chunk_tokens=compute.chunk_tokens,
+            paging=paging,
+            expected_output=None if paging is None else scenario.cache.expected_output or expected_output,
+            blocks=blocks,
+        ),
+        policy=PolicyPart(
+            placement=policy.placement,
+            routing=policy.routing,
+            design_concurrency=None if policy.design_concurrency == "auto" else policy.design_concurrency,
+            online=None if policy.online == "none" else policy.online,
+            online_period_s=policy.online_period,
+            online_patience_s=policy.online_patience,
+            load_bps=policy.load_rate or 1e9,
+            state_age_s=policy.state_age,
+            queue=None
+            if policy.queue is None or policy.queue == "none"
+            else QueueRules(policy.queue, policy.queue_age, backoff.give_up, backoff.max),
+            unread=unread_policies(policy),
+        ),
+        workload=WorkloadPart(
+            requests=() if endpoint is not None and endpoint.workload == "none" else requests,
+            source=workload_source(workload),
+            sample=sample,
+            backoff=Backoff(backoff.first, backoff.max, backoff.give_up, backoff.jitter, scenario.seed),
+            endpoint_tokens=endpoint.max_model_len if endpoint is not None else 0,
+        ),
+        faults=FaultsPart(
+            planned=resolve_faults(faults, server_names, absent, requests),
+            recovery=recovery_rules(recovery, scenario.seed),
+            membership=membership_rules(scenario.membership),
+            absent=absent,
+        ),
+        document=resolved.model_dump(by_alias=True, exclude_none=True),
+        machines=machines_of(scenario),
         programs=tuple(
             Program(
                 node.name,
@@ -177,43 +235,6 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
             )
             for index, node in enumerate(scenario.node or ())
         ),
-        events=tuple(network.event or ()),
-        network=network.backend,
-        machines=machines_of(scenario),
-        tcp=TcpSpec(tcp.warm, tcp.slow_start_after_idle, tcp.congestion_control),
-        mtu=network.mtu,
-        subnet=subnet_of(network.subnet, len(where.sites)),
-        keep_cpus_awake=network.keep_cpus_awake,
-        compute=scenario.compute.backend,
-        batching=_batching(compute, blocks),
-        chunk_tokens=compute.chunk_tokens,
-        paging=paging,
-        expected_output=None if paging is None else scenario.cache.expected_output or expected_output,
-        queue=None
-        if policy.queue is None or policy.queue == "none"
-        else QueueRules(policy.queue, policy.queue_age, backoff.give_up, backoff.max),
-        placement=policy.placement,
-        routing=policy.routing,
-        design_concurrency=None if policy.design_concurrency == "auto" else policy.design_concurrency,
-        online=None if policy.online == "none" else policy.online,
-        online_period_s=policy.online_period,
-        online_patience_s=policy.online_patience,
-        load_bps=policy.load_rate or 1e9,
-        state_age_s=policy.state_age,
-        calibration=calibration,
-        backoff=Backoff(backoff.first, backoff.max, backoff.give_up, backoff.jitter, scenario.seed),
-        requests=() if endpoint is not None and endpoint.workload == "none" else requests,
-        endpoint_tokens=endpoint.max_model_len if endpoint is not None else 0,
-        workload=workload_source(workload),
-        sample=sample,
-        document=resolved.model_dump(by_alias=True, exclude_none=True),
-        shared_bps=(network.shared or {}) if isinstance(network, MatrixTable) else {},
-        shared_paths=node_paths(network, where.sites),
-        blocks=blocks,
-        faults=resolve_faults(faults, server_names, absent, requests),
-        recovery=recovery_rules(recovery, scenario.seed),
-        membership=membership_rules(scenario.membership),
-        absent=absent,
     )
 
 
@@ -237,9 +258,7 @@ class _Places:
         return {node.name: node.site for node in (*self.clients, *self.servers, *self.others)}
 
 
-def _batching(
-    compute: ComputeTable, blocks: BlocksSettings | None
-) -> Literal["none", "serial", "continuous"]:
+def _batching(compute: ComputeTable, blocks: BlocksSettings | None) -> Batching:
     """Return how servers compute several sessions.
 
     Real blocks do so serially, unless they have batching or streams.

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from policies.interfaces import Communication, Queue, SessionSetup
+from policies.problem import Batching
 from testbed.scenario.draws import Draw
 from testbed.scenario.fault_tables import ChurnTable, FaultTable, MembershipTable, RecoveryTable
 from testbed.scenario.fields import (
@@ -420,14 +422,16 @@ class PolicyTable(Table):
     - ``design_concurrency``: |R|, the sessions at a time that the placement is designed for. "auto" leaves it
       to the placement policy, "searched" tries candidates on synthetic arrivals.
     - ``communication``: who sends hidden states to the next server, the client ("hub-spoke") or the server
-      before it ("server-to-server").
+      before it ("server-to-server"). Default: what the routing policy states.
+    - ``session_setup``: which of the two constants ``[calibration]`` adds to first tokens, if it adds one.
+      Default: what the placement policy states.
     - ``online``: a policy that changes the placement while requests are served, or "none". ``online_period``
       (time between two checks) and ``online_patience`` (how long the load must differ from the design before
       it acts) replace that policy's own values. Servers load blocks at ``load_rate`` (default 1 Gbit/s).
     - ``state_age``: time between the reports of servers that routers see; 0: routers see the present state.
     - ``queue``: where requests wait for room. "none": their clients ask again after ``[backoff]``. "fifo": at
       the coordinator, in order. "backfill": at the coordinator, and whichever fits goes first, until one has
-      waited ``queue_age``. Default: what the routing policy asks for.
+      waited ``queue_age``. Default: what the routing policy states.
     """
 
     name: str | None = None
@@ -436,13 +440,14 @@ class PolicyTable(Table):
     design_concurrency: Annotated[
         int | Literal["auto", "searched"], _int_or("auto", "searched", most=MAX_REQUESTS)
     ] = "auto"
-    communication: Literal["hub-spoke", "server-to-server"] = "hub-spoke"
+    communication: Communication | None = None
+    session_setup: SessionSetup | None = None
     online: str | None = None
     online_period: PositiveSeconds | None = None
     online_patience: Annotated[Seconds, Field(ge=0)] | None = None
     load_rate: BitsPerSecond | None = None
     state_age: Annotated[Seconds, Field(ge=0)] = 0.0
-    queue: Literal["none", "fifo", "backfill"] | None = None
+    queue: Queue | None = None
     queue_age: Annotated[Seconds, Field(ge=0)] = 300.0
 
     @model_validator(mode="after")
@@ -486,7 +491,7 @@ class ComputeTable(Table):
     """
 
     backend: Literal["stub", "blocks"] = "stub"
-    batching: Literal["none", "serial", "continuous"] | None = None
+    batching: Batching | None = None
     serial: bool = False
     chunk_tokens: Tokens | None = None
     hub_token: Seconds | None = None
@@ -543,7 +548,7 @@ class CalibrationTable(Table):
     every decode step of a hop, ``input_overhead_base`` plus ``input_overhead_per_token`` per prompt token to
     every prefill of a hop, ``initial_delay`` to every session. ``session_setup = true`` also adds
     ``session_setup_petals`` (PETALS and its variants) or ``session_setup_proposed`` (other placements) to
-    every request's first token.
+    every request's first token; ``policy.session_setup`` chooses another one.
     """
 
     set: str = "none"

@@ -150,7 +150,7 @@ def override(source: Source, options: Sequence[str]) -> None:
     policy = source.document.get("policy")
     if isinstance(policy, dict):
         given = {parts[1] for parts in source.overridden if len(parts) == 2 and parts[0] == "policy"}
-        settle_overrides(policy, given, online)
+        settle_overrides(policy, given, online, is_resolved=source.document.get("resolved") is True)
 
 
 def code_in_file(source: Source) -> tuple[str, ...]:

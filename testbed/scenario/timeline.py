@@ -6,7 +6,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from testbed.scenario.experiment import Experiment, Link, NetworkChange
+from policies.links import Link
+from testbed.scenario.experiment import Experiment, NetworkChange
 
 Pair = tuple[str, str]
 _TO_ITSELF = Link(0.0, math.inf)
@@ -20,10 +21,10 @@ class Timeline:
     """
 
     def __init__(self, experiment: Experiment, changes: Sequence[NetworkChange] | None = None) -> None:
-        self._base = experiment.links
+        self._base = experiment.network.links
         self._since_s: dict[Pair, list[float]] = {}
         self._links: dict[Pair, list[Link]] = {}
-        for change in experiment.changes if changes is None else changes:
+        for change in experiment.network.changes if changes is None else changes:
             for pair, link in change.links.items():
                 self._since_s.setdefault(pair, []).append(change.at_s)
                 self._links.setdefault(pair, [self._base[pair]]).append(link)

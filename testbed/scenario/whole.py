@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from policies.links import Link
 from testbed.scenario.events import network_changes
-from testbed.scenario.experiment import Experiment, Link, NetworkChange
+from testbed.scenario.experiment import Experiment, NetworkChange
 
 Pair = tuple[str, str]
 
@@ -30,16 +31,18 @@ def whole_network(experiment: Experiment, is_virtual: bool = False) -> WholeNetw
     and only what ``experiment`` has is returned.
     """
     if is_virtual:
-        return WholeNetwork(experiment.links, experiment.changes)
-    clients, sites, by_site = experiment.problem.clients, experiment.sites, experiment.site_links
+        return WholeNetwork(experiment.network.links, experiment.network.changes)
+    clients, sites, by_site = experiment.problem.clients, experiment.sites, experiment.network.site_links
     others = {
         (a, b): by_site[sites[a], sites[b]]
         for a in clients
         for b in clients
         if a != b and (sites[a], sites[b]) in by_site
     }
-    changes = {change.at_s: change for change in experiment.changes}
-    for more in network_changes(experiment.events, others, sites):
+    changes = {change.at_s: change for change in experiment.network.changes}
+    for more in network_changes(experiment.network.events, others, sites):
         known = changes.setdefault(more.at_s, more)
         changes[more.at_s] = replace(known, links={**known.links, **more.links})
-    return WholeNetwork({**experiment.links, **others}, tuple(changes[at_s] for at_s in sorted(changes)))
+    return WholeNetwork(
+        {**experiment.network.links, **others}, tuple(changes[at_s] for at_s in sorted(changes))
+    )

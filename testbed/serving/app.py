@@ -109,7 +109,7 @@ class Endpoint:
         self._clients = experiment.problem.clients
         self._metrics = Metrics(self._model, experiment.time_scale)
         self._begun_at = int(time.time())
-        blocks = experiment.blocks
+        blocks = experiment.compute.blocks
         self._n_known: int = ANY_TOKEN if blocks is None else blocks.config.get("vocab_size", ANY_TOKEN)
         """Token ids are below this."""
         self._ready: Callable[[], None] = lambda: None
@@ -206,7 +206,7 @@ class Endpoint:
                 "created": self._begun_at,
                 "owned_by": "testbed",
                 "root": self._model,
-                "max_model_len": self._experiment.endpoint_tokens,
+                "max_model_len": self._experiment.workload.endpoint_tokens,
             }
             for name in names
         ]
@@ -247,7 +247,7 @@ class Endpoint:
 
     def _tokens(self, text: str) -> list[int]:
         """Encode a prompt. Raises ``ApiError`` if it is so long that encoding would block the run."""
-        most = self._experiment.endpoint_tokens - 1
+        most = self._experiment.workload.endpoint_tokens - 1
         if len(text) > _LONGEST_TOKEN * most:
             message = f"the prompt has {len(text):,} characters; it must have 1 to {most:,} tokens here"
             raise ApiError(400, message, "prompt", "context_length_exceeded")
@@ -271,7 +271,7 @@ class Endpoint:
     async def _answer(
         self, request: web.Request, body: Body, client: int, tokens: list[int], plain: int | None
     ) -> web.StreamResponse:
-        n_prompt, most = len(tokens), self._experiment.endpoint_tokens
+        n_prompt, most = len(tokens), self._experiment.workload.endpoint_tokens
         room = most - n_prompt
         if room < 1 or not tokens:
             text = f"the prompt has {n_prompt:,} tokens; it must have 1 to {most - 1:,} here"
@@ -292,10 +292,10 @@ class Endpoint:
                 "min_tokens",
             )
         how = Generation()
-        if self._experiment.blocks is not None:
+        if self._experiment.compute.blocks is not None:
             how = Generation(tuple(tokens), body.sampling(), not body.ignore_eos, body.min_tokens)
         stream = self.guests.open(client, n_prompt, n_tokens, how)
-        if self._experiment.blocks is not None:
+        if self._experiment.compute.blocks is not None:
             self.generations[stream.index] = how
         talk = _Talk(stream, body, self._detokenizer(stream.index), n_tokens)
         try:

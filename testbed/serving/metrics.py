@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from nodes.messages import NewToken, ServerStatus
 from nodes.records import ENDED, Admitted, Arrived, Completed, Failed, Preempted, Routed, States
-from testbed.scenario.experiment import Link
+from policies.links import Link
 
 _SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _FIRST_S = (*_SHORT_S, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)

@@ -1,4 +1,4 @@
-"""Makes the JSON object of one simulation, for scripts. Times are in milliseconds."""
+"""Makes the JSON object of one simulation that is printed for scripts: milliseconds, blocks counted from 1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import numpy as np
 from policies.cgbp import lower_bounds_per_token_s
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
-from testbed.fast.outcome import CompletedMove, SimulatedRequest
+from testbed.records.base import data_of
+from testbed.records.requests import RequestRow
+from testbed.records.summary import MoveRow, UnusedBlocks
 from testbed.results.summary import active_sessions
 from testbed.results.unused import unused_blocks
 from testbed.simulate.engine import Simulation
@@ -49,69 +51,71 @@ def answer(simulation: Simulation) -> dict[str, Any]:
     else:
         found["placement"] = [[r.first + 1, r.n_blocks] if r.n_blocks else [0, 0] for r in placement.ranges]
         found["cache_bytes"] = list(placement.cache_bytes)
-        found["requests"] = [_request(request) for request in simulation.requests]
-        found["mean"] = means(simulation.requests)
-        found["percentiles"] = percentiles(simulation.requests)
-        found |= _left_out(simulation.requests)
-        found["unused_blocks"] = unused_of(simulation)
-        if experiment.online is not None:
-            found["online"] = experiment.online
+        found["requests"] = [_request(row) for row in simulation.rows]
+        found["mean"] = means(simulation.rows)
+        found["percentiles"] = percentiles(simulation.rows)
+        found |= _left_out(simulation.rows)
+        unused = unused_of(simulation)
+        found["unused_blocks"] = None if unused is None else data_of(unused)
+        if experiment.policy.online is not None:
+            found["online"] = experiment.policy.online
             found["moves"] = [_move(move) for move in simulation.served.moves]
-        if experiment.paging is not None:
-            found["n_preemptions"] = sum(r.n_preemptions for r in simulation.requests)
-            found["preempted_tokens"] = sum(r.preempted_tokens for r in simulation.requests)
+        if experiment.compute.paging is not None:
+            found["n_preemptions"] = sum(row.n_preemptions for row in simulation.rows)
+            found["preempted_tokens"] = sum(row.preempted_tokens for row in simulation.rows)
         summary = simulation.served.summary
-        if summary is not None and (experiment.faults or summary["n_replays"]):
-            found |= {name: summary[name] for name in ("n_faults", "n_replays")}
+        if summary is not None and (experiment.faults.planned or summary.n_replays):
+            found |= {"n_faults": summary.n_faults, "n_replays": summary.n_replays}
     found["bounds"] = _bounds(simulation)
     found["decision_s"] = simulation.placement_s + sum(simulation.served.routing_s)
     return found
 
 
-def _request(request: SimulatedRequest) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "route": [hop.server for hop in request.route.hops] if request.route else [],
-        "waiting_ms": request.waiting_s * 1e3,
-        "time_ms": None if request.time_s is None else request.time_s * 1e3,
-        "ttft_ms": None if request.ttft_s is None else request.ttft_s * 1e3,
+def _request(row: RequestRow) -> dict[str, Any]:
+    times = row.times
+    found: dict[str, Any] = {
+        "route": [hop.server for hop in row.hops],
+        "waiting_ms": _ms(row.waited_s),
+        "time_ms": _ms(times.e2e_s),
+        "ttft_ms": _ms(times.ttft_s),
     }
-    if request.n_preemptions:
-        row |= {"n_preemptions": request.n_preemptions, "preempted_ms": request.preempted_s * 1e3}
-    if request.n_replays:
-        row["n_replays"] = request.n_replays
-    if request.status != "completed":
-        row |= {"status": request.status, "reason": request.reason}
-    return row
+    if row.n_preemptions:
+        found |= {"n_preemptions": row.n_preemptions, "preempted_ms": row.preempted_s * 1e3}
+    if row.n_recoveries:
+        found["n_replays"] = row.n_recoveries
+    if not row.is_completed:
+        found |= {"status": row.status, "reason": row.reason}
+    return found
 
 
-def _move(move: CompletedMove) -> dict[str, Any]:
+def _ms(time_s: float | None) -> float | None:
+    return None if time_s is None else time_s * 1e3
+
+
+def _move(move: MoveRow) -> dict[str, Any]:
     """Return a server's change of blocks: ranges as in ``placement``, instants in seconds."""
-    return {
-        "server": move.server,
-        "old": [move.old.first + 1, move.old.n_blocks],
-        "new": [move.new.first + 1, move.new.n_blocks],
-        **{name: value for name, value in move._asdict().items() if name.endswith("_s")},
-    }
+    data = data_of(move)
+    return data | {name: [data[name][0] + 1, data[name][1] - data[name][0]] for name in ("old", "new")}
 
 
-def means(requests: Iterable[SimulatedRequest]) -> dict[str, float | None]:
+def means(rows: Iterable[RequestRow]) -> dict[str, float | None]:
     """Return means over the completed requests; ``None`` where there is nothing to average.
 
     ``max_concurrent`` is the largest number of requests between arrival and end at a time.
     """
-    done = _completed(requests)
+    done = [row for row in rows if row.is_completed]
     found: dict[str, float | None] = {
         name: math.fsum(sample) / len(sample) if sample else None
         for name, sample in _samples_ms(done).items()
     }
-    found["max_concurrent"] = concurrency(done)[1]
+    found["max_concurrent"] = int(active_sessions(done, from_arrival=True).max or 0)
     return found
 
 
-def percentiles(requests: Iterable[SimulatedRequest]) -> dict[str, dict[str, float | None]]:
+def percentiles(rows: Iterable[RequestRow]) -> dict[str, dict[str, float | None]]:
     """Return ``PERCENTILES`` in ms of the values that ``means`` averages, over the same requests."""
     found: dict[str, dict[str, float | None]] = {}
-    for name, sample in _samples_ms(_completed(requests)).items():
+    for name, sample in _samples_ms([row for row in rows if row.is_completed]).items():
         values = (
             np.percentile(sample, list(PERCENTILES.values())).tolist()
             if sample
@@ -121,60 +125,37 @@ def percentiles(requests: Iterable[SimulatedRequest]) -> dict[str, dict[str, flo
     return found
 
 
-def _completed(requests: Iterable[SimulatedRequest]) -> list[SimulatedRequest]:
-    return [r for r in requests if r.ttft_s is not None and r.time_s is not None]
+_METRICS = {"per_token_ms": "per_token_s", "ttft_ms": "ttft_s", "rest_ms": "tpot_s", "waiting_ms": "queue_s"}
 
 
-def _samples_ms(done: Sequence[SimulatedRequest]) -> dict[str, list[float]]:
-    """Return a list of values (ms) per metric, one for each completed request.
-
-    "rest" leaves out requests with a single output token.
-    """
+def _samples_ms(done: Sequence[RequestRow]) -> dict[str, list[float]]:
+    """Return a list of values (ms) per metric, one for each completed request that has it."""
     return {
-        "per_token_ms": [1e3 * (r.time_s or 0.0) / r.plan.n_output_tokens for r in done],
-        "ttft_ms": [1e3 * (r.ttft_s or 0.0) for r in done],
-        "rest_ms": [
-            1e3 * ((r.time_s or 0.0) - (r.ttft_s or 0.0)) / (r.plan.n_output_tokens - 1)
-            for r in done
-            if r.plan.n_output_tokens > 1
-        ],
-        "waiting_ms": [1e3 * r.waiting_s for r in done],
+        name: [1e3 * value for row in done if (value := row.times[metric]) is not None]
+        for name, metric in _METRICS.items()
     }
 
 
-def unused_of(simulation: Simulation) -> dict[str, Any] | None:
+def unused_of(simulation: Simulation) -> UnusedBlocks | None:
     """Return the blocks that no request used; ``None`` if servers joined, left or changed blocks."""
-    experiment, placement, served = simulation.case.experiment, simulation.placement, simulation.served
-    assert placement is not None, "only feasible simulations served anything"
+    served = simulation.served
     if served.summary is not None:
-        found: dict[str, Any] | None = served.summary["unused_blocks"]
-        return found
-    if served.moves:
-        return None
-    names = [server.name for server in experiment.problem.servers]
-    hops = ((h.server, h.first, h.last) for r in served.requests if r.route is not None for h in r.route.hops)
-    return unused_blocks(names, [(r.first, r.last) for r in placement.ranges], hops)
+        return served.summary.unused_blocks
+    return None if served.moves else unused_blocks(simulation.plan, simulation.rows)
 
 
-def _left_out(requests: Sequence[SimulatedRequest]) -> dict[str, Any]:
+def _left_out(rows: Sequence[RequestRow]) -> dict[str, Any]:
     """Return what the means leave out: failed requests with their reasons, and the mean wait of all."""
-    failed = [r for r in requests if r.status != "completed"]
-    waited_ms = [1e3 * r.waiting_s for r in requests]
+    failed = [row for row in rows if not row.is_completed]
+    waited_ms = [1e3 * (row.waited_s or 0.0) for row in rows]
     return {
-        "n_requests": len(requests),
-        "n_completed": len(requests) - len(failed),
+        "n_requests": len(rows),
+        "n_completed": len(rows) - len(failed),
         "n_failed": len(failed),
-        "n_never_admitted": sum(r.route is None for r in failed),
-        "failed_because": dict(Counter(r.reason or r.status for r in failed).most_common(MOST_REASONS)),
+        "n_never_admitted": sum(row.times.queue_s is None for row in failed),
+        "failed_because": dict(Counter(row.reason or row.status for row in failed).most_common(MOST_REASONS)),
         "mean_waiting_of_all_ms": math.fsum(waited_ms) / len(waited_ms) if waited_ms else None,
     }
-
-
-def concurrency(requests: Iterable[SimulatedRequest]) -> tuple[float | None, int]:
-    """Return the (time-averaged, largest) number of requests between arrival and end at a time."""
-    done = [(r.plan.arrival_at_s, r.time_s) for r in requests if r.time_s is not None]
-    found = active_sessions([(at_s, at_s, at_s + time_s) for at_s, time_s in done])
-    return found["mean"], int(found["max"] or 0)
 
 
 _SEARCHED = ("flow_tps", "flow_bound_tps", "gap_ratio", "proven_optimal", "stopped_by_time")

@@ -6,17 +6,28 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from netem.spec import TcpSpec
-from policies.interfaces import RoutingPolicy
+from netem.networks import IN_PROCESS
+from policies.interfaces import RoutingPolicy, session_setup_of
+from policies.links import Link
 from policies.petals_routing import PetalsRouting
-from policies.registry import PAIRS, resolve_pair
-from policies.workload import Backoff
-from testbed.fast.outcome import CompletedMove, SimulatedRequest
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Calibration, Experiment, Link
-from testbed.scenario.policy import PolicyChoice, has_petals_setup
+from policies.problem import PolicyError
+from policies.registry import PAIRS, resolve_pair, shipped_policy
+from testbed.control.placing import load_to_run, users_policy
+from testbed.errors import UserError
+from testbed.fast.outcome import SimulatedRequest
+from testbed.records.requests import RequestRow
+from testbed.records.summary import MoveRow, RunSummary
+from testbed.scenario.experiment import (
+    Calibration,
+    ComputePart,
+    Experiment,
+    NetworkPart,
+    PolicyPart,
+    WorkloadPart,
+)
+from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.instance import Instance, load_instance
 
 _WIRE_BPS = 1e15
@@ -35,7 +46,7 @@ class Case:
     @property
     def policy(self) -> str:
         """The policy pair's name, or ``placement+routing`` if it has none."""
-        halves = (self.experiment.placement, self.experiment.routing)
+        halves = (self.experiment.policy.placement, self.experiment.policy.routing)
         return next((name for name, pair in PAIRS.items() if pair == halves), "+".join(halves))
 
 
@@ -43,13 +54,14 @@ class Served(NamedTuple):
     """The results of serving a case.
 
     ``moves`` are changes of servers' blocks by an online policy, ``routing_s`` the real seconds of each
-    routing decision. ``summary`` exists only for a run of the system itself.
+    routing decision. A run of the system itself has ``rows`` and ``summary``, the other engines have ``outcomes``.
     """
 
-    requests: tuple[SimulatedRequest, ...] = ()
-    moves: tuple[CompletedMove, ...] = ()
+    outcomes: tuple[SimulatedRequest, ...] = ()
+    moves: tuple[MoveRow, ...] = ()
     routing_s: tuple[float, ...] = ()
-    summary: dict[str, Any] | None = None
+    rows: Sequence[RequestRow] | None = None
+    summary: RunSummary | None = None
     steps: array[float] | None = None
     n_steps: int | None = None
     gaps_s: Sequence[float] | None = None
@@ -68,16 +80,18 @@ def scenario_case(target: str, choice: PolicyChoice, overrides: Sequence[str], s
     changes = [*overrides, *choice.overrides()]
     if seed is not None:
         changes.append(f"seed={seed}")
-    return Case(load_experiment(target, changes))
+    return Case(load_to_run(target, changes))
 
 
 def instance_case(path: Path, choice: PolicyChoice, session_setup: bool) -> Case:
     """Return an instance file's case under a policy (default: the pair "proposed"). Raises ``UserError``."""
     instance = load_instance(path)
     placement, routing = resolve_pair(choice.pair or "proposed")
-    experiment = instance_experiment(
-        instance, choice.placement or placement, choice.routing or routing, session_setup
-    )
+    halves = choice.placement or placement, choice.routing or routing
+    try:
+        experiment = instance_experiment(instance, *halves, session_setup)
+    except PolicyError as error:
+        raise UserError(str(error)) from error
     petals = PetalsRouting(instance.hop_overhead_s, instance.shortage_penalty_s)
     return Case(experiment, {petals.name: petals}, path)
 
@@ -86,12 +100,14 @@ def instance_experiment(instance: Instance, placement: str, routing: str, sessio
     """Return the experiment that an instance describes.
 
     Its links have half of the raw RTT in each direction. ``session_setup`` adds the published constant to
-    every request's first token.
+    every request's first token, for which a user's placement policy is loaded. Raises ``PolicyError``.
     """
     problem = instance.problem
-    setup_s = (
-        instance.session_setup_petals_s if has_petals_setup(placement) else instance.session_setup_proposed_s
-    )
+    setup_s = 0.0
+    if session_setup:
+        policy = shipped_policy("placement", placement) or users_policy("placement", placement)
+        is_petals = session_setup_of(policy) == "petals"
+        setup_s = instance.session_setup_petals_s if is_petals else instance.session_setup_proposed_s
     servers = [server.name for server in problem.servers]
     links: dict[tuple[str, str], Link] = {}
     for client, row in zip(problem.clients, problem.raw_rtt_s, strict=True):
@@ -108,26 +124,14 @@ def instance_experiment(instance: Instance, placement: str, routing: str, sessio
         time_scale=1.0,
         problem=problem,
         sites=dict(zip((*problem.clients, *servers), instance.sites, strict=True)),
-        links=links,
-        changes=(),
-        network="loopback",
-        keep_cpus_awake=False,
-        tcp=TcpSpec(),
-        mtu=1500,
-        compute="stub",
-        batching="none",
-        placement=placement,
-        routing=routing,
-        design_concurrency=None,
-        online=None,
-        load_bps=1e9,
-        state_age_s=0.0,
         calibration=Calibration(
             name="instance",
             initial_delay_s=problem.initial_delay_s,
-            session_setup_s=setup_s if session_setup else 0.0,
+            session_setup_s=setup_s,
         ),
-        backoff=Backoff(),
-        requests=instance.requests,
+        network=NetworkPart(IN_PROCESS.name, links),
+        compute=ComputePart(),
+        policy=PolicyPart(placement, routing),
+        workload=WorkloadPart(instance.requests),
         document={},
     )

@@ -21,7 +21,7 @@ from testbed.simulate.answer import answer
 from testbed.simulate.cases import Case, instance_case, is_instance
 from testbed.simulate.engine import MODES, REFERENCE, TESTBED, VIRTUAL, Simulation, simulate
 from testbed.simulate.runs import add_gain, aggregate, cases_of, drawn_of, fingerprint, same_run_error
-from testbed.simulate.summary import request_rows, summarize_simulation
+from testbed.simulate.summary import summarize_simulation
 from testbed.simulate.tables import write_simulation
 from testbed.simulate.text import comparison_text
 from testbed.terminal import say, unsaid
@@ -168,13 +168,23 @@ def _designed(case: Case, concurrency: str | None) -> Case:
     if concurrency in (None, "auto"):
         return case
     if concurrency == "searched":
-        return replace(case, experiment=replace(case.experiment, design_concurrency="searched"))
+        return replace(
+            case,
+            experiment=replace(
+                case.experiment, policy=replace(case.experiment.policy, design_concurrency="searched")
+            ),
+        )
     if not concurrency.isdigit() or int(concurrency) < 1:
         raise UserError(
             "--design-concurrency must be auto, searched or a whole number of at least 1, not "
             f"{concurrency!r}"
         )
-    return replace(case, experiment=replace(case.experiment, design_concurrency=int(concurrency)))
+    return replace(
+        case,
+        experiment=replace(
+            case.experiment, policy=replace(case.experiment.policy, design_concurrency=int(concurrency))
+        ),
+    )
 
 
 def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
@@ -189,19 +199,18 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
     row = answer(simulation)
     objectives = case.experiment.objectives if options.objectives is None else options.objectives
     if objectives and simulation.placement is not None:
-        row["goodput_rps"] = goodput_rps(request_rows(simulation), objectives)
-    given = case.experiment.design_concurrency
+        row["goodput_rps"] = goodput_rps(simulation.rows, objectives)
+    without_setup: Simulation | None = None
+    given = case.experiment.policy.design_concurrency
     if given is not None and simulation.placement and simulation.placement.design_concurrency is None:
         row["note"] = f"{case.policy} uses no design concurrency: {given} has no effect"
     if case.experiment.calibration.session_setup_s and simulation.placement is not None:
-        bare = answer(_without_setup(case, mode, is_virtual))
+        without_setup = _without_setup(case, mode, is_virtual)
+        bare = answer(without_setup)
         row["mean_without_session_setup"] = bare["mean"]
         row["n_failed_without_session_setup"] = bare["n_failed"]
     if folder is not None and simulation.placement is not None and simulation.engine != VIRTUAL:
-        summary = summarize_simulation(simulation, objectives)
-        if "mean_without_session_setup" in row:
-            summary["without_session_setup"] = row["mean_without_session_setup"]
-        write_simulation(folder, simulation, summary)
+        write_simulation(folder, simulation, summarize_simulation(simulation, objectives, without_setup))
     return row
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from policies.online import OnlinePolicy
@@ -14,9 +15,13 @@ from testbed.control.placing import PlacedExperiment, RememberedPlacements, plac
 from testbed.control.steering import online_policy
 from testbed.errors import UserError
 from testbed.fast.engine import Disturbed, goes_step_by_step, simulate_fast
-from testbed.fast.outcome import COMPLETED, SimulatedRequest
+from testbed.fast.outcome import SimulatedRequest
+from testbed.records.plan import PlacementRow, Plan
+from testbed.records.requests import COMPLETED, RequestRow
+from testbed.records.summary import SIMULATED
 from testbed.scenario.experiment import Experiment
 from testbed.simulate.cases import Case, Served
+from testbed.simulate.rows import outcome_rows
 from testbed.simulate.virtual import serve_virtually
 
 TESTBED, REFERENCE = MODES = "testbed", "reference"
@@ -50,9 +55,27 @@ class Simulation:
     placement_cpu_s: float = 0.0
     routing_cpu_s: float | None = None
 
+    @cached_property
+    def rows(self) -> Sequence[RequestRow]:
+        """A row per request; in the engines fast and reference without the ``unqueued`` metrics, which take time."""
+        if self.served.rows is not None:
+            return self.served.rows
+        return outcome_rows(self.case.experiment.problem.clients, self.served.outcomes)
+
     @property
-    def requests(self) -> tuple[SimulatedRequest, ...]:
-        return self.served.requests
+    def plan(self) -> Plan:
+        """The plan. Only for a feasible simulation."""
+        experiment = self.case.experiment
+        assert self.placement is not None, "an infeasible placement has no plan"
+        return Plan(
+            placement=PlacementRow.of(self.placement),
+            routing=experiment.policy.routing,
+            mode=self.mode,
+            servers=[s.name for s in experiment.problem.servers],
+            clients=list(experiment.problem.clients),
+            placement_decision_s=self.placement_s,
+            network=SIMULATED,
+        )
 
 
 def simulate(
@@ -118,14 +141,17 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
     disturbance = _disturbance(experiment, online)
     if mode == REFERENCE:
         for is_asked, what in (
-            (experiment.online is not None, "policy.online"),
-            (experiment.backoff.jitter_ratio > 0, "backoff.jitter"),
-            (experiment.state_age_s > 0, "policy.state_age"),
-            (experiment.queue is not None, "policy.queue"),
+            (experiment.policy.online is not None, "policy.online"),
+            (experiment.workload.backoff.jitter_ratio > 0, "backoff.jitter"),
+            (experiment.policy.state_age_s > 0, "policy.state_age"),
+            (experiment.policy.queue is not None, "policy.queue"),
             (experiment.problem.hub_token_s > 0, "compute.hub_token"),
-            (any(r.max_new_tokens is not None for r in experiment.requests), 'workload.lengths = "hidden"'),
-            (experiment.batching != "none", "compute.batching"),
-            (experiment.paging is not None, "cache.mode paged"),
+            (
+                any(r.max_new_tokens is not None for r in experiment.workload.requests),
+                'workload.lengths = "hidden"',
+            ),
+            (experiment.compute.batching != "none", "compute.batching"),
+            (experiment.compute.paging is not None, "cache.mode paged"),
             (disturbance is not None, disturbance),
         ):
             if is_asked:
@@ -136,7 +162,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
     if disturbance is not None:
         return VIRTUAL, f"{disturbance} can disturb a session midway"
     if goes_step_by_step(experiment):
-        what = "caches grow" if experiment.paging is not None else "sessions share steps"
+        what = "caches grow" if experiment.compute.paging is not None else "sessions share steps"
         return FAST, f"nothing disturbs a session midway; step by step, since {what}"
     return FAST, "nothing disturbs a session midway"
 
@@ -144,19 +170,19 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
 def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | None:
     """Return the key that can disturb sessions midway; ``None``: their times follow from the closed form."""
     found = (
-        (bool(experiment.faults), "fault or churn"),
-        (bool(experiment.absent), "servers.present = false"),
-        (experiment.membership.kind != "instant", "membership"),
-        (bool(experiment.changes), "network.event"),
-        (experiment.batching == "serial", "compute.batching serial"),
+        (bool(experiment.faults.planned), "fault or churn"),
+        (bool(experiment.faults.absent), "servers.present = false"),
+        (experiment.faults.membership.kind != "instant", "membership"),
+        (bool(experiment.network.changes), "network.event"),
+        (experiment.compute.batching == "serial", "compute.batching serial"),
         (
-            online is not None and experiment.paging is not None,
-            f"policy.online {experiment.online}, where caches grow,",
+            online is not None and experiment.compute.paging is not None,
+            f"policy.online {experiment.policy.online}, where caches grow,",
         ),
         (any(s.contention_ratio for s in experiment.problem.servers), "contention of hardware"),
         (
             online is not None and not online.drains,
-            f"policy.online {experiment.online}, which cuts sessions,",
+            f"policy.online {experiment.policy.online}, which cuts sessions,",
         ),
     )
     return next((what for is_there, what in found if is_there), None)
@@ -166,10 +192,15 @@ def _reference(case: Case, placed: PlacedExperiment) -> Served:
     """Serve a case as the published simulator does; see ``policies.replay``."""
     experiment, router = case.experiment, placed.router
     # This mode uses the wait that the router returns. Tests check it for shipped policies, this for others.
-    router.check_waits = experiment.routing not in ROUTINGS
+    router.check_waits = experiment.policy.routing not in ROUTINGS
     setup_s = experiment.calibration.session_setup_s
     done = replay(
-        experiment.problem, placed.placement, router, experiment.requests, setup_s, experiment.backoff
+        experiment.problem,
+        placed.placement,
+        router,
+        experiment.workload.requests,
+        setup_s,
+        experiment.workload.backoff,
     )
     setup_s += experiment.problem.initial_delay_s
     requests = tuple(
@@ -183,4 +214,4 @@ def _fast(case: Case, placed: PlacedExperiment, online: OnlinePolicy | None, mos
     """Serve a case as the testbed's nodes and coordinator do; see ``testbed.fast.engine``."""
     run = simulate_fast(case.experiment, placed, online, most_steps=most_steps)
     requests, moves, decisions_s = tuple(run.requests), tuple(run.moves), tuple(run.decisions_s)
-    return Served(requests, moves, decisions_s, None, run.steps, run.n_steps, run.gaps_s)
+    return Served(requests, moves, decisions_s, steps=run.steps, n_steps=run.n_steps, gaps_s=run.gaps_s)

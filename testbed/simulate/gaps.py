@@ -21,7 +21,7 @@ def token_gaps_s(simulation: Simulation) -> NDArray[np.float64]:
         return np.asarray(served.gaps_s, dtype=np.float64)
     problem = simulation.case.experiment.problem
     found = []
-    for r in simulation.requests:
+    for r in served.outcomes:
         if r.time_s is None or r.route is None:
             continue
         n_input, n_gaps = r.plan.n_input_tokens, r.plan.n_output_tokens - 1

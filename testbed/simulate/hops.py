@@ -24,7 +24,7 @@ def hop_table(simulation: Simulation) -> HopTable:
     experiment = simulation.case.experiment
     if (steps := simulation.served.steps) is not None:
         return _as_stepped(experiment, steps)
-    parts = [_hop_rows(experiment, r) for r in simulation.requests if r.time_s is not None]
+    parts = [_hop_rows(experiment, r) for r in simulation.served.outcomes if r.time_s is not None]
     columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
     whole = columns[:6].astype(np.int64)
     sent_at_s, arrived_at_s, departed_at_s, received_at_s = columns[6:10]

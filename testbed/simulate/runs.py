@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from testbed.errors import UserError
+from testbed.records.base import data_of
 from testbed.results.intervals import mean_of
-from testbed.results.unused import unused_over_runs
+from testbed.results.unused import unused_from, unused_over_runs
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.answer import MEANS, MOST_REASONS, PERCENTILES, TIMES
@@ -43,7 +44,7 @@ def draw_of(experiment: Experiment, n_runs: int) -> str | None:
     ``None``: the scenario sets ``workload.draw``, its requests are generated, or there is a single run.
     Raises ``UserError`` if the scenario sets "windows" and has fewer windows than runs.
     """
-    sample, n = experiment.sample, len(experiment.requests)
+    sample, n = experiment.workload.sample, len(experiment.workload.requests)
     if n_runs < 2 or sample is None or not n:
         return None
     n_windows = sample.n_recorded // n
@@ -60,10 +61,10 @@ def draw_of(experiment: Experiment, n_runs: int) -> str | None:
 
 def drawn_of(experiment: Experiment) -> dict[str, Any] | None:
     """Return how runs chose their recorded requests, for the output; ``None``: they were generated."""
-    sample = experiment.sample
+    sample = experiment.workload.sample
     if sample is None:
         return None
-    n = len(experiment.requests)
+    n = len(experiment.workload.requests)
     return {"draw": sample.draw or "first", "n_requests": n, "n_recorded": sample.n_recorded}
 
 
@@ -80,7 +81,7 @@ def recorded_share(drawn: dict[str, Any] | None) -> float:
 def fingerprint(case: Case, row: dict[str, Any]) -> Any:
     """Return a value that is equal for two runs only if their requests and all their times are the same."""
     times = [{k: v for k, v in r.items() if k != "route"} for r in row["requests"] or ()]
-    return case.experiment.requests, times, row.get("error")
+    return case.experiment.workload.requests, times, row.get("error")
 
 
 def same_run_error(rows: Sequence[dict[str, Any]]) -> UserError:
@@ -133,7 +134,8 @@ def aggregate(rows: list[dict[str, Any]], drawn: dict[str, Any] | None, is_same_
             why.update(row["failed_because"])
         whole["failed_because"] = dict(why.most_common(MOST_REASONS))
         whole["mean_waiting_of_all_ms"] = over_runs(row["mean_waiting_of_all_ms"] for row in feasible)[0]
-        whole["unused_blocks"] = unused_over_runs([row["unused_blocks"] for row in feasible])
+        unused = unused_over_runs([unused_from(row["unused_blocks"]) for row in feasible])
+        whole["unused_blocks"] = None if unused is None else data_of(unused)
         whole["n_empty"] = sum(not row["n_completed"] for row in feasible)
     for key in ("n_requests", "n_completed", "n_failed", "n_never_admitted"):
         whole[key] = sum(row.get(key, 0) for row in rows)

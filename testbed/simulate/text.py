@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from testbed.results.unused import unused_text
+from testbed.results.unused import unused_from, unused_text
 from testbed.scenario.units import counted
 from testbed.simulate.answer import PERCENTILES
 from testbed.simulate.engine import EMULATED
@@ -167,7 +167,7 @@ def _notes(row: dict[str, Any]) -> list[str]:
         notes.append(f"{row['policy']} {what}{of}: {row['error']}{rest}")
     if row.get("n_failed"):
         notes.append(_left_out(row))
-    notes += [f"{row['policy']}: {hint}" for hint in unused_text(row.get("unused_blocks"))]
+    notes += [f"{row['policy']}: {hint}" for hint in unused_text(unused_from(row.get("unused_blocks")))]
     if row.get("n_empty"):
         notes.append(
             f"{row['policy']}: in {row['n_empty']} of {row['n_runs']} runs no request completed; they are "

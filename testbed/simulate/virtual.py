@@ -6,20 +6,19 @@ that.
 
 from __future__ import annotations
 
-import json
-import math
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from policies.problem import Hop, Route
+from netem.networks import IN_PROCESS
 from testbed.control.placing import PlacedExperiment
 from testbed.errors import RunError, UserError
-from testbed.fast.outcome import SimulatedRequest, move_of
+from testbed.records.plan import read_plan
+from testbed.records.requests import COMPLETED, FAILED
+from testbed.records.summary import RunSummary
 from testbed.results import finish_run, read_tables
 from testbed.results.errors import Tables
-from testbed.results.logs import RequestRecord
 from testbed.rundir import make_run_dir, scratch
+from testbed.runs.session import Ended
 from testbed.runs.twin import twin_of
 from testbed.runtime.running import run_to_end
 from testbed.runtime.stage import Stage
@@ -27,7 +26,7 @@ from testbed.runtime.wiring import check_frames
 from testbed.scenario.experiment import Experiment
 from testbed.simulate.cases import Case, Served
 
-_STAGE = Stage("virtual", "memory", "simulated")
+_STAGE = Stage("virtual", IN_PROCESS, "simulated")
 
 
 def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None, *, live: bool = True) -> Served:
@@ -58,40 +57,34 @@ def serve_by_system(
     return served_of(experiment, run_dir, tables, finish_run(run_dir, experiment, tables=tables))
 
 
-def served_of(experiment: Experiment, run_dir: Path, tables: Tables, summary: dict[str, Any]) -> Served:
+def served_by(ended: Ended) -> Served:
+    """Return a whole run as the result of an engine.
+
+    Raises the ``TestbedError`` that broke the run, ``KeyboardInterrupt`` if it was interrupted, ``RunError`` if
+    a request did not end.
+    """
+    if ended.error is not None:
+        raise ended.error
+    if ended.summary is None or ended.interrupted:
+        raise KeyboardInterrupt
+    tables = read_tables(ended.run_dir, ended.experiment)
+    return served_of(ended.experiment, ended.run_dir, tables, ended.summary)
+
+
+def served_of(experiment: Experiment, run_dir: Path, tables: Tables, summary: RunSummary) -> Served:
     """Return a run of the system as the result of an engine. Raises ``RunError`` if a request did not end."""
-    known = {record.index: record for record in tables.records.requests}
-    plans = {plan.index: plan for plan in experiment.requests}
-    requests = tuple(_request(plans[row["request"]], row, known[row["request"]]) for row in tables.rows)
-    names = [server.name for server in experiment.problem.servers]
-    moves = tuple(move_of(line, names) for line in tables.records.moves)
-    plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    for row in tables.rows:
+        if row.status not in (COMPLETED, FAILED):
+            raise RunError(f"request {row.request} did not end: its status is {row.status}")
     gaps_s = [
         later.at_s - token.at_s
         for record in tables.records.requests
         for token, later in pairwise(record.tokens)
     ]
-    return Served(requests, moves, tuple(plan["routing_decisions_s"]), summary, gaps_s=gaps_s)
-
-
-def _request(plan: Any, row: dict[str, Any], record: RequestRecord) -> SimulatedRequest:
-    if row["status"] not in ("completed", "failed"):
-        raise RunError(f"request {plan.index} did not end: its status is {row['status']}")
-    hops = tuple(Hop(*hop) for hop in record.chain)
-    return SimulatedRequest(
-        plan,
-        row["status"],
-        Route(hops, record.wait_expected_s, math.nan) if hops else None,
-        record.n_rejections,
-        row["queue_s"] if row["queue_s"] is not None else record.last_seen_at_s - record.arrived_at_s,
-        row["setup_s"],
-        row["ttft_s"],
-        row["e2e_s"],
-        record.last_seen_at_s - record.arrived_at_s,
-        row["reason"],
-        n_replays=record.n_recoveries,
-        n_done=row["n_tokens_done"],
-        n_preemptions=record.n_preemptions,
-        preempted_tokens=record.preempted_tokens,
-        preempted_s=record.preempted_s,
+    return Served(
+        moves=tuple(summary.moves),
+        routing_s=tuple(read_plan(run_dir).routing_decisions_s or ()),
+        rows=tables.rows,
+        summary=summary,
+        gaps_s=gaps_s,
     )

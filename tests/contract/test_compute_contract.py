@@ -12,8 +12,9 @@ import pytest
 
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
 from nodes.clock import ManualClock
-from nodes.compute import Batching, Compute, StubCompute, StubProfile, open_session
+from nodes.compute import Compute, StubCompute, StubProfile, open_session
 from nodes.digest import embed, write_rows
+from policies.problem import Batching
 from policies.steps import StepTimes
 from tests.support.blocks import BLOOM, CONFIGS, LLAMA, N_LAYERS, need_blocks
 from tests.support.data_plane import drive

@@ -18,7 +18,8 @@ import pytest
 
 from netem.backend import Backend
 from netem.probe import become_network_admin
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
+from policies.links import Link
 from tests.contract.test_network_contract import (
     LINKS,
     NODES,
@@ -32,11 +33,11 @@ __all__ = ["backend_class", "nothing_is_left_in_the_hosts_own_network"]  # fixtu
 
 _SINK_PORT = 7200
 _END = b"end"
-Links = Mapping[tuple[str, str], LinkProfile]
+Links = Mapping[tuple[str, str], Link]
 Change = Callable[[int], None]
 
 
-def both_ways(node: str, profile: LinkProfile) -> Links:
+def both_ways(node: str, profile: Link) -> Links:
     return {("hub", node): profile, (node, "hub"): profile}
 
 
@@ -47,8 +48,8 @@ def with_changes(
     links: Links = LINKS,
 ) -> Any:
     """Run ``work(running, change)`` inside the hub; ``change(n)`` puts ``changes[n]`` into force."""
-    if kind.delays_in_client:
-        pytest.skip(f"{kind.name}: clients delay messages and are told of changes, by design")
+    if kind.network.delays_in_client:
+        pytest.skip(f"{kind.network.name}: clients delay messages and are told of changes, by design")
 
     def whole() -> Any:
         become_network_admin()
@@ -148,14 +149,14 @@ def test_a_longer_delay_holds_for_packets_sent_after_the_change(backend_class: t
         return [longer, min(echo_s(connection, b"x") for _ in range(10))]
 
     near = LINKS["hub", "near"]
-    changes = [both_ways("near", LinkProfile(0.15, near.rate_bps)), both_ways("near", near)]
+    changes = [both_ways("near", Link(0.15, near.rate_bps)), both_ways("near", near)]
     longer_s, again_s = with_changes(backend_class, work, changes)
     assert longer_s > 0.299
     assert again_s < 0.299  # the earlier delay is back
 
 
 def test_a_lower_rate_holds_for_messages_sent_after_the_change(backend_class: type[Backend]) -> None:
-    slow = LinkProfile(0.005, 1e6)
+    slow = Link(0.005, 1e6)
 
     def work(running: Running, change: Change) -> float:
         connection = running.connect("hub", "near")
@@ -183,7 +184,7 @@ def test_a_cut_link_carries_nothing_and_a_mended_one_all_again(backend_class: ty
         return [during, other_s, echo_s(connection, bytes(100_000))]
 
     near = LINKS["hub", "near"]
-    cut = LinkProfile(near.delay_s, near.rate_bps, loss_ratio=1.0)
+    cut = Link(near.delay_s, near.rate_bps, loss_ratio=1.0)
     during, other_s, after_s = with_changes(
         backend_class, work, [both_ways("near", cut), both_ways("near", near)]
     )
@@ -200,8 +201,8 @@ def test_no_packet_overtakes_another_when_the_delay_shrinks(backend_class: type[
         return _arrived(sock)
 
     far = LINKS["hub", "far"]
-    links = {**LINKS, ("hub", "far"): LinkProfile(0.3, far.rate_bps)}
-    changes = [{("hub", "far"): LinkProfile(0.001, far.rate_bps)}]
+    links = {**LINKS, ("hub", "far"): Link(0.3, far.rate_bps)}
+    changes = [{("hub", "far"): Link(0.001, far.rate_bps)}]
     assert with_changes(backend_class, work, changes, links) == list(range(40))
 
 
@@ -212,7 +213,7 @@ def test_jittered_packets_keep_their_order(backend_class: type[Backend]) -> None
         return _arrived(sock)
 
     far = LINKS["hub", "far"]
-    links = {**LINKS, ("hub", "far"): LinkProfile(0.02, far.rate_bps, jitter_s=0.02)}
+    links = {**LINKS, ("hub", "far"): Link(0.02, far.rate_bps, jitter_s=0.02)}
     assert with_changes(backend_class, work, links=links) == list(range(200))
 
 
@@ -222,7 +223,7 @@ def test_jitter_moves_the_time_of_single_messages(backend_class: type[Backend]) 
         return [echo_s(connection, b"x") for _ in range(20)]
 
     far = LINKS["hub", "far"]
-    links = {**LINKS, ("hub", "far"): LinkProfile(0.1, far.rate_bps, jitter_s=0.1)}
+    links = {**LINKS, ("hub", "far"): Link(0.1, far.rate_bps, jitter_s=0.1)}
     times_s = with_changes(backend_class, work, links=links)
     # Uniform over 0.2 s: 20 draws that all lie above 0.05 s, or all within 0.02 s, do not occur in practice.
     assert max(times_s) - min(times_s) > 0.02
@@ -236,7 +237,7 @@ def test_the_stated_share_of_packets_is_lost(backend_class: type[Backend]) -> No
         return len(_arrived(sock))
 
     far = LINKS["hub", "far"]
-    links = {**LINKS, ("hub", "far"): LinkProfile(far.delay_s, far.rate_bps, loss_ratio=0.3)}
+    links = {**LINKS, ("hub", "far"): Link(far.delay_s, far.rate_bps, loss_ratio=0.3)}
     n_arrived = with_changes(backend_class, work, links=links)
     assert 600 < n_arrived < 800  # 700 +- 14.5 (one standard deviation)
 
@@ -247,12 +248,12 @@ def test_a_stream_over_a_lossy_link_arrives_whole(backend_class: type[Backend]) 
         return sum(echo_s(connection, os.urandom(200_000)) for _ in range(3))  # compares what comes back
 
     near = LINKS["hub", "near"]
-    links = {**LINKS, **both_ways("near", LinkProfile(near.delay_s, near.rate_bps, loss_ratio=0.02))}
+    links = {**LINKS, **both_ways("near", Link(near.delay_s, near.rate_bps, loss_ratio=0.02))}
     assert with_changes(backend_class, work, links=links) > 0
 
 
 def test_a_pair_without_a_link_cannot_change(backend_class: type[Backend]) -> None:
-    if backend_class.delays_in_client:
+    if backend_class.network.delays_in_client:
         pytest.skip("loopback: clients are told of changes, by design")
 
     def whole() -> str:
@@ -260,7 +261,7 @@ def test_a_pair_without_a_link_cannot_change(backend_class: type[Backend]) -> No
         backend = backend_class(NetworkSpec("contract", NODES, LINKS))
         backend.open()
         try:
-            backend.update({("near", "far"): LinkProfile(0.1, 1e6)})
+            backend.update({("near", "far"): Link(0.1, 1e6)})
         except NetworkError as error:
             return str(error)
         finally:
@@ -280,6 +281,6 @@ def test_many_changes_while_a_stream_flows_lose_nothing(backend_class: type[Back
         return time.monotonic() - started_at
 
     near = LINKS["hub", "near"]
-    changes = [both_ways("near", LinkProfile(0.012, 50e6)), both_ways("near", near)]
+    changes = [both_ways("near", Link(0.012, 50e6)), both_ways("near", near)]
     took_s = with_changes(backend_class, work, changes)
     assert took_s > 10 * (2 * 0.012 + 2 * near.delay_s) - 0.02

@@ -16,30 +16,34 @@ from typing import Any
 import pytest
 
 from netem.backend import Backend
-from netem.choose import BACKENDS
+from netem.networks import NETWORKS, Network
 from netem.probe import become_network_admin
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import NetworkSpec
+from policies.links import Link
 from tests.support.children import echo_s, in_child
 
 NODES = ("hub", "near", "far")
 LINKS = {
-    ("hub", "near"): LinkProfile(0.005, 100e6),
-    ("near", "hub"): LinkProfile(0.005, 100e6),
-    ("hub", "far"): LinkProfile(0.020, 1e9),
-    ("far", "hub"): LinkProfile(0.020, 1e9),
+    ("hub", "near"): Link(0.005, 100e6),
+    ("near", "hub"): Link(0.005, 100e6),
+    ("hub", "far"): Link(0.020, 1e9),
+    ("far", "hub"): Link(0.020, 1e9),
 }
 PORT = 7100
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+EMULATED = [network for network in NETWORKS.values() if network.nodes_are_processes and network.emulates]
+
+
+@pytest.fixture(params=EMULATED, ids=lambda network: network.name)
 def backend_class(request: pytest.FixtureRequest) -> type[Backend]:
-    backend: type[Backend] = request.param
-    missing = backend.missing()
+    network: Network = request.param
+    missing = network.missing()
     if missing is not None:
-        if backend.name in os.environ.get("TESTBED_REQUIRE", "").split(","):
-            pytest.fail(f"the {backend.name} network must work here, but: {missing}")
-        pytest.skip(f"network {backend.name}: {missing}")
-    return backend
+        if network.name in os.environ.get("TESTBED_REQUIRE", "").split(","):
+            pytest.fail(f"the {network.name} network must work here, but: {missing}")
+        pytest.skip(f"network {network.name}: {missing}")
+    return network.backend()
 
 
 class Running:
@@ -95,7 +99,7 @@ def with_network(backend_class: type[Backend], work: Callable[[Running], Any]) -
     """Open the network in a child process, run ``work`` in a further child inside the hub."""
 
     def whole() -> Any:
-        if not backend_class.delays_in_client:
+        if not backend_class.network.delays_in_client:
             become_network_admin()
         backend = backend_class(NetworkSpec("contract", NODES, LINKS))
         backend.open()
@@ -129,7 +133,7 @@ def test_a_message_crosses_a_link_intact_and_takes_at_least_the_round_trip(
         return times
 
     times = with_network(backend_class, work)
-    if not backend_class.delays_in_client:
+    if not backend_class.network.delays_in_client:
         for node in NODES[1:]:
             up, down = LINKS["hub", node], LINKS[node, "hub"]
             asked = up.delay_s + down.delay_s + up.transmission_s(28_672) + down.transmission_s(28_672)
@@ -148,14 +152,14 @@ def test_a_prompt_sized_message_needs_no_further_round_trips_on_a_warm_connectio
         return min(echo_s(connection, payload) for _ in range(10))  # the best: machines are shared
 
     took_s = with_network(backend_class, work)
-    if not backend_class.delays_in_client:
+    if not backend_class.network.delays_in_client:
         link = LINKS["hub", "far"]
         one_flight = 2 * (link.delay_s + link.transmission_s(573_440))
         assert took_s < one_flight + 2 * link.delay_s  # slow start would add at least one round trip
 
 
 def test_nodes_without_a_link_cannot_reach_each_other(backend_class: type[Backend]) -> None:
-    if backend_class.delays_in_client:
+    if backend_class.network.delays_in_client:
         pytest.skip("loopback: all nodes share the machine's own network, by design")
 
     def whole() -> str:
@@ -187,7 +191,7 @@ def _devices() -> list[str]:
 
 def test_closing_leaves_no_device_and_no_descriptor(backend_class: type[Backend]) -> None:
     def whole() -> tuple[int, int, list[str], list[str]]:
-        if not backend_class.delays_in_client:
+        if not backend_class.network.delays_in_client:
             become_network_admin()
         descriptors, devices = len(os.listdir("/proc/self/fd")), _devices()
         backend = backend_class(NetworkSpec("contract", NODES, LINKS))
@@ -202,7 +206,7 @@ def test_closing_leaves_no_device_and_no_descriptor(backend_class: type[Backend]
 
 
 def test_an_open_that_fails_half_way_leaves_nothing(backend_class: type[Backend]) -> None:
-    if backend_class.delays_in_client:
+    if backend_class.network.delays_in_client:
         pytest.skip("loopback: open() builds nothing that could fail")
 
     def whole() -> tuple[int, int]:

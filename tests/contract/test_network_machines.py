@@ -10,7 +10,8 @@ import pytest
 
 from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
+from policies.links import Link
 from tests.contract.test_network_contract import nothing_is_left_in_the_hosts_own_network
 from tests.support.children import in_child
 from tests.support.machines import Links, Machines, as_list
@@ -19,12 +20,12 @@ from tests.support.runs import wait_until
 __all__ = ["nothing_is_left_in_the_hosts_own_network"]  # a fixture
 
 NODES = ("hub", "near", "far", "beside")
-NEAR, FAR = LinkProfile(0.005, 100e6), LinkProfile(0.020, 1e9)
+NEAR, FAR = Link(0.005, 100e6), Link(0.020, 1e9)
 TWO = {"hub": "m0", "near": "m1", "far": "m1", "beside": "m0"}
 THREE = {"hub": "m0", "near": "m1", "far": "m2", "beside": "m0"}
 
 
-def both_ways(node: str, profile: LinkProfile) -> dict[tuple[str, str], LinkProfile]:
+def both_ways(node: str, profile: Link) -> dict[tuple[str, str], Link]:
     return {("hub", node): profile, (node, "hub"): profile}
 
 
@@ -160,7 +161,7 @@ def test_a_killed_machine_takes_nobody_with_it() -> None:
 
 
 def test_changes_reach_the_forwarder_of_the_sender_and_only_that() -> None:
-    longer = LinkProfile(0.1, 100e6)
+    longer = Link(0.1, 100e6)
 
     def work(machines: Machines) -> list[float]:
         machines.check()
@@ -182,10 +183,8 @@ def test_a_link_that_is_shorter_than_the_underlay_is_refused_and_named() -> None
     def work(machines: Machines) -> str:
         machines.check()
         with pytest.raises(NetworkError) as refused:
-            machines["m0"].ask(
-                "check", as_list({("hub", "near"): LinkProfile(1e-6, 1e9), ("hub", "far"): FAR})
-            )
-        machines["m1"].ask("check", as_list({("hub", "near"): LinkProfile(1e-6, 1e9)}))  # not its own
+            machines["m0"].ask("check", as_list({("hub", "near"): Link(1e-6, 1e9), ("hub", "far"): FAR}))
+        machines["m1"].ask("check", as_list({("hub", "near"): Link(1e-6, 1e9)}))  # not its own
         return str(refused.value)
 
     sentence = over(TWO, work)

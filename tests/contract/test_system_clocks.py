@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from policies import BlockRange, Placement, Problem
+from policies.rules import RecoveryRules
 from testbed.runtime.stage import Stage
-from testbed.scenario.experiment import After, Fault, FaultKind, RecoveryRules
+from testbed.scenario.experiment import After, Fault
 from tests.support.failing import REAL, VIRTUAL, SystemRun, fail, pairs
 from tests.support.simulation import Scripted, arrivals
 
@@ -27,7 +28,7 @@ def with_range(server: int, first: int, last: int) -> Placement:
     return replace(placement, ranges=tuple(ranges))
 
 
-def after(kind: FaultKind, **details: Any) -> Fault:
+def after(kind: str, **details: Any) -> Fault:
     """Something happens to s1 while it holds the first session, however late that began."""
     return Fault(kind, 1, after=After(0, 4), **details)
 
@@ -116,4 +117,4 @@ def test_each_misfortune_has_its_events_under_either_clock(case: str, stage: Sta
             return
     assert happened == sorted(expected)
     assert not any(run.summary["leaks"].values())
-    assert run.requests[0].n_replays == expected.count("replayed")
+    assert run.requests[0].n_recoveries == expected.count("replayed")

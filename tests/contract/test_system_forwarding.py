@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from policies import Hop, Placement, Problem
-from testbed.scenario.experiment import Fault, RecoveryRules
+from policies.rules import RecoveryRules
+from testbed.scenario.experiment import Fault
 from tests.support.failing import SystemRun, fail, kill, pairs
 from tests.support.simulation import arrivals
 
@@ -161,7 +162,7 @@ def test_without_recovery_the_request_fails_with_the_reason() -> None:
 
 def test_a_request_that_fails_keeps_its_tokens() -> None:
     [request] = fail(chains(), TEN, kill(1, 0.9), recovery=RecoveryRules(mode="off")).requests
-    assert (request.status, request.n_done, request.ttft_s) == ("failed", 5, at(0.23))
+    assert (request.status, request.n_tokens_done, request.times.ttft_s) == ("failed", 5, at(0.23))
 
 
 def test_a_server_that_begins_again_at_once_takes_new_sessions() -> None:

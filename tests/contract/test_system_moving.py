@@ -33,7 +33,7 @@ def test_a_server_that_cuts_its_sessions_has_them_replayed_elsewhere_without_a_b
     policy = Scripted({1.0: moved}, drains=False)
     run = fail((problem, placement), arrivals(0.0, 30.0, n_output=40), online=policy, load_bps=LOAD_BPS)
     request = run.requests[0]
-    assert (request.status, request.n_replays) == ("completed", 1)
+    assert (request.status, request.n_recoveries) == ("completed", 1)
     assert [e["event"] for e in run.of_kind("moving", "drained", "moved")] == [
         "moving",
         "drained",
@@ -137,7 +137,7 @@ def test_blocks_that_die_with_their_last_server_come_back_on_another_one() -> No
         (problem, placement), arrivals(0.0, n_output=60), kill(1, 3.0), online=policy, load_bps=LOAD_BPS
     )
     [request] = run.requests
-    assert (request.status, request.n_replays) == ("completed", 1)
+    assert (request.status, request.n_recoveries) == ("completed", 1)
     assert [move.decided_at_s for move in run.moves] == [20.0] * len(run.moves)
     held = {b for move in run.moves for b in range(*move.new)}
     assert {2, 3} <= held
@@ -153,10 +153,10 @@ def test_under_churn_every_request_completes_while_servers_move(policy: str) -> 
         "workload.n_requests=30",
     ]
     simulation = simulate(Case(load_experiment("churn", options)), "testbed")
-    assert [r.status for r in simulation.requests] == ["completed"] * 30
+    assert [r.status for r in simulation.rows] == ["completed"] * 30
     assert simulation.served.moves or policy == "two-time-scale"
     again = simulate(Case(load_experiment("churn", options)), "testbed")
-    assert (again.requests, again.served.moves) == (simulation.requests, simulation.served.moves)
+    assert (again.rows, again.served.moves) == (simulation.rows, simulation.served.moves)
 
 
 def test_petals_servers_that_come_back_find_others_in_their_place() -> None:

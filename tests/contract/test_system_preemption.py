@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nodes.rules import PagingRules
 from policies import BlockRange, Placement, Problem
+from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff, RequestPlan
-from testbed.scenario.experiment import Fault, RecoveryRules
+from testbed.scenario.experiment import Fault
 from tests.support.failing import SystemRun, fail, kill, pairs
 
 N_TOKENS = 30
@@ -67,7 +67,7 @@ def test_who_came_first_is_never_preempted_and_nobody_waits_for_ever(forwarding:
     times = np.bincount([event["request"] for event in lost])
     assert times.max() >= 2, "one was preempted twice"
     # Whoever loses its cache loses it to one that came before: when it does, an earlier request is being served.
-    ends_at_s = [r.plan.arrival_at_s + (r.time_s or 0.0) for r in run.requests]
+    ends_at_s = [row.ended_at_s for row in run.requests]
     for event in lost:
         assert any(end_at_s > event["at_s"] - 1.0 for end_at_s in ends_at_s[: event["request"]])
 

@@ -8,8 +8,9 @@ import pytest
 
 from policies import BlockRange, Hop, Placement, Problem
 from policies.membership import MembershipRules
+from policies.rules import RecoveryRules
 from policies.wsrr import WsRr
-from testbed.scenario.experiment import After, Fault, RecoveryRules
+from testbed.scenario.experiment import After, Fault
 from tests.support.failing import SystemRun, fail, kill, pairs
 from tests.support.simulation import arrivals
 
@@ -50,7 +51,7 @@ def test_a_hop_that_dies_between_its_steps_is_noticed_when_it_is_needed() -> Non
     assert recovery["recovery_s"] == at(0.1 + 0.15)
     assert recovery["floor_s"] == at(recovery["recovery_s"])
     assert run.ended_at_s() == at([2.48 + 0.13])
-    assert run.requests[0].n_replays == 1
+    assert run.requests[0].n_recoveries == 1
 
 
 def test_a_hop_that_dies_at_work_is_noticed_one_way_later() -> None:
@@ -84,7 +85,7 @@ def test_a_replay_step_by_step_takes_a_round_trip_per_token_and_so_does_its_floo
     assert (recovery["tokens"], recovery["recovery_s"]) == (5, at(0.1 + 0.11 + 4 * 0.12))
     assert recovery["floor_s"] == at(recovery["recovery_s"])
     assert run.ended_at_s() == at([2.48 + 0.13 + 0.11 + 4 * 0.12 - 0.15])
-    assert (run.requests[0].n_replays, run.hops()) == (1, (Hop(0, 0, 2), Hop(3, 2, 4)))
+    assert (run.requests[0].n_recoveries, run.hops()) == (1, (Hop(0, 0, 2), Hop(3, 2, 4)))
     replayed = run.table.replayed_tokens[run.table.server == 3]
     assert list(replayed[:6]) == [1, 1, 1, 1, 1, 0]
 
@@ -137,7 +138,7 @@ def test_a_failure_during_the_replay_belongs_to_the_same_recovery() -> None:
     assert recovery["recovery_s"] == at(1.35 - 1.16 + 0.1 + 0.15)
     assert recovery["floor_s"] == at(0.1 + 0.15)
     assert run.hops()[1] == Hop(5, 2, 4)
-    assert run.requests[0].n_replays == 1
+    assert run.requests[0].n_recoveries == 1
 
 
 def test_a_replaced_hop_can_fail_again() -> None:
@@ -235,7 +236,7 @@ def test_an_opening_that_a_halted_server_never_answers_ends_after_the_connect_ti
     stale = MembershipRules("announced", refresh_s=1000.0)
     run = fail(pairs(), arrivals(1.0, n_output=10), Fault("stop", 1, 0.5), membership=stale)
     # Asked at 1 s, given up at 6 s, closed on the other at 6.1 s, asked again a second later.
-    assert run.requests[0].waiting_s == at(6.1)
+    assert run.requests[0].waited_s == at(6.1)
     assert run.hops() == (Hop(0, 0, 2), Hop(3, 2, 4))
     assert (decisions(run)["n_stale_decisions"], decisions(run)["n_misled_decisions"]) == (2, 1)
 
@@ -243,7 +244,7 @@ def test_an_opening_that_a_halted_server_never_answers_ends_after_the_connect_ti
 def test_an_opening_on_a_dead_server_is_refused_and_the_decision_counted() -> None:
     stale = MembershipRules("announced", refresh_s=1000.0)
     run = fail(pairs(), arrivals(1.0, n_output=10), kill(1, 0.5), membership=stale)
-    assert run.requests[0].waiting_s == at(0.1 + 0.1 + 1.0)
+    assert run.requests[0].waited_s == at(0.1 + 0.1 + 1.0)
     assert (decisions(run)["n_decisions"], decisions(run)["n_misled_decisions"]) == (2, 1)
 
 
@@ -252,7 +253,7 @@ def test_routers_that_know_at_once_avoid_the_dead_and_the_halted() -> None:
     for fault in (kill(1, 0.5), Fault("stop", 1, 0.5), Fault("leave", 1, 0.5)):
         run = fail(pairs(), late, fault)
         assert run.hops() == (Hop(0, 0, 2), Hop(3, 2, 4))
-        assert run.requests[0].waiting_s == 0.0
+        assert run.requests[0].waited_s == 0.0
         assert (decisions(run)["n_stale_decisions"], decisions(run)["n_misled_decisions"]) == (0, 0)
 
 
@@ -266,7 +267,7 @@ def test_a_restart_loses_the_caches_and_the_server_can_be_taken_again() -> None:
     run = fail(pairs(1), TEN, Fault("restart", 1, 1.0), recovery=RecoveryRules(ban_s=0.0))
     assert run.hops() == (Hop(0, 0, 2), Hop(1, 2, 4))
     assert run.ended_at_s() == at([2.48 + 0.13 + CONNECTING_S])
-    assert run.requests[0].n_replays == 1
+    assert run.requests[0].n_recoveries == 1
 
 
 def test_a_server_that_leaves_finishes_what_it_has_and_takes_nothing_new() -> None:
@@ -340,7 +341,7 @@ def test_new_requests_for_a_model_that_nobody_holds_any_more_give_up() -> None:
 def test_new_requests_wait_for_servers_that_come_back() -> None:
     run = fail(pairs(1), arrivals(5.0, n_output=10), kill(1, 1.0, 5.0))
     # Asked at 5, 6 and 8 s; the first message of the new connection finds out that the server is there.
-    assert run.requests[0].waiting_s in (at(1.0), at(3.0))
+    assert run.requests[0].waited_s in (at(1.0), at(3.0))
     assert run.requests[0].status == "completed"
 
 
@@ -348,7 +349,7 @@ def test_serial_servers_replay_in_turn() -> None:
     # A replay of n tokens keeps s3 busy for 0.1 n s.
     made = pairs(prefill_slope_s=0.05)
     run = fail(made, arrivals(0.0, 0.0, n_output=10), kill(1, 1.5), batching="serial")
-    assert [r.n_replays for r in run.requests] == [1, 1]
+    assert [r.n_recoveries for r in run.requests] == [1, 1]
     beyond_s = [e["recovery_s"] - e["floor_s"] for e in run.of_kind("replayed")]
     assert min(beyond_s) == at(0.0)
     assert max(beyond_s) > 0.1

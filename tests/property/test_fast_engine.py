@@ -16,10 +16,11 @@ from policies.optimal_rr import OptimalRr
 from policies.petals_code import PetalsCodeRouting
 from policies.petals_routing import PetalsRouting
 from policies.replay import replay
+from policies.rules import RecoveryRules
 from policies.workload import Backoff, RequestPlan
 from policies.wsrr import ShortestPath, WsRr
-from testbed.fast.outcome import COMPLETED, FAILED, FastRun, SimulatedRequest
-from testbed.scenario.experiment import RecoveryRules
+from testbed.fast.outcome import FastRun, SimulatedRequest
+from testbed.records.requests import COMPLETED, FAILED
 from tests.support.problems import forwarded, placements, problems
 from tests.support.simulation import run_fast
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from policies import Placement, Problem, RequestSpec, Route, Router, RoutingPolicy, SystemState
 from policies.registry import ROUTINGS
 from policies.workload import QueueRules, RequestPlan
-from testbed.fast.outcome import COMPLETED
+from testbed.records.requests import COMPLETED
 from tests.property.test_fast_engine import Situation, situations
 from tests.support.simulation import run_fast
 

@@ -12,16 +12,17 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from nodes.records import HOP_COLUMNS
-from nodes.rules import PagingRules
 from policies import BlockRange, Placement, Problem
 from policies.membership import MembershipRules
 from policies.optimal_rr import OptimalRr
 from policies.petals_routing import PetalsRouting
+from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff, QueueRules, RequestPlan
 from policies.wsrr import ShortestPath, WsRr
 from testbed.fast.outcome import FastRun
 from testbed.fast.steps import COLUMNS
-from testbed.scenario.experiment import After, Fault, RecoveryRules
+from testbed.scenario.experiment import After, Fault
+from testbed.simulate.rows import outcome_rows
 from tests.support.failing import SystemRun, fail
 from tests.support.problems import make_problem
 from tests.support.simulation import run_fast
@@ -146,12 +147,12 @@ def test_whatever_fails_every_request_is_accounted_for_and_nothing_stays(
     options: dict[str, Any] = {"recovery": recovery, "membership": membership}
     options |= {"batching": batching, "queue": queue, "paging": paging}
     run = fail(made, requests, *faults, **options)
-    assert [r.plan for r in run.requests] == requests
+    assert [r.request for r in run.requests] == [plan.index for plan in requests]
     for r in run.requests:
         event(r.status)
-        event("preempted" if any(e["request"] == r.plan.index for e in run.of_kind("preempted")) else "kept")
+        event("preempted" if any(e["request"] == r.request for e in run.of_kind("preempted")) else "kept")
         assert (r.status, bool(r.reason)) in (("completed", False), ("failed", True))
-        assert r.n_done == r.plan.n_output_tokens or r.status == "failed"
+        assert r.n_tokens_done == r.n_output_tokens or r.status == "failed"
     assert not any(run.summary["leaks"].values())
     assert run.summary["n_faults"] + run.summary["n_faults_without_effect"] + run.summary[
         "n_faults_never_came"
@@ -172,17 +173,17 @@ def assert_alike(
     """The system serves as the fast engine does; the steps, if it goes by steps, to the nanosecond."""
     fast = run_fast(*made, requests, most_steps=10_000, **options)
     system = fail(made, requests, *faults, **options)
-    for a, b in zip(fast.requests, system.requests, strict=True):
+    for a, b in zip(outcome_rows(made[0].clients, fast.requests), system.requests, strict=True):
         event(a.status)
         event("refused" if a.n_rejections else "let in at once")
         event("preempted" if a.n_preemptions else "kept")
-        assert (a.plan, a.status, a.n_rejections) == (b.plan, b.status, b.n_rejections)
+        assert (a.request, a.status, a.n_rejections) == (b.request, b.status, b.n_rejections)
         assert (a.n_preemptions, a.preempted_tokens) == (b.n_preemptions, b.preempted_tokens)
         assert b.preempted_s == pytest.approx(a.preempted_s, abs=within_s)
-        assert (a.route and a.route.hops) == (b.route and b.route.hops)
+        assert a.chain == b.chain
         if a.status == "completed":
-            for name in ("waiting_s", "setup_s", "ttft_s", "time_s"):
-                assert getattr(b, name) == pytest.approx(getattr(a, name), abs=within_s), (name, a, b)
+            for name in ("queue_s", "setup_s", "ttft_s", "e2e_s"):
+                assert b.times[name] == pytest.approx(a.times[name], abs=within_s), (name, a, b)
     if fast.steps is not None:
         assert steps_of(fast) == steps_of(system)
 
@@ -192,10 +193,11 @@ def steps_of(run: FastRun | SystemRun) -> list[tuple[float, ...]]:
     names = ("request", "token", *(name for name in HOP_COLUMNS if not name.endswith("bytes")))
     if isinstance(run, SystemRun):
         columns = [getattr(run.table, name) for name in names]
+        completed = {row.request for row in run.requests if row.is_completed}
     else:
         rows = np.array(run.steps).reshape(-1, len(COLUMNS))
         columns = [rows[:, COLUMNS.index(name)] for name in names]
-    completed = {r.plan.index for r in run.requests if r.time_s is not None}
+        completed = {r.plan.index for r in run.requests if r.time_s is not None}
     return sorted(
         row for row in zip(*(np.round(c, 9).tolist() for c in columns), strict=True) if row[0] in completed
     )

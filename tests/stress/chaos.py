@@ -31,7 +31,7 @@ from nodes.records import Token
 from nodes.request import Request
 from policies.problem import PolicyError
 from testbed.errors import TestbedError, UserError
-from testbed.runs.up import run_quietly
+from testbed.runs.session import run_quietly
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 from tests.stress import chaos_cases, chaos_checks
@@ -173,7 +173,7 @@ def try_seed(seed: int, shrinks: bool = True) -> Outcome:
         outcome.counts.update(request.status for request in run.records.requests)
         outcome.counts["refusals"] += sum(request.n_rejections for request in run.records.requests)
         outcome.counts["faults"] += run.summary["n_faults"]
-        outcome.counts["changes of links"] += len(run.experiment.changes)
+        outcome.counts["changes of links"] += len(run.experiment.network.changes)
         outcome.counts["recoveries"] += run.summary["n_replays"]
         outcome.counts["moves"] += len(run.summary["moves"])
     if outcome.broken:

@@ -16,6 +16,7 @@ from nodes.eventlog import read_log
 from nodes.records import ENDED, AnyRecord, Arrived, Cancelled, Completed, Failed, Rejected, Replayed, Token
 from policies.problem import Placement, Problem
 from testbed.control.placing import place_experiment
+from testbed.records.summary import RunSummary
 from testbed.results.logs import RunRecords, read_logs
 from testbed.scenario.experiment import Experiment
 from tests.stress.chaos_cases import QUIET_S
@@ -36,7 +37,7 @@ class Finished:
 
     experiment: Experiment
     run_dir: Path
-    summary: dict[str, Any]
+    summary: RunSummary
     records: RunRecords
     logs: dict[str, list[AnyRecord]]
     events: list[dict[str, Any]]
@@ -47,7 +48,7 @@ class Finished:
         return disturbed_until_s(self.experiment) + QUIET_S / 2
 
 
-def finished(experiment: Experiment, run_dir: Path, summary: dict[str, Any]) -> Finished:
+def finished(experiment: Experiment, run_dir: Path, summary: RunSummary) -> Finished:
     lines = (run_dir / "events.jsonl").read_text(encoding="utf-8").splitlines()
     logs = {path.stem: read_log(path)[0] for path in sorted((run_dir / "events").glob("*.log"))}
     events = [json.loads(line) for line in lines]
@@ -63,7 +64,7 @@ def _ends(run: Finished) -> Iterator[str]:
                 ended[record.request] = ended.get(record.request, 0) + 1
             if isinstance(record, Failed) and (not record.reason or _BROKEN_PROTOCOL.search(record.reason)):
                 yield f"request {record.request} failed: {record.reason!r}"
-    for plan in run.experiment.requests:
+    for plan in run.experiment.workload.requests:
         if ended.get(plan.index, 0) != 1:
             yield f"request {plan.index} ended {ended.get(plan.index, 0)} times"
     for request in run.records.requests:
@@ -88,7 +89,9 @@ def _nothing_left(run: Finished) -> Iterator[str]:
 
 def _messages_may_be_late(run: Finished) -> bool:
     """Whether a client's message may take any time: links changed, or a server was stopped."""
-    return bool(run.experiment.changes) or any(fault.kind == "stop" for fault in run.experiment.faults)
+    return bool(run.experiment.network.changes) or any(
+        fault.kind == "stop" for fault in run.experiment.faults.planned
+    )
 
 
 def _reachable(run: Finished) -> Iterator[str]:
@@ -107,7 +110,7 @@ def _reachable(run: Finished) -> Iterator[str]:
 
 def _is_slow_for_ever(experiment: Experiment) -> bool:
     """Whether a server stays slow: it may exceed the time limits, and the policy may still choose it."""
-    return any(fault.kind == "slow" and fault.for_s is None for fault in experiment.faults)
+    return any(fault.kind == "slow" and fault.for_s is None for fault in experiment.faults.planned)
 
 
 def _at_the_end(run: Finished) -> tuple[Placement, set[int]]:
@@ -115,7 +118,7 @@ def _at_the_end(run: Finished) -> tuple[Placement, set[int]]:
     placement = place_experiment(run.experiment).placement
     names = {spec.name: j for j, spec in enumerate(run.experiment.problem.servers)}
     ranges = list(placement.ranges)
-    there = set(range(len(names))) - run.experiment.absent
+    there = set(range(len(names))) - run.experiment.faults.absent
     for event in run.events:
         server = names.get(event.get("server", ""))
         if server is None:
@@ -151,7 +154,9 @@ def _faults_once(run: Finished) -> Iterator[str]:
     """4: each planned fault was carried out once, or is counted as one that never came; each change of links
     came.
     """
-    planned = [(run.experiment.problem.servers[f.server].name, f.kind, f.at_s) for f in run.experiment.faults]
+    planned = [
+        (run.experiment.problem.servers[f.server].name, f.kind, f.at_s) for f in run.experiment.faults.planned
+    ]
     for fault in set(planned):
         came = sum(
             e["event"] == "fault" and (e["server"], e["kind"], e["planned_at_s"]) == fault for e in run.events
@@ -163,8 +168,8 @@ def _faults_once(run: Finished) -> Iterator[str]:
     if n_came + run.summary["n_faults_never_came"] != len(planned):
         yield f"{n_came} faults came and {run.summary['n_faults_never_came']} did not, of {len(planned)}"
     changes = sum(e["event"] == "network-change" for e in run.events)
-    if changes != len(run.experiment.changes):
-        yield f"{changes} changes of links, planned {len(run.experiment.changes)}"
+    if changes != len(run.experiment.network.changes):
+        yield f"{changes} changes of links, planned {len(run.experiment.network.changes)}"
 
 
 def _monotone(run: Finished) -> Iterator[str]:
@@ -223,18 +228,18 @@ def _served_by_the_untouched(run: Finished) -> Iterator[str]:
     cancelled.
     """
     experiment = run.experiment
-    touched = {fault.server for fault in experiment.faults} | experiment.absent
-    recovery = experiment.recovery
-    if experiment.changes or experiment.online is not None or recovery.mode != "replay":
+    touched = {fault.server for fault in experiment.faults.planned} | experiment.faults.absent
+    recovery = experiment.faults.recovery
+    if experiment.network.changes or experiment.policy.online is not None or recovery.mode != "replay":
         return
     # In the worst case the faults follow each other: each is noticed after a timeout, and each ban is longer.
     noticed_s = sum(
-        recovery.request_timeout_s + recovery.ban_s * 2**n for n, _ in enumerate(experiment.faults)
+        recovery.request_timeout_s + recovery.ban_s * 2**n for n, _ in enumerate(experiment.faults.planned)
     )
     if _is_slow_for_ever(experiment) or noticed_s > recovery.give_up_s:
         return
     untouched = set(range(experiment.problem.n_servers)) - touched
-    n_tokens = sum(r.n_input_tokens + r.n_output_tokens for r in experiment.requests)
+    n_tokens = sum(r.n_input_tokens + r.n_output_tokens for r in experiment.workload.requests)
     if chain_exists(experiment.problem, place_experiment(experiment).placement, untouched, n_tokens):
         for request in run.records.requests:
             if request.status not in ("completed", "cancelled"):
@@ -294,8 +299,8 @@ def disturbed_until_s(experiment: Experiment) -> float:
     """Returns the time of the last disturbance, or of the last arrival before the undisturbed last
     requests.
     """
-    ends = [change.at_s for change in experiment.changes]
-    ends += [(fault.at_s or 0.0) + (fault.for_s or 0.0) for fault in experiment.faults]
-    arrivals = sorted(request.arrival_at_s for request in experiment.requests)
+    ends = [change.at_s for change in experiment.network.changes]
+    ends += [(fault.at_s or 0.0) + (fault.for_s or 0.0) for fault in experiment.faults.planned]
+    arrivals = sorted(request.arrival_at_s for request in experiment.workload.requests)
     before = (early for early, late in pairwise(arrivals) if late - early > QUIET_S / 2)
     return max((0.0, *ends, *before))

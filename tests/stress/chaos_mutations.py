@@ -60,7 +60,7 @@ MUTATIONS = (
     Mutation(
         "a session's cache is not given back",
         "nodes/sessions.py",
-        "        self.account.release((connection.number, key))\n        self.released.set()\n",
+        "        self.admission.release((connection.number, key))\n        self.released.set()\n",
         "        self.released.set()\n",
     ),
     Mutation(
@@ -71,19 +71,19 @@ MUTATIONS = (
     ),
     Mutation(
         "a stopped server never goes on",
-        "testbed/control/faults/machines.py",
-        "                await self._cont(server, machine, 1.0)\n",
-        "                pass\n",
+        "testbed/faultkinds.py",
+        "        await _let_continue(machine)\n        return True\n",
+        "        return True\n",
     ),
     Mutation(
         "routers are not notified of a server that begins again",
-        "testbed/control/faults/machines.py",
-        "        self._coordinator.membership.begins(server, ",
-        "        (lambda *_: None)(server, ",
+        "testbed/control/faults/machine.py",
+        "        self._coordinator.membership.begins(self.server, ",
+        "        (lambda *_: None)(self.server, ",
     ),
     Mutation(
         "the coordinator forgets to release a request that has ended",
-        "testbed/runtime/emulation.py",
+        "testbed/runtime/reports.py",
         "            self._coordinator.release(record.request)\n",
         "            pass\n",
     ),

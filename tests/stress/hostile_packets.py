@@ -19,15 +19,16 @@ from hypothesis import strategies as st
 from netem.forwarder import Forwarder
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_stats import StatsPage
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import NetworkSpec
+from policies.links import Link
 
 Strategy = st.SearchStrategy[Any]
 _NODES = {"a": "198.18.0.1", "b": "198.18.0.2", "c": "198.18.0.3"}
-_FAST = LinkProfile(0.0, 1e12)
+_FAST = Link(0.0, 1e12)
 _LINKS = {
-    ("a", "b"): LinkProfile(0.0, 1e12, 0.0, 0.3),
-    ("a", "c"): LinkProfile(0.0, 1e12),
-    ("b", "a"): LinkProfile(0.0, 1e12, 0.0, 1.0),
+    ("a", "b"): Link(0.0, 1e12, 0.0, 0.3),
+    ("a", "c"): Link(0.0, 1e12),
+    ("b", "a"): Link(0.0, 1e12, 0.0, 1.0),
     ("b", "c"): _FAST,
     ("c", "b"): _FAST,
 }

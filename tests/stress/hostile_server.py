@@ -15,11 +15,12 @@ import msgpack
 from aiohttp import web
 
 from nodes import wire
+from nodes.admission import HostedBlocks
 from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.digest import apply_blocks, embed, read_rows, write_rows
-from nodes.server import HostedBlocks, Server, ServerLimits
+from nodes.server import Server, ServerLimits
 from policies.steps import StepTimes
 from tests.stress.hostile_common import PATIENCE_S, LoopTarget, RawLine, connected
 from tests.stress.hostile_frames import CASES, N_BLOCKS, N_PEERS, TOKEN_BYTES

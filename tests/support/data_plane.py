@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -12,14 +13,17 @@ import msgpack
 from aiohttp import web
 
 from nodes import wire
+from nodes.admission import HostedBlocks
 from nodes.clock import Clock, ManualClock
 from nodes.compute import Compute, StubCompute, StubProfile
 from nodes.connection import Answered, Connection
 from nodes.messages import ServerStatus
-from nodes.rules import PagingRules
-from nodes.server import HostedBlocks, Server, ServerLimits
+from nodes.server import Server, ServerLimits
+from policies.rules import PagingRules, RecoveryRules
 from policies.steps import StepTimes
 
+PATIENT = RecoveryRules(request_timeout_s=math.inf, connect_timeout_s=math.inf)
+"""Rules of clients that wait for as long as it takes: tests move the clock in large steps."""
 TOKEN_BYTES = 64
 INSTANT = StubProfile(TOKEN_BYTES, StepTimes(0.0, 0.0, 0.0))
 """A stub that takes no time."""

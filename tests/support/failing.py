@@ -12,31 +12,34 @@ from unittest.mock import patch
 
 import numpy as np
 
+from netem.networks import NETWORKS
 from policies import BlockRange, Hop, Placement, Problem, RoutingPolicy
 from policies.online import OnlinePolicy
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
-from testbed.fast.outcome import CompletedMove, SimulatedRequest
+from testbed.records.events import EVENTS
+from testbed.records.requests import RequestRow
+from testbed.records.summary import MoveRow, RunSummary
 from testbed.results import read_tables
 from testbed.results.model import HopTable
-from testbed.rundir import EVENTS, make_run_dir
+from testbed.rundir import make_run_dir
 from testbed.runtime.stage import Stage
 from testbed.scenario.experiment import Fault
 from testbed.simulate.virtual import serve_by_system
 from tests.support.problems import make_problem
 from tests.support.simulation import experiment_of, placed_experiment
 
-VIRTUAL = Stage("virtual", "memory", "a test")
-REAL = Stage("real", "loopback", "a test")
+VIRTUAL = Stage("virtual", NETWORKS["memory"], "a test")
+REAL = Stage("real", NETWORKS["loopback"], "a test")
 
 
 class SystemRun(NamedTuple):
     """What a run left: requests in the order given, servers' moves, lines of ``events.jsonl``, summary and hops."""
 
-    requests: Sequence[SimulatedRequest]
-    moves: Sequence[CompletedMove]
+    requests: Sequence[RequestRow]
+    moves: Sequence[MoveRow]
     events: list[dict[str, Any]]
-    summary: dict[str, Any]
+    summary: RunSummary
     table: HopTable
 
     def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
@@ -62,7 +65,7 @@ class SystemRun(NamedTuple):
 
     def ended_at_s(self) -> list[float | None]:
         """When every request was done; ``None`` of one that failed."""
-        return [None if r.time_s is None else r.plan.arrival_at_s + r.time_s for r in self.requests]
+        return [row.ended_at_s if row.is_completed else None for row in self.requests]
 
 
 def pairs(n_pairs: int = 2, **options: Any) -> tuple[Problem, Placement]:
@@ -90,7 +93,7 @@ def fail(
     problem, placement = made
     # Hidden states carry a value of eight bytes.
     problem = replace(problem, model=replace(problem.model, hidden_size=8))
-    experiment = experiment_of(problem, requests, faults=tuple(faults), **settings)
+    experiment = experiment_of(problem, requests, planned=tuple(faults), **settings)
     placed = placed_experiment(problem, placement, routing or WsRr())
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -101,7 +104,7 @@ def fail(
         lines = (run_dir / EVENTS).read_text(encoding="utf-8").splitlines()
         assert served.summary is not None
         table = read_tables(run_dir, experiment).hops
-        return SystemRun(served.requests, served.moves, list(map(json.loads, lines)), served.summary, table)
+        return SystemRun(served.rows or (), served.moves, list(map(json.loads, lines)), served.summary, table)
 
 
 def kill(server: int, at_s: float, for_s: float | None = None) -> Fault:

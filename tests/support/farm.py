@@ -10,17 +10,18 @@ import aiohttp
 from aiohttp import web
 
 from nodes import wire
+from nodes.admission import HostedBlocks
 from nodes.clock import Clock, ManualClock
 from nodes.compute import Computed, StubCompute
 from nodes.connection import Connection
 from nodes.hub import StubHub
 from nodes.records import AnyRecord, HopRecord, Plan, Recoveries, States, Token
-from nodes.recovery import RecoveryRules
 from nodes.request import Request
-from nodes.rules import PagingRules
-from nodes.server import HostedBlocks, Server
+from nodes.server import Server
 from nodes.session import HubSession, SessionRules
-from tests.support.data_plane import INSTANT, TOKEN_BYTES, until
+from policies.rules import PagingRules, RecoveryRules
+from policies.workload import Backoff
+from tests.support.data_plane import INSTANT, PATIENT, TOKEN_BYTES, until
 
 Happens = Callable[[int, int, int], Any]
 """Called before a server computes a step: (server, position, tokens). May be a coroutine function."""
@@ -184,7 +185,7 @@ class Session:
         self.prefer = list(prefer)
         self.asked: list[tuple[int, int, int]] = []
         self.believed: Callable[[], set[int]] = lambda: farm.up
-        rules = SessionRules(give_up_s=give_up_s, recovery=recovery or RecoveryRules())
+        rules = SessionRules(backoff=Backoff(give_up_s=give_up_s), recovery=recovery or PATIENT)
         self.hub = kind(
             Request(index, 0.0, n_input_tokens, n_output_tokens),
             str(index),

@@ -12,7 +12,7 @@ import aiohttp
 from nodes.clock import Clock
 from nodes.connection import Connection
 from nodes.forwarding import Forwarding
-from nodes.rules import RecoveryRules
+from policies.rules import RecoveryRules
 from tests.support.farm import Farm, farm
 
 

@@ -22,15 +22,16 @@ from typing import Any
 from pyroute2 import IPRoute
 
 from netem.fabric import FabricBackend
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
 from netem.syscalls import CLONE_NEWNET, set_death_signal, setns, unshare
+from policies.links import Link
 from tests.support import machines_work
 from tests.support.children import in_child
 
 AHEAD_S = 1000
 """By how much each machine's ``time.monotonic`` is ahead of that of the one before."""
 _CLONE_NEWTIME = 0x80
-Links = Mapping[tuple[str, str], LinkProfile]
+Links = Mapping[tuple[str, str], Link]
 
 _PORT = 7400
 _KEY = bytes(range(32))
@@ -220,8 +221,8 @@ class Machine:
         ]
 
 
-def _links(links: list[Any]) -> dict[tuple[str, str], LinkProfile]:
-    return {(source, target): LinkProfile(*values) for source, target, values in links}
+def _links(links: list[Any]) -> dict[tuple[str, str], Link]:
+    return {(source, target): Link(*values) for source, target, values in links}
 
 
 def as_list(links: Links) -> list[Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies import Hop, Placement, Problem, RequestSpec, Route, RoutingPolicy, SystemState
+from policies.links import Link
 from policies.online import OnlinePolicy, SystemView
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
@@ -14,14 +15,15 @@ from testbed.control.placing import PlacedExperiment
 from testbed.fast.engine import simulate_fast
 from testbed.fast.outcome import FastRun
 from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Calibration, Experiment, Link
+from testbed.scenario.experiment import Calibration, Experiment
 
 WIRE_BPS = 1e15
 """Rate of links whose transmission takes no time."""
+_PARTS = ("network", "compute", "policy", "workload", "faults")
 
 
 def experiment_of(problem: Problem, requests: Sequence[RequestPlan], **settings: Any) -> Experiment:
-    """An experiment with this problem, whose links have half of its RTTs each way; ``session_setup_s`` beside fields."""
+    """An experiment with this problem, whose links have half of its RTTs each way; ``session_setup_s`` beside ``with_fields``."""
     servers = [server.name for server in problem.servers]
     pairs = [
         *zip(problem.clients, problem.raw_rtt_s, strict=True),
@@ -37,16 +39,18 @@ def experiment_of(problem: Problem, requests: Sequence[RequestPlan], **settings:
     calibration = Calibration(
         initial_delay_s=problem.initial_delay_s, session_setup_s=settings.pop("session_setup_s", 0.0)
     )
-    return replace(
-        load_experiment("clustered"),
-        name="small",
-        problem=problem,
-        sites=dict.fromkeys((*problem.clients, *servers), "here"),
-        links=links,
-        requests=tuple(requests),
-        calibration=calibration,
-        **settings,
-    )
+    experiment = with_fields(load_experiment("clustered"), links=links, requests=tuple(requests), **settings)
+    sites = dict.fromkeys((*problem.clients, *servers), "here")
+    return replace(experiment, name="small", problem=problem, sites=sites, calibration=calibration)
+
+
+def with_fields(experiment: Experiment, **fields: Any) -> Experiment:
+    """A copy whose parts have these fields; only one part has a field of that name."""
+    for name, value in fields.items():
+        (part,) = (part for part in _PARTS if hasattr(getattr(experiment, part), name))
+        changed = replace(getattr(experiment, part), **{name: value})
+        experiment = replace(experiment, **{part: changed})
+    return experiment
 
 
 def placed_experiment(problem: Problem, placement: Placement, routing: RoutingPolicy) -> PlacedExperiment:

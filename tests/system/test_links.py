@@ -75,8 +75,11 @@ def test_a_pair_without_connection_is_a_row_that_says_so(
 ) -> None:
     monkeypatch.setattr(linkcheck, "_ECHO_LIMIT_S", 0.3)
     pair = ("client-0", "mig-1g-1")
-    cut = dataclasses.replace(experiment.links[pair], loss_ratio=1.0)
-    experiment = dataclasses.replace(experiment, links={**experiment.links, pair: cut})
+    cut = dataclasses.replace(experiment.network.links[pair], loss_ratio=1.0)
+    experiment = dataclasses.replace(
+        experiment,
+        network=dataclasses.replace(experiment.network, links={**experiment.network.links, pair: cut}),
+    )
     answer, text = linkcheck.links_command(experiment, 3, 3)
     good, there, back = answer["pairs"][1:4]
     assert good["failure"] is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.rundir import read_events
+from testbed.records.events import read_events
 from tests.support.runs import Outcome, Running, Testbed, assert_one_sentence, processes, wait_until
 from tests.system.conftest import TWO_SITES
 from tests.system.test_programs import HELD

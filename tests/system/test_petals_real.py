@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.rundir import read_events
+from testbed.records.events import read_events
 from tests.support.runs import Testbed, assert_one_sentence, require, wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from netem.networks import NETWORKS
+
 ROOT = Path(__file__).resolve().parents[2]
 _CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 OURS = {"policies", "netem", "nodes", "scenarios", "testbed", "tests", "benchmarks"}
 MAY_IMPORT = {
     "policies": {"policies"},
-    "netem": {"netem"},
-    "nodes": {"nodes"},
+    "netem": {"netem", "policies"},
+    "nodes": {"nodes", "policies"},
     "scenarios": set(),
     "testbed": {"testbed", "policies", "netem", "nodes", "scenarios"},
 }
@@ -50,8 +52,9 @@ LAYERS = (
         "fast",
         "control",
         "scenario",
+        "records",
     ),
-    *("rundir", "cluster", "codeversion", "terminal", "errors"),
+    *("rundir", "cluster", "codeversion", "faultkinds", "terminal", "errors"),
 )
 """The folders of ``testbed``, in order: each may import those after it."""
 
@@ -113,6 +116,36 @@ def test_only_the_blocks_backend_may_import_torch() -> None:
                 assert not imported(module) & {"torch", "transformers"}, module
 
 
+def test_nothing_outside_of_netem_asks_which_network_it_is() -> None:
+    """Callers ask ``netem.networks.Network`` what it can do: never its name, never its class."""
+    classes = {network.implementation.partition(":")[2] for network in NETWORKS.values()} | {"Backend"}
+    asked = []
+    for package in ("testbed", "nodes", "policies"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                words = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                text = ast.unparse(node) if isinstance(node, ast.Compare | ast.Call) else ""
+                is_named = isinstance(node, ast.Constant) and node.value in ("fabric", "loopback")
+                # The other names are words for other things, too.
+                is_named |= isinstance(node, ast.Compare) and bool(
+                    words & NETWORKS.keys() and re.search("network|backend", text)
+                )
+                is_named |= text.startswith("isinstance(") and bool(set(re.findall(r"\w+", text)) & classes)
+                if is_named:
+                    asked.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert asked == []
+
+
+def test_only_the_launcher_of_nodes_in_one_process_imports_a_networks_own_module() -> None:
+    own = {network.implementation.partition(":")[0] for network in NETWORKS.values()}
+    importing = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "testbed").rglob("*.py")
+        if own & {name for used in imported_modules(path) for name in (used, used.rpartition(".")[0])}
+    }
+    assert importing == {"testbed/runtime/virtual/memory.py"}
+
+
 def test_every_package_says_what_its_modules_are_for() -> None:
     for package in MAY_IMPORT:
         source = (ROOT / package / "__init__.py").read_text(encoding="utf-8")
@@ -121,9 +154,11 @@ def test_every_package_says_what_its_modules_are_for() -> None:
 
 def test_the_files_where_contributing_says_that_changes_begin_are_there() -> None:
     table = _CONTRIBUTING.partition("### Where a change goes")[2].partition("###")[0]
-    named = re.findall(r"`([^`]+\.py)`", table)
-    assert len(named) == 25
-    assert [name for name in named if not (ROOT / name).exists()] == []
+    rows = [re.findall(r"`([^`]+\.\w+)`", line) for line in table.splitlines()]
+    named = [row for row in rows if row]
+    assert len(named) >= 13
+    assert [row for row in named if not 2 <= len(row) <= 4] == []
+    assert [name for row in named for name in row if not (ROOT / name).exists()] == []
 
 
 def test_contributing_names_only_what_is_there() -> None:

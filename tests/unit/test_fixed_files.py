@@ -94,6 +94,6 @@ def test_a_fixed_file_is_looked_for_beside_the_scenario_that_names_it(
     assert named != shipped
     scenario.write_text(named, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    assert load_experiment("study/mine.toml").placement == f"fixed:{tmp_path}/study/plan.json"
+    assert load_experiment("study/mine.toml").policy.placement == f"fixed:{tmp_path}/study/plan.json"
     given = load_experiment("study/mine.toml", ["policy.placement=fixed:plan.json"])
-    assert given.placement == f"fixed:{tmp_path}/plan.json"
+    assert given.policy.placement == f"fixed:{tmp_path}/plan.json"

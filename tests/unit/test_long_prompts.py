@@ -65,7 +65,7 @@ def test_a_step_may_go_without_an_answer_for_as_long_as_the_slowest_hop_needs_on
     }
     none_s, little_s, much_s = sorted(extra_s)
     # Twice 1.72 GB over the slowest link, with headers, and the slowest prefill of 70 blocks.
-    link_s = 60_000 * 28_672 * 8 / min(link.rate_bps for link in long.links.values())
+    link_s = 60_000 * 28_672 * 8 / min(link.rate_bps for link in long.network.links.values())
     prefill_s = max(server.step_s(0, 60_000, 70) for server in long.problem.servers)
     assert none_s == 0
     assert 0 < little_s < 20

@@ -100,7 +100,7 @@ def test_a_policy_that_a_scenario_names_is_not_imported_by_reading_the_scenario(
     experiment = load_experiment(
         "clustered", ['policy.placement="evil:Policy"', 'policy.routing="evil:Policy"']
     )
-    assert experiment.placement == "evil:Policy"
+    assert experiment.policy.placement == "evil:Policy"
 
 
 BOMB = (

@@ -85,7 +85,7 @@ def test_a_policy_of_the_command_line_needs_no_notice(
     folder: Path, key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     experiment = load_experiment("clustered", [f'policy.{key}="evil_policy:Policy"'])
-    assert experiment.code_in_file == ()
+    assert experiment.policy.code_in_file == ()
     with pytest.raises(UserError, match="has no method"):
         place_experiment(experiment)
     assert capsys.readouterr().err == ""
@@ -93,6 +93,6 @@ def test_a_policy_of_the_command_line_needs_no_notice(
 
 def test_an_option_takes_the_place_of_a_files_policy(folder: Path) -> None:
     path = scenario(folder, "placement")
-    assert load_experiment(path).code_in_file == ("evil_policy:Policy",)
-    assert load_experiment(path, ["policy.placement=petals"]).code_in_file == ()
-    assert load_experiment(path, ["policy.name=proposed"]).code_in_file == ()
+    assert load_experiment(path).policy.code_in_file == ("evil_policy:Policy",)
+    assert load_experiment(path, ["policy.placement=petals"]).policy.code_in_file == ()
+    assert load_experiment(path, ["policy.name=proposed"]).policy.code_in_file == ()

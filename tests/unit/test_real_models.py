@@ -17,7 +17,7 @@ from testbed.errors import UserError
 from testbed.inspect.machine import _blocks_rows
 from testbed.inspect.model import make_tiny_command
 from testbed.runs.generate import GenerateOptions, generate_command
-from testbed.runs.up import check_can_run, placed_experiment
+from testbed.runs.session import check_can_run, placed_experiment
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel, blocks_model
 from testbed.scenario import load_experiment
@@ -93,18 +93,24 @@ def test_a_large_model_is_not_made_on_the_way_into_a_run(tmp_path: Path) -> None
 
 def test_a_checkpoint_that_has_changed_since_the_run_was_recorded_is_refused(tmp_path: Path) -> None:
     experiment = blocks()
-    assert experiment.blocks is not None
+    assert experiment.compute.blocks is not None
     other = config_file(tmp_path, n_layer=9)
-    changed = replace(experiment, blocks=replace(experiment.blocks, checkpoint=other))
+    changed = replace(
+        experiment,
+        compute=replace(experiment.compute, blocks=replace(experiment.compute.blocks, checkpoint=other)),
+    )
     with pytest.raises(UserError, match="has 9 blocks of hidden size 64, but the scenario has 8 of 64"):
         blocks_model(changed, tmp_path)
 
 
 def test_requests_longer_than_the_model_is_made_for_are_refused(tmp_path: Path) -> None:
     experiment = blocks("workload.n_input_tokens=2000", "workload.n_output_tokens=49")
-    assert experiment.blocks is not None
+    assert experiment.compute.blocks is not None
     checkpoint = config_file(tmp_path, seq_length=2048)
-    given = replace(experiment, blocks=replace(experiment.blocks, checkpoint=checkpoint))
+    given = replace(
+        experiment,
+        compute=replace(experiment.compute, blocks=replace(experiment.compute.blocks, checkpoint=checkpoint)),
+    )
     with pytest.raises(UserError, match="2049 tokens, input and output, but the model is made for 2048"):
         blocks_model(given, tmp_path)
 

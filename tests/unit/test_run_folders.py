@@ -16,9 +16,10 @@ import pytest
 
 from testbed.errors import RunError, UserError
 from testbed.page.report import write_report
+from testbed.records.plan import is_simulated
 from testbed.results import finish_run, load_run
-from testbed.rundir import OWNER, check_new_folder, is_simulated, owner_alive, write_json
-from testbed.runs import clean, up
+from testbed.rundir import OWNER, check_new_folder, owner_alive, write_json
+from testbed.runs import clean, session
 from testbed.runs.clean import clean_command
 from testbed.scenario import load_experiment
 from tests.unit.results.conftest import SyntheticRun, make_experiment
@@ -163,7 +164,7 @@ def test_a_plan_that_no_run_wrote_is_refused_and_keeps_no_other_run_from_being_c
 ) -> None:
     experiment = load_experiment("clustered", TINY)
     for name in ("broken", "whole"):
-        up.run_quietly(experiment, tmp_path / name)
+        session.run_quietly(experiment, tmp_path / name)
         (tmp_path / name / "summary.json").unlink()
         (tmp_path / name / OWNER).write_text('{"pid": 1, "started": "never"}', encoding="utf-8")
     (tmp_path / "broken" / "plan.json").write_bytes(content)
@@ -181,7 +182,7 @@ def test_an_interrupt_while_tables_are_made_names_what_completes_them(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(up, "finish", interrupted)
+    monkeypatch.setattr(session, "finish", interrupted)
     experiment = load_experiment("clustered", TINY)
     with pytest.raises(KeyboardInterrupt, match=rf"`testbed report {tmp_path}/run` completes"):
-        up.run_once(experiment, tmp_path / "run", up.UpOptions())
+        session.RunSession(experiment, tmp_path / "run").run()

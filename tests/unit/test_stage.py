@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from netem.networks import NETWORKS, Network
 from testbed.errors import UserError
-from testbed.runtime import stage
 from testbed.runtime.stage import choose_stage
 from testbed.scenario import load_experiment
+from testbed.scenario.experiment import ComputePart
 
 
 @pytest.fixture(autouse=True)
 def _fabric(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "_fabric_missing", lambda: None)
+    monkeypatch.setattr(Network, "missing", lambda network: None)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_the_clock_is_virtual_unless_something_needs_real_time(
     settings: list[str], clock: str, network: str, why: str
 ) -> None:
     chosen = choose_stage(load_experiment("clustered", settings))
-    assert (chosen.clock, chosen.network, chosen.why) == (clock, network, why)
+    assert (chosen.clock, chosen.wanted, chosen.why) == (clock, network, why)
 
 
 def test_a_run_that_stays_up_for_its_users_is_in_real_time() -> None:
@@ -43,14 +44,16 @@ def test_a_run_that_stays_up_for_its_users_is_in_real_time() -> None:
 
 
 def test_real_blocks_compute_in_real_time() -> None:
-    experiment = replace(load_experiment("clustered"), compute="blocks")
+    experiment = replace(load_experiment("clustered"), compute=ComputePart("blocks"))
     assert choose_stage(experiment).why == "real blocks compute in real time"
 
 
 def test_virtual_time_takes_memory_where_fabric_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "_fabric_missing", lambda: "no TUN here: modprobe tun")
+    monkeypatch.setattr(
+        Network, "missing", lambda network: "no TUN here: modprobe tun" if network.has_namespaces else None
+    )
     chosen = choose_stage(load_experiment("clustered"))
-    assert chosen.network == "memory"
+    assert chosen.network is NETWORKS["memory"]
     assert (
         chosen.network_why == "all nodes in one process; no fabric because no TUN here, see `testbed doctor`"
     )

@@ -49,9 +49,9 @@ def test_an_option_that_names_another_online_policy_leaves_out_the_times_of_the_
     other = load_experiment(
         "load-shift", ["policy.online='petals-rebalancing'", "policy.online_period='7 s'"]
     )
-    assert (other.online_period_s, other.online_patience_s) == (7.0, None)
+    assert (other.policy.online_period_s, other.policy.online_patience_s) == (7.0, None)
     same = load_experiment("load-shift", ["policy.online='two-time-scale'", "policy.online_period='7 s'"])
-    assert (same.online_period_s, same.online_patience_s) == (7.0, 60.0)
+    assert (same.policy.online_period_s, same.policy.online_patience_s) == (7.0, 60.0)
 
 
 def test_times_of_no_policy_are_refused() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.results.text import summary_text
-from testbed.runs.up import run_quietly
+from testbed.runs.session import run_quietly
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.runtime.real.still import STILL_S, Spans, in_common, watch
 from testbed.scenario import load_experiment

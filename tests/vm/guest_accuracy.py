@@ -11,7 +11,7 @@ import statistics
 from typing import Any
 
 from netem.kernel import NetemBackend
-from netem.spec import LinkProfile
+from policies.links import Link
 from tests.contract import test_network_contract as contract
 
 RTTS_MS = (5, 20, 100)
@@ -20,13 +20,13 @@ RTTS_MS = (5, 20, 100)
 def main() -> None:
     rows = []
     for rtt_ms in RTTS_MS:
-        link = LinkProfile(rtt_ms / 2000, 100e6)
+        link = Link(rtt_ms / 2000, 100e6)
         contract.LINKS = dict.fromkeys(contract.LINKS, link)
         rows.append({"rtt_ms": rtt_ms, **contract.with_network(NetemBackend, _measure(link))})
     print("@@accuracy " + json.dumps(rows))
 
 
-def _measure(link: LinkProfile) -> Any:
+def _measure(link: Link) -> Any:
     def work(running: contract.Running) -> dict[str, float]:
         answer = {}
         connection = running.connect("hub", "far")

@@ -15,10 +15,11 @@ from netem import rtnetlink
 from netem.kernel import NetemBackend
 from netem.probe import become_network_admin
 from netem.qdiscs import FIRST_NODE_MINOR, QUEUE_PACKETS, queue_limit_packets, receiver_tree
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import NetworkSpec
 from netem.syscalls import inside, new_network_namespace
+from policies.links import Link
 
-PLAIN = LinkProfile(0.3, 1e9)
+PLAIN = Link(0.3, 1e9)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,7 +60,7 @@ def leaves(ip: IPRoute, device: int) -> dict[int, dict[str, float]]:
     return answer
 
 
-def check(found: dict[str, float], link: LinkProfile) -> None:
+def check(found: dict[str, float], link: Link) -> None:
     assert found["delay_s"] == pytest.approx(link.delay_s, abs=64e-9)
     assert found["jitter_s"] == pytest.approx(link.jitter_s, abs=64e-9)
     assert found["loss_ratio"] == pytest.approx(link.loss_ratio, abs=1e-9)
@@ -69,8 +70,7 @@ def check(found: dict[str, float], link: LinkProfile) -> None:
 
 def test_the_kernel_reads_back_every_link_of_150_nodes_as_it_was_asked_for() -> None:
     links = {
-        FIRST_NODE_MINOR + i: LinkProfile(0.001 * (i + 1), 1e6 * (i + 1), 0.0005 * i, i / 1000)
-        for i in range(149)
+        FIRST_NODE_MINOR + i: Link(0.001 * (i + 1), 1e6 * (i + 1), 0.0005 * i, i / 1000) for i in range(149)
     }
     namespace = new_network_namespace()
     try:
@@ -88,9 +88,9 @@ def test_the_kernel_reads_back_every_link_of_150_nodes_as_it_was_asked_for() -> 
 
 def test_the_kernel_reads_back_an_update_and_the_other_direction_stays(small: NetemBackend) -> None:
     for link in (
-        LinkProfile(0.2, 1e6, 0.1, 0.25),
+        Link(0.2, 1e6, 0.1, 0.25),
         replace(PLAIN, loss_ratio=1.0),
-        LinkProfile(0.001, 1e4),
+        Link(0.001, 1e4),
         PLAIN,
     ):
         small.update({("a", "b"): link})
@@ -116,11 +116,11 @@ def test_packets_on_their_way_outlive_a_cut_and_are_not_overtaken_by_those_of_a_
 ) -> None:
     outbox, inbox = datagrams(small)
     with outbox, inbox:
-        small.update({("a", "b"): LinkProfile(3.0, 1e9)})
+        small.update({("a", "b"): Link(3.0, 1e9)})
         outbox.send(b"on its way")
-        small.update({("a", "b"): LinkProfile(0.0, 1e9, 0.0, 1.0)})
+        small.update({("a", "b"): Link(0.0, 1e9, 0.0, 1.0)})
         outbox.send(b"lost")
-        small.update({("a", "b"): LinkProfile(0.0, 1e9)})
+        small.update({("a", "b"): Link(0.0, 1e9)})
         outbox.send(b"after the cut")
         assert leaf(small, "a", "b")["queued"] == 2
         assert [inbox.recv(100) for _ in range(2)] == [b"on its way", b"after the cut"]
@@ -130,7 +130,7 @@ def test_a_long_fast_link_full_of_small_packets_drops_none(small: NetemBackend) 
     outbox, inbox = datagrams(small)
     n_packets = QUEUE_PACKETS + 2_000
     with outbox, inbox:
-        small.update({("a", "b"): LinkProfile(200.0, 1e9)})
+        small.update({("a", "b"): Link(200.0, 1e9)})
         for _ in range(n_packets):
             outbox.send(b"x")
     found = leaf(small, "a", "b")

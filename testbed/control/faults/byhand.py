@@ -9,7 +9,7 @@ from typing import Any
 from nodes.messages import Question
 from testbed.control.live import ask_running
 from testbed.errors import UserError
-from testbed.scenario.experiment import KINDS_BY_HAND
+from testbed.faultkinds import KINDS, any_of
 from testbed.scenario.limits import MAX_NUMBER
 from testbed.scenario.problems import unknown
 
@@ -33,8 +33,8 @@ async def fault_by_hand(fault: Fault, names: Sequence[str], apply: ApplyFault) -
 
     ``names`` are the servers' names.
     """
-    if fault.kind not in KINDS_BY_HAND:
-        return f"unknown fault {fault.kind[:40]!r}; known faults: {', '.join(KINDS_BY_HAND)}"
+    if fault.kind not in KINDS:
+        return f"unknown fault {fault.kind[:40]!r}; known faults: {', '.join(KINDS)}"
     if fault.server not in names:
         return unknown("server", fault.server[:200], names)
     if not 1 <= fault.factor <= MAX_NUMBER:
@@ -47,12 +47,14 @@ def check_fault(kind: str, factor: float | None) -> float:
 
     Raises ``UserError`` for an unknown kind or a wrong factor.
     """
-    if kind not in KINDS_BY_HAND:
-        raise UserError(unknown("fault", kind, KINDS_BY_HAND))
-    if kind == "slow" and factor is None:
-        raise UserError("slow needs --factor, for example --factor 4 (1: as fast as at first)")
-    if kind != "slow" and factor is not None:
-        raise UserError(f"--factor is only for slow, not for {kind}; leave it out")
+    if kind not in KINDS:
+        raise UserError(unknown("fault", kind, KINDS))
+    has_factor = KINDS[kind].has_factor
+    if has_factor and factor is None:
+        raise UserError(f"{kind} needs --factor, for example --factor 4 (1: as fast as at first)")
+    if not has_factor and factor is not None:
+        with_factor = any_of(name for name, each in KINDS.items() if each.has_factor)
+        raise UserError(f"--factor is only for {with_factor}, not for {kind}; leave it out")
     return 1.0 if factor is None else factor
 
 

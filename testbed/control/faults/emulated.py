@@ -14,10 +14,12 @@ from nodes.messages import GetStatus, ServerStatus
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults import leaks
 from testbed.control.faults.byhand import Fault, fault_by_hand
-from testbed.control.faults.machines import Machines, Nodes
+from testbed.control.faults.machine import Nodes
+from testbed.control.faults.machines import Machines
 from testbed.control.faults.recoveries import Recoveries
 from testbed.control.faults.schedule import Schedule
-from testbed.rundir import EventWriter
+from testbed.records.events import EventWriter, Leaked
+from testbed.records.summary import DecisionCounts
 from testbed.scenario.experiment import Experiment
 
 
@@ -39,7 +41,7 @@ class Faults:
         self._n_clients = len(experiment.problem.clients)
         self._machines = Machines(experiment, nodes, coordinator, events)
         self._numbers = {name: number for number, name in enumerate(self._machines.names)}
-        self._schedule = Schedule(experiment.faults, self._machines)
+        self._schedule = Schedule(experiment.faults.planned, self._machines)
         self._recoveries = Recoveries(experiment, self._machines, coordinator, events)
         self._descriptors: Mapping[str, int] = {}
         self.leaks: dict[str, float] | None = None
@@ -51,8 +53,8 @@ class Faults:
         return self._schedule.watched
 
     @property
-    def decisions(self) -> dict[str, int]:
-        return dict(vars(self._coordinator.decisions))
+    def decisions(self) -> DecisionCounts:
+        return self._coordinator.decisions
 
     def begin(self) -> None:
         """Begin the scenario's faults; called when scenario time begins."""
@@ -99,7 +101,7 @@ class Faults:
         n_sessions, cache_bytes = await leaks.held_by_servers(self._status)
         left_open = await leaks.left_open(self._descriptors_left)
         for name, n_more in left_open.items():
-            self._events.write("leak", self._nodes.now_s(), node=name, n_descriptors=n_more)
+            self._events.write(Leaked(at_s=self._nodes.now_s(), node=name, n_descriptors=n_more))
         self.leaks = {
             "sessions": n_sessions + self._coordinator.n_sessions,
             "cache_bytes": cache_bytes,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from nodes import records
-from nodes.records import Detected, Reachable, Replayed, Unreachable
+from nodes.records import Detected, Reachable, Replayed, Rerouted, Unreachable
 from nodes.wire import SESSION_MOVED
 from policies.problem import Hop, service_s
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.machines import Machines
-from testbed.rundir import EventWriter
+from testbed.records import events
+from testbed.records.events import EventWriter
 from testbed.scenario.experiment import Experiment
 
 
@@ -19,7 +20,7 @@ class Recoveries:
         self, experiment: Experiment, machines: Machines, coordinator: Coordinator, events: EventWriter
     ) -> None:
         self._problem = experiment.problem
-        self._rules = experiment.recovery
+        self._rules = experiment.faults.recovery
         self._machines = machines
         self._coordinator = coordinator
         self._events = events
@@ -31,22 +32,28 @@ class Recoveries:
         if isinstance(record, Reachable):
             self._coordinator.served(request, record.servers)
             return
+        line |= {"at_s": record.at_s, "request": request}
+        line["client"] = self._problem.clients[self._coordinator.requests[request].client]
+        names = self._machines.names
         if isinstance(record, Detected | Unreachable):
             # A server that moves has not failed: it reports that its blocks have gone.
             if not (isinstance(record, Detected) and record.reason.startswith(SESSION_MOVED)):
                 self._coordinator.failed(request, record.servers)
-            line["servers"] = [self._machines.names[server] for server in record.servers]
+            line["servers"] = [names[server] for server in record.servers]
         else:
-            line["hops"] = [[self._machines.names[j], first, last] for j, first, last in record.hops]
-        if isinstance(record, Detected):
-            line["failed_at_s"] = self._failed(record)
-        elif isinstance(record, Replayed):
-            failed_at_s = self._failed_at_s.pop(request, record.failed_at_s)
-            line["failed_at_s"] = failed_at_s
-            line["recovery_s"] = record.at_s - failed_at_s
-            line["floor_s"] = record.detected_at_s - failed_at_s + self._replay_s(record)
-        client = self._problem.clients[self._coordinator.requests[request].client]
-        self._events.write(record.kind, record.at_s, client=client, request=request, **line)
+            line["hops"] = [(names[j], first, last) for j, first, last in record.hops]
+        match record:
+            case Detected():
+                self._events.write(events.Detected(**line, failed_at_s=self._failed(record)))
+            case Unreachable():
+                self._events.write(events.Unreachable(**line))
+            case Rerouted():
+                self._events.write(events.Rerouted(**line))
+            case Replayed():
+                line["failed_at_s"] = failed_at_s = self._failed_at_s.pop(request, record.failed_at_s)
+                floor_s = record.detected_at_s - failed_at_s + self._replay_s(record)
+                recovery_s = record.at_s - failed_at_s
+                self._events.write(events.Replayed(**line, recovery_s=recovery_s, floor_s=floor_s))
 
     def ended(self, request: int) -> None:
         self._failed_at_s.pop(request, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from testbed.control.faults.machines import Machines
-from testbed.rundir import BY_SCENARIO
+from testbed.records.events import BY_SCENARIO
 from testbed.scenario.experiment import Fault
 
 

@@ -14,8 +14,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import NetworkSpec
 from nodes.node import NodeConfig
+from policies.links import Link
 from testbed.rundir import scratch
 from testbed.runtime.hosts.messages import AgentStream, Exited, GetTime, NodeStream, TimeReply, pack, unpack
 from testbed.runtime.hosts.relay import carry
@@ -123,7 +124,7 @@ class Agent:
     async def kill(self, process: int, signal: int) -> None:
         await self._launcher.kill(process, signal)
 
-    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         return await self._launcher.update(links)
 
     async def stats(self) -> dict[str, float] | None:

@@ -17,9 +17,11 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
 from nodes import control
+from policies.links import Link
 from testbed.errors import RunError, UserError
+from testbed.records.summary import MachineState
 from testbed.runtime.hosts.agent import SILENCE_S, AgentOptions
 from testbed.runtime.hosts.cluster import Cluster, Host
 from testbed.runtime.hosts.following import FollowedClock
@@ -27,7 +29,7 @@ from testbed.runtime.hosts.messages import Exited, GetTime, NodeStream, TimeRepl
 from testbed.runtime.hosts.relay import carry
 from testbed.runtime.hosts.sealed import STRANGER_S, AuthenticationError, SealedStream, accept, new_key
 from testbed.runtime.hosts.spread import spread
-from testbed.runtime.launching import Listener, MachineState, OnExit, OpenNetwork
+from testbed.runtime.launching import Listener, OnExit, OpenNetwork
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.scenario.experiment import Experiment
 from testbed.terminal import say
@@ -74,7 +76,7 @@ class HostsLauncher:
     def __init__(self, experiment: Experiment, run_dir: Path) -> None:
         self._experiment = experiment
         self._run_dir = run_dir
-        self.n_threads = experiment.blocks.n_threads if experiment.blocks else None
+        self.n_threads = experiment.compute.blocks.n_threads if experiment.compute.blocks else None
         self._local = LauncherHandle(run_dir, self.n_threads)
         try:
             self._cluster: Cluster | None = Cluster()
@@ -107,7 +109,7 @@ class HostsLauncher:
         """Open the network's part on every machine, when all agents are connected and their clocks known."""
         assert self._cluster is not None, "opened after it was closed"
         experiment, problem = self._experiment, self._experiment.problem
-        by_gpu = experiment.blocks is not None and set(experiment.blocks.devices) != {"cpu"}
+        by_gpu = experiment.compute.blocks is not None and set(experiment.compute.blocks.devices) != {"cpu"}
         hosts = await self._cluster.machines(experiment.machines, by_gpu)
         self._server = await asyncio.start_server(self._accept, self._cluster.address, 0)
         port = self._server.sockets[0].getsockname()[1]
@@ -282,14 +284,14 @@ class HostsLauncher:
         else:
             await self._local.kill(process, signal)
 
-    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Send the links to all machines, each of which changes its own; see ``Launcher.update``."""
         done_at: list[float] = await self._everywhere(
             self._local.update(links), lambda remote: self._updated(remote, links)
         )
         return max(done_at)
 
-    async def _updated(self, remote: _Remote, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def _updated(self, remote: _Remote, links: Mapping[tuple[str, str], Link]) -> float:
         done_at: float = await remote.host.call("update", links)
         return remote.clock.to_local(done_at)
 
@@ -328,14 +330,14 @@ class HostsLauncher:
     def machines(self) -> list[MachineState]:
         return [
             MachineState(
-                remote.name,
-                remote.host.address,
-                sum(where is remote for where in self._where.values()),
-                remote.clock.rtt_min_s,
-                remote.clock.offset_s,
-                remote.clock.drift,
-                remote.clock.uncertainty_of_nodes_s,
-                remote.is_lost,
+                name=remote.name,
+                address=remote.host.address,
+                n_nodes=sum(where is remote for where in self._where.values()),
+                rtt_s=remote.clock.rtt_min_s,
+                offset_s=remote.clock.offset_s,
+                drift=remote.clock.drift,
+                uncertainty_s=remote.clock.uncertainty_of_nodes_s,
+                is_lost=remote.is_lost,
             )
             for remote in self._remotes.values()
         ]

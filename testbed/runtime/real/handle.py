@@ -16,8 +16,9 @@ from typing import Any
 
 import uvloop
 
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import NetworkSpec
 from nodes import control
+from policies.links import Link
 from testbed.errors import RunError, UserError
 from testbed.rundir import marks
 from testbed.runtime.launching import Endpoints, Listener, OnExit, OnOneMachine, OpenNetwork
@@ -138,7 +139,7 @@ class LauncherHandle(OnOneMachine):
     async def kill(self, process: int, signal: int) -> None:
         await self._ask("kill", process, signal)
 
-    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         return float(await self._ask("update", links))
 
     async def stats(self) -> dict[str, float] | None:

@@ -29,14 +29,13 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from netem.backend import Backend
-from netem.choose import choose_backend
-from netem.fabric import FabricBackend
-from netem.hosts import HostsBackend
+from netem.networks import choose
 from netem.probe import become_network_admin
 from netem.programs import end_all_in, exec_program
-from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import Endpoint, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 from nodes.clock import NS
+from policies.links import Link
 from testbed.runtime.launching import Endpoints, OpenNetwork
 from testbed.runtime.real.awake import cpus_to_keep_awake, spin
 from testbed.runtime.real.still import Span, Spans, watch
@@ -130,13 +129,14 @@ class Launcher:
         else:
             self._connection.send(("ok", value))
 
-    def _do_bind(self, wanted: str, spec: NetworkSpec, machine: str, address: str) -> tuple[str, int]:
+    def _do_bind(self, wanted: str, spec: NetworkSpec, machine: str, address: str) -> Endpoint:
         """Choose a network over several machines; returns (address, port) of the part on this ``machine``."""
-        backend_class, self._why = choose_backend(wanted, bool(spec.shared), joining=True)
-        backend = backend_class(spec)
-        assert isinstance(backend, FabricBackend | HostsBackend), "a network of one machine"
-        self._backend = backend
-        return backend.bind(machine, address)
+        self._backend = self._chosen(wanted, spec, joining=True)
+        return self._backend.bind(machine, address)
+
+    def _chosen(self, wanted: str, spec: NetworkSpec, *, joining: bool = False) -> Backend:
+        network, self._why = choose(wanted, sharing=bool(spec.shared), joining=joining)
+        return network.backend()(spec)
 
     def _do_open(
         self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool, others: Endpoints | None = None
@@ -147,23 +147,18 @@ class Launcher:
         results of ``bind`` on all machines, and the run's key.
         """
         if self._backend is None:
-            backend_class, self._why = choose_backend(wanted, bool(spec.shared))
-            self._backend = backend_class(spec)
-        backend = self._backend
+            self._backend = self._chosen(wanted, spec)
+        backend, network = self._backend, self._backend.network
         if others is not None:  # before this process leaves the machine's own network
-            assert isinstance(backend, FabricBackend | HostsBackend), "a network of one machine"
             backend.join(*others)
-        if not backend.any_port:
+        if network.has_namespaces:
             become_network_admin()
         backend.open()
         if self._page is not None:
-            assert isinstance(backend, FabricBackend), (
-                "virtual time over a network whose packets nobody holds"
-            )
             backend.keeper = Keeper(self._page)
         worker = backend.worker()
         if worker is not None:
-            self._fork(backend.name, logs / f"{backend.name}.log", worker, None)
+            self._fork(network.name, logs / f"{network.name}.log", worker, None)
         gc.collect()
         gc.freeze()
         for cpu in cpus_to_keep_awake(os.sched_getaffinity(0)) if keep_awake else ():
@@ -173,23 +168,14 @@ class Launcher:
         if self._page is None:
             self._fork("still", logs / "launcher.log", functools.partial(watch, self._still), None)
         addresses = {node: backend.address(node) for node in spec.nodes}
-        return OpenNetwork(
-            backend.name,
-            self._why,
-            addresses,
-            backend.delays_in_client,
-            backend.any_port,
-            backend.shares_links,
-            dict(backend.namespaces()),
-            os.getpid(),
-        )
+        return OpenNetwork(network, self._why, addresses, dict(backend.namespaces()), os.getpid())
 
     def _do_check(self) -> None:
         """Raise ``NetworkUnavailable`` if the links are impossible between the machines.
 
         All have opened the network.
         """
-        assert isinstance(self._backend, FabricBackend | HostsBackend), "a network of one machine"
+        assert self._backend is not None, "check before open"
         try:
             self._backend.check()
         except NetworkError as error:  # of the links or the machines that were asked for
@@ -226,8 +212,8 @@ class Launcher:
 
     def _do_stats(self) -> dict[str, float] | None:
         """Return the forwarder's counters; ``None`` if the network has none."""
-        stats = getattr(self._backend, "stats", None)
-        return vars(stats()) if stats is not None else None
+        stats = self._backend.stats() if self._backend is not None else None
+        return vars(stats) if stats is not None else None
 
     def _do_stalls(self) -> list[Span]:
         """Return when the whole machine stood still; empty in virtual time."""
@@ -239,7 +225,7 @@ class Launcher:
             if pid in self._children:
                 os.kill(pid, signal.SIGCONT if on else signal.SIGSTOP)
 
-    def _do_update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    def _do_update(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Change links; returns when that was done (``time.monotonic``), before any node is notified."""
         assert self._backend is not None, "update before open"
         self._backend.update(links)

@@ -16,12 +16,14 @@ import aiohttp
 from aiohttp import web
 
 from netem.memory import MemoryNetwork
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
 from nodes import control, node
 from nodes.clock import RunClock, run_clock
 from nodes.host import Watch
-from testbed.errors import RunError, UserError
+from policies.links import Link
+from testbed.errors import RunError
 from testbed.runtime.launching import OnExit, OnOneMachine, OpenNetwork
+from testbed.runtime.programs import without_namespaces
 from testbed.runtime.virtual import wire
 from testbed.runtime.virtual.loop import MemoryLoop
 from testbed.runtime.virtual.processes import CURRENT, Process
@@ -205,7 +207,8 @@ class MemoryLauncher(OnOneMachine):
 
     async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
         self._network = MemoryNetwork(spec)
-        return OpenNetwork("memory", "all nodes in one process", self._network.addresses)
+        network = self._network.network
+        return OpenNetwork(network, network.nature, self._network.addresses)
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:
         assert self._network is not None, "spawn before open"
@@ -247,7 +250,7 @@ class MemoryLauncher(OnOneMachine):
     async def run_program(
         self, node: str, command: Sequence[str], environment: Mapping[str, str], hosts: Path, log: Path
     ) -> int:
-        raise UserError("the memory network has no namespaces for programs; use --network fabric or netem")
+        raise without_namespaces(MemoryNetwork.network.name)
 
     async def signal_program(self, process: int, signal: int) -> None:
         raise RunError(f"there is no program {process}")
@@ -263,7 +266,7 @@ class MemoryLauncher(OnOneMachine):
         else:
             self._end(victim, -signal)
 
-    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         assert self._network is not None, "update before open"
         try:
             self._network.update(links)

@@ -19,7 +19,7 @@ class StallWatch:
 
     ``sign()`` returns another value whenever the run has made progress. After ``patience_s`` real seconds
     without progress, ``stalled(text)`` is called in the thread; the text contains that of ``busy()``. If the
-    body does not end within ``last_patience_s`` then, the thread ends the whole process.
+    body does not end within ``last_patience_s`` then, the thread ends the whole process, if it ``may_exit``.
     """
 
     def __init__(
@@ -29,9 +29,12 @@ class StallWatch:
         stalled: Callable[[str], None],
         patience_s: float = PATIENCE_S,
         last_patience_s: float = _LAST_PATIENCE_S,
+        *,
+        may_exit: bool = True,
     ) -> None:
         self._sign, self._busy, self._stalled = sign, busy, stalled
         self._patience_s, self._last_patience_s = patience_s, last_patience_s
+        self._may_exit = may_exit
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stall watch", daemon=True)
 
@@ -54,7 +57,9 @@ class StallWatch:
             elif now - since >= self._patience_s:
                 text = f"the run has made no progress for {self._patience_s:g} s: {self._busy()}"
                 self._stalled(text)
-                if not self._over.wait(self._last_patience_s):  # code that no signal interrupts
+                if self._may_exit and not self._over.wait(
+                    self._last_patience_s
+                ):  # code that no signal interrupts
                     print(f"testbed: {text}; the record up to then is kept", file=sys.stderr, flush=True)
                     os._exit(1)
                 return

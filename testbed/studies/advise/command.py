@@ -187,7 +187,7 @@ def _added(
             # The message names an option that the user did not give: only its reason is kept.
             why = re.sub(r"^servers\.\d+\.\w+: ", "", str(error).rpartition(f"{changes[0]}: ")[2])
             raise UserError(f"--candidates: {candidate.name}: {why}") from None
-        if case.experiment.placement.startswith(FIXED):
+        if case.experiment.policy.placement.startswith(FIXED):
             raise UserError(
                 f"{setup.target}: its placement is fixed and puts no blocks on added servers; "
                 "choose another policy with --policy"

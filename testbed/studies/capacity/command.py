@@ -88,7 +88,7 @@ def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str
         "lowest_rate": start / 2**STEPS_DOWN,
         "highest_rate": start * 2**STEPS_UP,
         "width_ratio": options.width,
-        "arrivals": experiment.workload,
+        "arrivals": experiment.workload.source,
         "policies": rows,
     }
     return answer, capacity_text(answer), 1 if any(row["failed"] for row in rows) else 0
@@ -123,8 +123,8 @@ def _start(experiment: Experiment, target: str) -> float:
             f"{target}: workload.changes sets several rates, but a capacity is one rate: "
             "remove them with --set workload.changes=[]"
         )
-    arrivals_s = {request.arrival_at_s for request in experiment.requests}
-    if len(experiment.requests) > 1 and len(arrivals_s) == 1:
+    arrivals_s = {request.arrival_at_s for request in experiment.workload.requests}
+    if len(experiment.workload.requests) > 1 and len(arrivals_s) == 1:
         raise UserError(
             f"{target}: all requests arrive at the same time, so a rate has no effect; "
             "a capacity needs arrivals one after the other"
@@ -137,8 +137,8 @@ def _requests(experiment: Experiment, target: str, overrides: Sequence[str], mos
 
     Requests of a recording or a list are always as many as the scenario sets.
     """
-    n = len(experiment.requests)
-    if experiment.sample is None and n < most:
+    n = len(experiment.workload.requests)
+    if experiment.workload.sample is None and n < most:
         try:
             load_experiment(target, [*overrides, f"workload.n_requests={most}"])
         except UserError:

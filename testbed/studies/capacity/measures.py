@@ -9,7 +9,6 @@ from testbed.results.requests import stats
 from testbed.results.slo import goodput_rps
 from testbed.scenario.slo import NAMES, STATISTICS
 from testbed.simulate.engine import Simulation
-from testbed.simulate.summary import request_rows
 from testbed.studies.sweep.measures import GOODPUT
 
 N_FAILED = "n_failed"
@@ -24,15 +23,15 @@ def load_measures(simulation: Simulation, limits_s: Mapping[str, float]) -> dict
 
     Statistics of a time cover the requests that have it. ``limits_s``: metric -> limit, for the goodput.
     """
-    rows = sorted(request_rows(simulation), key=lambda row: (row["arrival_at_s"], row["request"]))
-    found: dict[str, float | int | None] = {N_FAILED: sum(row["status"] != "completed" for row in rows)}
+    rows = sorted(simulation.rows, key=lambda row: (row.arrival_at_s, row.request))
+    found: dict[str, float | int | None] = {N_FAILED: sum(not row.is_completed for row in rows)}
     for metric in NAMES:
-        over = stats(row[f"{metric}_s"] for row in rows)
+        over = stats(row.times[f"{metric}_s"] for row in rows)
         found |= {f"{metric}_{statistic}": over[statistic] for statistic in STATISTICS}
-    found[GOODPUT] = goodput_rps(rows, dict(limits_s))
+    found[GOODPUT] = goodput_rps(rows, limits_s)
     n = len(rows)
     for number, name in enumerate(THIRDS):
         part = rows[n * number // 3 : n * (number + 1) // 3]
-        times_s = [row["ttft_s"] for row in part if row["ttft_s"] is not None]
+        times_s = [row.times.ttft_s for row in part if row.times.ttft_s is not None]
         found[name] = math.fsum(times_s) / len(times_s) if times_s else None
     return found

@@ -73,7 +73,7 @@ def _response_s(pair: str, rate: float, seed: int) -> float | None:
     # The paper's model: sessions need room for their caches, and do not slow each other down.
     settings = [f"workload.rate={rate}", "compute.batching=none"]
     case = scenario_case(SCENARIO, PolicyChoice(pair), settings, seed)
-    times_s = [request.time_s for request in simulate(case, "testbed").requests]
+    times_s = [row.times.e2e_s for row in simulate(case, "testbed").rows]
     return (
         math.fsum(t for t in times_s if t is not None) / len(times_s)
         if times_s and None not in times_s

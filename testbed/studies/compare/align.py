@@ -8,8 +8,6 @@ from typing import Any
 from testbed.errors import UserError
 from testbed.studies.compare.load import Run
 
-_LENGTHS = ("n_input_tokens", "n_output_tokens")
-
 
 @dataclass(frozen=True)
 class Alignment:
@@ -56,12 +54,12 @@ def align(a: Run, b: Run) -> Alignment:
 
 def lengths(run: Run, request: int) -> tuple[int, int]:
     """Returns the request's lengths according to the workload: (input tokens, output tokens)."""
-    n_input, n_output = (run.requests[request][name] for name in _LENGTHS)
-    return n_input, n_output
+    row = run.requests[request]
+    return row.n_input_tokens, row.n_output_tokens
 
 
 def completed(run: Run, request: int) -> bool:
-    return bool(run.requests[request]["status"] == "completed")
+    return run.requests[request].is_completed
 
 
 def alignment_data(a: Run, b: Run, alignment: Alignment) -> dict[str, Any]:
@@ -73,7 +71,7 @@ def alignment_data(a: Run, b: Run, alignment: Alignment) -> dict[str, Any]:
         return sum(a.requests[i][name] != b.requests[i][name] for i in alignment.compared)
 
     def end(run: Run, i: int) -> dict[str, str]:
-        return {"status": run.requests[i]["status"], "reason": run.requests[i]["reason"]}
+        return {"status": run.requests[i].status, "reason": run.requests[i].reason}
 
     return {
         "n_compared": len(alignment.compared),

@@ -15,15 +15,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from testbed.errors import UserError
-from testbed.rundir import is_simulated, not_a_run, owner_alive
+from testbed.records.plan import is_simulated
+from testbed.records.requests import RequestRow
+from testbed.records.summary import RunSummary, read_summary
+from testbed.results.tables import read_requests
+from testbed.rundir import not_a_run, owner_alive
 
 METRICS = ("per_token_s", "ttft_s", "tpot_s", "e2e_s", "queue_s")
 PARTS = ("hop_compute_s", "hop_network_s", "hop_client_s")
-_REQUEST_COLUMNS = {
-    **dict.fromkeys(("request", "n_input_tokens", "n_output_tokens"), "int64"),
-    **dict.fromkeys(("client", "status", "reason", "chain"), "string"),
-    **dict.fromkeys(("arrival_at_s", *METRICS), "float64"),
-}
 _HOP_COLUMNS = {
     **dict.fromkeys(("request", "token", "hop", "first_block", "last_block"), "int64"),
     **dict.fromkeys(PARTS, "float64"),
@@ -74,7 +73,7 @@ class Run:
     form: str
     """``scenario`` or ``instance``: the kind of file that ``settings`` were read from."""
     settings: dict[str, Any]
-    requests: dict[int, dict[str, Any]]
+    requests: dict[int, RequestRow]
     hops: Hops | None
     """None if a simulation left them out, because they were too many."""
 
@@ -89,15 +88,15 @@ def load_run(path: Path) -> Run:
     missing = [name for name in ("requests.parquet", "summary.json") if not (path / name).exists()]
     if missing:
         raise UserError(_without_tables(path, missing[0]))
-    summary = _json(path, "summary.json")
-    requests = {row["request"]: row for row in _table(path, "requests.parquet", _REQUEST_COLUMNS).to_pylist()}
+    summary = read_summary(path)
+    requests = {row.request: row for row in _requests(path)}
     form, settings = _settings(path)
     hops = None
     if (path / "hops.parquet").exists():
         hops = _hops(_table(path, "hops.parquet", _HOP_COLUMNS))
-    elif not summary.get("hops_left_out"):
+    elif not summary.hops_left_out:
         raise UserError(_without_tables(path, "hops.parquet"))
-    return Run(path, _about(path, summary, _json(path, "plan.json")), form, settings, requests, hops)
+    return Run(path, _about(path, summary), form, settings, requests, hops)
 
 
 def _without_tables(path: Path, name: str) -> str:
@@ -150,6 +149,13 @@ def _table(path: Path, name: str, columns: Mapping[str, str | None]) -> pa.Table
         raise _unreadable(path, name, error) from error
 
 
+def _requests(path: Path) -> list[RequestRow]:
+    try:
+        return read_requests(path / "requests.parquet")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise _unreadable(path, "requests.parquet", error) from error
+
+
 def _hops(table: pa.Table) -> Hops:
     server = table.column("server")
     if not pa.types.is_dictionary(server.type):
@@ -170,13 +176,13 @@ def _hops(table: pa.Table) -> Hops:
     )
 
 
-def _about(path: Path, summary: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+def _about(path: Path, summary: RunSummary) -> dict[str, Any]:
     keys = (
         *("scenario", "engine", "mode", "compute", "time_scale", "seed", "policy"),
         *("overhead_per_hop_s", "n_requests", "n_completed", "clock", "code"),
     )
-    known = {key: summary.get(key) for key in keys}
+    known = {key: summary.get(key) for key in keys} | {"policy": dict(summary.policy)}
     # With real blocks it would be the measured time minus that of another machine's profile: not an overhead.
     if known["compute"] == "blocks":
         known["overhead_per_hop_s"] = None
-    return {"path": str(path), **known, "network": summary.get("network", plan.get("network"))}
+    return {"path": str(path), **known, "network": summary.network}

@@ -58,14 +58,14 @@ def request_rows(a: Run, b: Run, alignment: Alignment) -> list[dict[str, Any]]:
         in_a, in_b = a.requests[i], b.requests[i]
         row: dict[str, Any] = {
             "request": i,
-            "client": in_a["client"],
-            "n_input_tokens": in_a["n_input_tokens"],
-            "n_output_tokens": in_a["n_output_tokens"],
-            "chain_a": in_a["chain"],
-            "chain_b": in_b["chain"],
+            "client": in_a.client,
+            "n_input_tokens": in_a.n_input_tokens,
+            "n_output_tokens": in_a.n_output_tokens,
+            "chain_a": in_a.chain,
+            "chain_b": in_b.chain,
         }
         for name in METRICS:
-            stem, of_a, of_b = name.removesuffix("_s"), in_a[name], in_b[name]
+            stem, of_a, of_b = name.removesuffix("_s"), in_a.times[name], in_b.times[name]
             known = of_a is not None and of_b is not None
             row[f"{stem}_a_s"], row[f"{stem}_b_s"] = of_a, of_b
             row[f"{stem}_difference_s"] = of_b - of_a if known else None

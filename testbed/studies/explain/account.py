@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from policies.chains import Chains
-from policies.problem import BlockRange, Hop, Placement, RequestSpec, service_s
+from policies.problem import BlockRange, Hop, RequestSpec, service_s
 from testbed.errors import UserError
+from testbed.faultkinds import KINDS
+from testbed.records.events import OF_FAULTS, Detected, FaultHappened, Replayed, read_events
+from testbed.records.plan import is_simulated, read_plan
+from testbed.records.requests import RequestRow
 from testbed.results.model import model_setup_s
-from testbed.rundir import is_simulated, read_events, read_plan
-from testbed.runtime.wiring import scaled, stub_profile
+from testbed.runtime.wiring import stub_profile
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 from testbed.studies.compare.load import load_run
@@ -31,8 +35,7 @@ beyond that.
 """
 PARTS = ("queue_s", "setup_s", *OF_HOPS, "replays_s", "preempted_s", "rest_s")
 """All parts. They add up to ``e2e_s``; ``rest_s`` is the time that is in none of the others."""
-_TAKE_AWAY = ("kill", "stop", "restart", "leave")
-"""Faults after which a server is down until it has begun again."""
+_TAKE_AWAY = {kind.name for kind in KINDS.values() if kind.takes_away}
 
 
 def account(run_dir: Path, request: int) -> dict[str, Any]:
@@ -47,11 +50,12 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
         )
     if request not in run.requests:
         raise UserError(f"there is no request {request}: they are {min(run.requests)} to {max(run.requests)}")
-    (row,) = pq.read_table(run_dir / "requests.parquet", filters=[("request", "==", request)]).to_pylist()
-    if row["status"] != "completed":
-        why = f": {row['reason']}" if row["reason"] else ""
+    row = run.requests[request]
+    times = row.times
+    if not row.is_completed or times.e2e_s is None or times.ttft_s is None:
+        why = f": {row.reason}" if row.reason else ""
         raise UserError(
-            f"request {request} did not complete (it is {row['status']}{why}), so there is no time to explain; "
+            f"request {request} did not complete (it is {row.status}{why}), so there is no time to explain; "
             "choose one that completed"
         )
     if run.hops is None:
@@ -65,39 +69,39 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     )
     per_hop = _per_hop(experiment, row, plain, is_closed_form=is_simulated(run_dir))
     replays_s = math.fsum(r["hop_client_s"] + r["hop_network_s"] + r["hop_compute_s"] for r in replayed)
-    preempted_s = min(row["preempted_s"], replays_s)
-    parts = {"queue_s": row["queue_s"], "setup_s": row["setup_s"]}
+    preempted_s = min(row.preempted_s, replays_s)
+    parts: dict[str, float] = {"queue_s": times.queue_s or 0.0, "setup_s": times.setup_s or 0.0}
     parts |= {name: math.fsum(hop[name] for hop in per_hop) for name in OF_HOPS}
     parts |= {"replays_s": replays_s - preempted_s, "preempted_s": preempted_s}
-    parts["rest_s"] = row["e2e_s"] - math.fsum(parts.values())
+    parts["rest_s"] = times.e2e_s - math.fsum(parts.values())
     down = _down(run_dir, row)
     own_hops, best_hops = _chains(experiment, run_dir, row, down)
     own = _alone(experiment, row, own_hops)
     best = None if best_hops is None else _alone(experiment, row, best_hops)
     return {
         "request": request,
-        "client": row["client"],
-        "n_input_tokens": row["n_input_tokens"],
-        "n_output_tokens": row["n_output_tokens"],
-        "arrival_at_s": row["arrival_at_s"],
-        "e2e_s": row["e2e_s"],
-        "ttft_s": row["ttft_s"],
-        "n_attempts": row["n_rejections"] + 1,
-        "n_recoveries": row["n_recoveries"],
-        "n_preemptions": row["n_preemptions"],
+        "client": row.client,
+        "n_input_tokens": row.n_input_tokens,
+        "n_output_tokens": row.n_output_tokens,
+        "arrival_at_s": row.arrival_at_s,
+        "e2e_s": times.e2e_s,
+        "ttft_s": times.ttft_s,
+        "n_attempts": row.n_rejections + 1,
+        "n_recoveries": row.n_recoveries,
+        "n_preemptions": row.n_preemptions,
         "parts": parts,
         "hops": per_hop,
         "own_chain_alone": own,
         "best_chain_alone": best,
         "losses": _losses(run_dir, request),
         "down_meanwhile": sorted(down),
-        "lost_to_others_s": row["e2e_s"] - own["e2e_s"],
+        "lost_to_others_s": times.e2e_s - own["e2e_s"],
         "lost_to_chain_s": None if best is None else own["e2e_s"] - best["e2e_s"],
     }
 
 
 def _per_hop(
-    experiment: Experiment, row: dict[str, Any], hops: Sequence[dict[str, Any]], *, is_closed_form: bool
+    experiment: Experiment, row: RequestRow, hops: Sequence[dict[str, Any]], *, is_closed_form: bool
 ) -> list[dict[str, Any]]:
     """Returns the time that all tokens together spent on each hop, in the order in which the hops were used.
 
@@ -105,7 +109,7 @@ def _per_hop(
     ``is_closed_form``: the run is of a fast engine. Its network time is propagation and transmission alone,
     and its compute time has the calibration's overheads, which in published figures contain the transmission.
     """
-    problem, client = experiment.problem, row["client"]
+    problem, client = experiment.problem, row.client
     numbers = {server.name: j for j, server in enumerate(problem.servers)}
     profiles = {name: stub_profile(experiment, numbers[name]) for name in {hop["server"] for hop in hops}}
     found: dict[tuple[str, int, int], dict[str, Any]] = {}
@@ -128,10 +132,10 @@ def _per_hop(
         ways = [((sender, name), hop["up_bytes"])]
         if not problem.forwarding or hop["last_block"] == problem.model.n_blocks:
             ways.append(((name, client), hop["down_bytes"]))
-        links = [(scaled(experiment.links[pair], 1.0), n_bytes) for pair, n_bytes in ways]
+        links = [(experiment.network.links[pair], n_bytes) for pair, n_bytes in ways]
         propagation_s = math.fsum(link.delay_s for link, _ in links)
-        transmission_s = math.fsum(link.transmission_s(n, experiment.mtu) for link, n in links)
-        n_input, token = row["n_input_tokens"], hop["token"]
+        transmission_s = math.fsum(link.transmission_s(n, experiment.network.mtu) for link, n in links)
+        n_input, token = row.n_input_tokens, hop["token"]
         position, n_tokens = (n_input + token - 1, 1) if token else (0, n_input)
         profile = profiles[name]
         alone_s = profile.times.step_s(position, n_tokens, hop["last_block"] - hop["first_block"])
@@ -162,64 +166,60 @@ def _losses(run_dir: Path, request: int) -> list[dict[str, Any]]:
     never).
     """
     found: list[dict[str, Any]] = []
-    for event in read_events(run_dir, "detected", "replayed"):
-        if event["request"] != request:
+    kinds: tuple[type[Detected | Replayed], ...] = (Detected, Replayed)
+    for event in read_events(run_dir, kinds):
+        if event.request != request:
             continue
-        if event["event"] == "detected":
-            found.append({"at_s": event["at_s"], "servers": event["servers"], "on_again_at_s": None})
+        if isinstance(event, Detected):
+            found.append({"at_s": event.at_s, "servers": event.servers, "on_again_at_s": None})
         else:
             for loss in found:
-                loss["on_again_at_s"] = loss["on_again_at_s"] or event["at_s"]
+                loss["on_again_at_s"] = loss["on_again_at_s"] or event.at_s
     return found
 
 
-def _down(run_dir: Path, row: dict[str, Any]) -> set[str]:
+def _down(run_dir: Path, row: RequestRow) -> set[str]:
     """Returns the servers that were down at some time between the request's arrival and its end."""
     since_s: dict[str, float] = {}
     found: set[str] = set()
-    ended_at_s = row["arrival_at_s"] + row["e2e_s"]
-    for event in read_events(run_dir, "fault", "fault-over", "begun"):
-        if event["at_s"] > ended_at_s:
+    for event in read_events(run_dir, OF_FAULTS):
+        at_s = event.at_s or 0.0
+        if at_s > (row.ended_at_s or 0.0):
             break
-        server = event["server"]
-        if event["event"] != "fault":
-            if since_s.pop(server, None) is not None and event["at_s"] > row["arrival_at_s"]:
-                found.add(server)
-        elif event["kind"] in _TAKE_AWAY and event["applies"]:
-            since_s.setdefault(server, event["at_s"])
+        if not isinstance(event, FaultHappened):
+            if since_s.pop(event.server, None) is not None and at_s > row.arrival_at_s:
+                found.add(event.server)
+        elif event.kind in _TAKE_AWAY and event.applies:
+            since_s.setdefault(event.server, at_s)
     return found | since_s.keys()
 
 
 def _chains(
-    experiment: Experiment, run_dir: Path, row: dict[str, Any], down: Collection[str]
+    experiment: Experiment, run_dir: Path, row: RequestRow, down: Collection[str]
 ) -> tuple[tuple[Hop, ...], tuple[Hop, ...] | None]:
     """Returns the request's first chain, and the fastest chain of the run's placement on idle servers.
 
     The latter uses no server of ``down``; None if there is none.
     """
-    plan = read_plan(run_dir)["placement"]
+    placement = read_plan(run_dir).placement.placement()
     ranges = tuple(
-        BlockRange(0, 0) if server.name in down else BlockRange(*held)
-        for server, held in zip(experiment.problem.servers, plan["ranges"], strict=True)
+        BlockRange(0, 0) if server.name in down else held
+        for server, held in zip(experiment.problem.servers, placement.ranges, strict=True)
     )
-    placement = Placement(plan["policy"], ranges, tuple(plan["cache_bytes"]))
-    known = RequestSpec(_client(experiment, row), row["n_input_tokens"], row["max_new_tokens"])
+    placement = replace(placement, ranges=ranges)
+    known = RequestSpec(_client(experiment, row), row.n_input_tokens, row.max_new_tokens)
     best = Chains(experiment.problem, placement).of(known).idle
-    own = tuple(
-        Hop(int(server), *map(int, blocks.split("-")))
-        for server, _, blocks in (part.partition(":") for part in row["chain"].split())
-    )
-    return own, None if best is None else best.hops
+    return row.hops, None if best is None else best.hops
 
 
-def _client(experiment: Experiment, row: dict[str, Any]) -> int:
-    return experiment.problem.clients.index(row["client"])
+def _client(experiment: Experiment, row: RequestRow) -> int:
+    return experiment.problem.clients.index(row.client)
 
 
-def _alone(experiment: Experiment, row: dict[str, Any], hops: tuple[Hop, ...]) -> dict[str, Any]:
+def _alone(experiment: Experiment, row: RequestRow, hops: tuple[Hop, ...]) -> dict[str, Any]:
     """Returns the times (seconds) that the request would take on ``hops`` without any other request."""
-    request = RequestSpec(_client(experiment, row), row["n_input_tokens"], row["n_output_tokens"])
-    setup_s = model_setup_s(experiment, row["client"], hops)
+    request = RequestSpec(_client(experiment, row), row.n_input_tokens, row.n_output_tokens)
+    setup_s = model_setup_s(experiment, row.client, hops)
     first_s, all_s = service_s(experiment.problem, request, hops)
     names = [server.name for server in experiment.problem.servers]
     return {

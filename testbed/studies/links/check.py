@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from netem.spec import LinkProfile
+from netem.networks import NETWORKS, instead, named
 from nodes import control
 from nodes.messages import A, Question
 from nodes.node import DATA_PORT, NodeConfig
 from nodes.probe import KeepBusy, Measure, Measured, ProbePlan, Rest
+from policies.links import Link
 from testbed.errors import RunError, UserError
 from testbed.results.requests import stats
 from testbed.rundir import check_new_folder, scratch
@@ -68,8 +69,10 @@ def links_command(
     object for ``--json`` and the text for the terminal. Raises ``UserError`` for invalid options,
     ``RunError`` if the emulation fails.
     """
-    if experiment.network == "memory":
-        raise UserError("the memory network has nothing to measure: give --network fabric, netem or loopback")
+    network = named(experiment.network.backend)
+    if network is not None and not network.nodes_are_processes:
+        others = instead(each for each in NETWORKS.values() if each.nodes_are_processes and each.emulates)
+        raise UserError(f"the {network.name} network has nothing to measure: give --network {others}")
     if out is not None:
         check_new_folder(out)
     with scratch("links") as run_dir:
@@ -165,11 +168,13 @@ class _Links:
         """Start the network, an echo service per server, and one prober per client, two under load."""
         experiment, problem, processes = self._experiment, self._experiment.problem, self._processes
         spec = wiring.network_spec(experiment, self._run_dir.name)
-        self._network = network = await processes.open(experiment.network, spec, experiment.keep_cpus_awake)
+        self._network = network = await processes.open(
+            experiment.network.backend, spec, experiment.network.keep_cpus_awake
+        )
         names = [(c, process, "prober") for c in problem.clients for process in (c, _busy(c))[: 1 + load]]
         names += [(s.name, s.name, "echo") for s in problem.servers]
         for name, process, kind in names:
-            port = 0 if network.any_port or kind == "prober" else DATA_PORT
+            port = 0 if network.network.any_port or kind == "prober" else DATA_PORT
             address = processes.address(name)
             config = NodeConfig(name, processes.control_path, address, port, 1.0, process=process)
             await processes.spawn(kind, config)
@@ -180,9 +185,9 @@ class _Links:
         up, down = self._links(pair)
         return up.delay_s + down.delay_s
 
-    def _links(self, pair: Pair) -> tuple[LinkProfile, LinkProfile]:
-        links, scale = self._experiment.links, self._experiment.time_scale
-        return wiring.scaled(links[pair], scale), wiring.scaled(links[pair[::-1]], scale)
+    def _links(self, pair: Pair) -> tuple[Link, Link]:
+        links, scale = self._experiment.network.links, self._experiment.time_scale
+        return links[pair].scaled(scale), links[pair[::-1]].scaled(scale)
 
     def _expected_s(self, pairs: Sequence[Pair], echoes: int, at_most: int) -> float:
         plans = {pair: self._plan(pair, echoes) for pair in pairs}
@@ -247,10 +252,10 @@ class _Links:
         return list(results)
 
     def _plan(self, pair: Pair, echoes: int, bulk: bool = True) -> ProbePlan:
-        mtu, links = self._experiment.mtu, self._links(pair)
+        mtu, links = self._experiment.network.mtu, self._links(pair)
         sizes = [self._bulk_bytes(pair, link) for link in links]
         delays: list[tuple[float, float] | None] = [None, None]
-        if self._network.delays_in_client:
+        if self._network.network.delays_in_client:
             delays = [(link.delay_s, link.transmission_s(1_000_000, mtu) / 1_000_000) for link in links]
         sending_s = sum(2 * link.transmission_s(size, mtu) for size, link in zip(sizes, links, strict=True))
         return ProbePlan(
@@ -267,7 +272,7 @@ class _Links:
             down=delays[1],
         )
 
-    def _bulk_bytes(self, pair: Pair, link: LinkProfile) -> int:
+    def _bulk_bytes(self, pair: Pair, link: Link) -> int:
         """Returns the size of a transfer: ``_BULK_S`` seconds, and enough round trips for TCP to find the
         rate.
         """
@@ -288,12 +293,12 @@ class _Links:
 
     def _rows(self, pair: Pair, result: Measured) -> list[dict[str, Any]]:
         """Returns one row per direction of a pair, in scenario time."""
-        scale, mtu = self._experiment.time_scale, self._experiment.mtu
+        scale, mtu = self._experiment.time_scale, self._experiment.network.mtu
         token_bytes = self._experiment.problem.model.token_bytes
         links = self._links(pair)
         rtt_s = self._rtt_s(pair)
         # The scenario does not have the delays between real machines: the shortest measured RTT is used.
-        is_real = self._network.name == "hosts"
+        is_real = not self._network.network.emulates
         ways_s = min(result.rtt_s, default=0.0) if is_real else rtt_s
         wire_s = sum(link.transmission_s(token_bytes, mtu) for link in links)
         rows = []

@@ -79,7 +79,7 @@ def run_setting(setting: Setting, seed: int) -> Row:
     experiment = experiment_of(setting, seed)
     problem = experiment.problem
     planned = problem if setting.planned_rate is None else replace(problem, request_rate=setting.planned_rate)
-    trial = _Trial(problem, planned, experiment.requests, setting.setup_petals_s)
+    trial = _Trial(problem, planned, experiment.workload.requests, setting.setup_petals_s)
     answer: Row = {"policies": list(_policies(trial, seed))}
     if setting.factors:
         answer["factors"] = list(_factors(trial))

@@ -14,9 +14,8 @@ import typer
 
 from policies.problem import InfeasiblePlacement
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
-from testbed.results import read_tables
 from testbed.rundir import SEED, check_new_folder
-from testbed.runs.up import UpOptions, exit_code, run_once
+from testbed.runs.session import RunOptions, RunSession, exit_code
 from testbed.runtime.stage import choose_stage
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.answer import answer
@@ -24,7 +23,7 @@ from testbed.simulate.cases import Case
 from testbed.simulate.engine import EMULATED, Simulation
 from testbed.simulate.runs import aggregate, cases_of, drawn_of, fingerprint, same_run_error
 from testbed.simulate.text import comparison_text
-from testbed.simulate.virtual import served_of
+from testbed.simulate.virtual import served_by
 from testbed.terminal import say
 
 
@@ -35,7 +34,7 @@ def seeds_command(
     seed: int | None,
     n_runs: int,
     out: Path | None,
-    options: UpOptions,
+    options: RunOptions,
     *,
     as_json: bool,
 ) -> int:
@@ -85,7 +84,7 @@ def seeds_command(
     return code
 
 
-def _run(case: Case, out: Path, options: UpOptions) -> tuple[dict[str, Any] | None, bool]:
+def _run(case: Case, out: Path, options: RunOptions) -> tuple[dict[str, Any] | None, bool]:
     """Do one run. Returns its result (None if it was interrupted), and whether all its requests completed.
 
     Raises ``UserError`` for settings that no seed can run.
@@ -95,18 +94,17 @@ def _run(case: Case, out: Path, options: UpOptions) -> tuple[dict[str, Any] | No
     clock = f"{stage.clock} clock"
     error: TestbedError
     try:
-        ended = run_once(experiment, out / f"{SEED}{experiment.seed}", options)
+        ended = RunSession(experiment, out / f"{SEED}{experiment.seed}", options, say).run()
         summary = ended.summary
         if ended.interrupted or summary is None:
             return None, False
         if ended.error is None:
-            tables, placed = read_tables(ended.run_dir, experiment), ended.placed
-            served = served_of(experiment, ended.run_dir, tables, summary)
+            placed, served = ended.placed, served_by(ended)
             row = answer(
                 Simulation(case, EMULATED, clock, stage.why, placed.placement, placed.decision_s, served)
             )
             if options.objectives is not None:
-                row["goodput_rps"] = summary["goodput_rps"]
+                row["goodput_rps"] = summary.goodput_rps
             return row, not exit_code(summary)
         error = ended.error
     except UserError as problem:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from testbed.records.requests import RequestRow
 from testbed.results.requests import stats
 from testbed.results.slo import goodput_rps, n_met, served_span_s
-from testbed.simulate.answer import concurrency
+from testbed.results.summary import active_sessions
 from testbed.simulate.engine import Simulation
 from testbed.simulate.gaps import token_gaps_s
-from testbed.simulate.summary import request_rows
 
 GAP = "token_gap_s"
 TIMES = ("queue_s", "setup_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s", GAP)
@@ -65,30 +64,30 @@ def measures_of(simulation: Simulation, objectives: Mapping[str, float]) -> dict
     tokens are all but a request's first. A measure without any value is None.
     """
     assert simulation.placement is not None, "only feasible runs are measured"
-    rows = request_rows(simulation)
-    done = [row for row in rows if row["status"] == "completed"]
+    rows = simulation.rows
+    done = [row for row in rows if row.is_completed]
     found: dict[str, float | int | None] = {
         "n_requests": len(rows),
         "n_completed": len(done),
         "n_failed": len(rows) - len(done),
     }
     for time in TIMES:
-        over = stats(token_gaps_s(simulation) if time == GAP else (row[time] for row in rows))
+        over = stats(token_gaps_s(simulation) if time == GAP else (row.times[time] for row in rows))
         found |= {f"{time}_{statistic}": over[statistic] for statistic in STATISTICS}
-    span_s, n_tokens = served_span_s(rows), sum(row["n_tokens_done"] for row in done)
+    span_s, n_tokens = served_span_s(rows), sum(row.n_tokens_done for row in done)
     found["tokens_per_s"] = n_tokens / span_s if span_s else None
     found["decode_tokens_per_s"] = (n_tokens - len(done)) / span_s if span_s else None
     found[FAIRNESS] = _fairness(done)
-    mean, most = concurrency(simulation.requests)
-    found |= {"concurrent_mean": mean, "concurrent_max": float(most)}
+    active = active_sessions(done, from_arrival=True)
+    found |= {"concurrent_mean": active.mean, "concurrent_max": active.max or 0.0}
     found["design_concurrency"] = simulation.placement.design_concurrency
     if objectives:
-        found[GOODPUT] = goodput_rps(rows, dict(objectives))
-        found[MET] = n_met(rows, dict(objectives)) / len(rows)
+        found[GOODPUT] = goodput_rps(rows, objectives)
+        found[MET] = n_met(rows, objectives) / len(rows)
     return found
 
 
-def _fairness(done: list[dict[str, Any]]) -> float | None:
+def _fairness(done: Sequence[RequestRow]) -> float | None:
     """Returns the mean time per token of the quarter of requests with the longest outputs, divided by that of
     the quarter with the shortest outputs.
 
@@ -97,7 +96,7 @@ def _fairness(done: list[dict[str, Any]]) -> float | None:
     quarter = len(done) // 4
     if not quarter:
         return None
-    per_token_s = [row["per_token_s"] for row in sorted(done, key=lambda row: int(row["n_output_tokens"]))]
+    per_token_s = [row.times.per_token_s or 0.0 for row in sorted(done, key=lambda row: row.n_output_tokens)]
     return float(sum(per_token_s[-quarter:]) / sum(per_token_s[:quarter]))
 
 

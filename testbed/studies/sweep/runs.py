@@ -17,18 +17,17 @@ import msgspec
 from policies.problem import InfeasiblePlacement, PolicyError
 from policies.registry import resolve_pair, resolve_placement, resolve_routing
 from testbed.codeversion import rules_digest
-from testbed.control.placing import RememberedPlacements, import_from_here, place
+from testbed.control.placing import RememberedPlacements, import_from_here
 from testbed.errors import RunError, UserError
-from testbed.rundir import make_run_dir, scratch
-from testbed.runs.up import check_can_run
-from testbed.runtime.stage import choose_stage
+from testbed.rundir import scratch
+from testbed.runs.session import RunOptions, RunSession
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import PolicyChoice
 from testbed.scenario.provenance import source_digest
 from testbed.simulate.cases import Case, scenario_case
 from testbed.simulate.engine import VIRTUAL, Simulation, simulate
 from testbed.simulate.runs import draw_of, drawn_of, recorded_share
-from testbed.simulate.virtual import serve_by_system
+from testbed.simulate.virtual import served_by
 from testbed.studies.sweep.measures import measures_of
 
 FAST, REAL = "fast", "real"
@@ -201,23 +200,22 @@ def key_of(experiment: Experiment, setup: Setup) -> str:
     """
     about = [rules_digest(), setup.engine, dict(setup.objectives), experiment.document]
     about += [
-        source_digest(name) for name in (experiment.placement, experiment.routing, experiment.online or "")
+        source_digest(name)
+        for name in (experiment.policy.placement, experiment.policy.routing, experiment.policy.online or "")
     ]
     return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()[:32]
 
 
 def _served_in_real_time(case: Case) -> Simulation:
     """Serves the case with real nodes, as `testbed up --clock real` does. The run directory is not kept."""
-    experiment = case.experiment
-    check_can_run(experiment)
-    try:
-        placed = place(experiment)
-    except InfeasiblePlacement as error:
-        return Simulation(case, REAL, REAL, "asked for", error=str(error))
-    except PolicyError as error:
-        raise UserError(str(error)) from error
-    stage = choose_stage(experiment)
+    options = RunOptions(report=False, trace=False, with_twin=False, live=False)
     with scratch("study") as folder:
-        run_dir = make_run_dir(folder / "run", experiment.name)
-        served = serve_by_system(experiment, placed, run_dir, stage, live=False)
+        try:
+            ended = RunSession(case.experiment, folder / "run", options).run()
+        except UserError as error:
+            if isinstance(error.__cause__, InfeasiblePlacement):
+                return Simulation(case, REAL, REAL, "asked for", error=str(error))
+            raise
+        served = served_by(ended)
+    placed = ended.placed
     return Simulation(case, REAL, REAL, "asked for", placed.placement, placed.decision_s, served)

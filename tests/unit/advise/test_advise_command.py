@@ -43,7 +43,7 @@ def mean_s(outcome: dict[str, Any]) -> float:
 def test_servers_that_take_one_session_each_are_worth_what_the_queue_says() -> None:
     """Four requests wait for 0, 1, 2, 3 sessions at one server; for 0, 0, 1, 1 at two; for 0, 0, 0, 1 at three."""
     case = scenario_case("clustered", PolicyChoice(), [*ONE_SERVER, "workload.n_requests=1"], None)
-    time_s = simulate(case, "testbed").requests[0].time_s
+    time_s = simulate(case, "testbed").rows[0].times.e2e_s
     assert time_s is not None
     answer = advise("a100-0@Cluster1=1", "3", *ONE_SERVER)
     assert (answer["method"], answer["n_combinations"], answer["n_tried"]) == ("exact", 4, 4)
@@ -122,12 +122,12 @@ def test_nothing_else_moves_when_a_server_is_added_at_a_place_that_the_seed_draw
     fleet = Fleet.of(base)
     candidates = parse_candidates("a100@bellcanada-47=1,mig-1g-large-2@a100-large-0=1")
     same = load_experiment("bellcanada", ["seed=3", *fleet.changes(candidates, (0, 0))])
-    assert (same.sites, same.problem, same.links) == (base.sites, base.problem, base.links)
+    assert (same.sites, same.problem, same.network.links) == (base.sites, base.problem, base.network.links)
     more = load_experiment("bellcanada", ["seed=3", *fleet.changes(candidates, (1, 1))])
     assert {name: more.sites[name] for name in base.sites} == base.sites
     assert more.sites["a100-0"] == "bellcanada-47"
     assert more.sites["mig-1g-large-21"] == base.sites["a100-large-0"]
-    assert more.requests == base.requests
+    assert more.workload.requests == base.workload.requests
     less = load_experiment("bellcanada", ["seed=3", *fleet.changes(candidates, (0, 0), lost=25)])
     assert set(base.sites) - set(less.sites) == {base.problem.servers[25].name}
 

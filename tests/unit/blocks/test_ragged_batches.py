@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from nodes import wire
+from nodes.admission import HostedBlocks
 from nodes.clock import ManualClock
 from nodes.compute import Computed, ComputeError, open_session
-from nodes.rules import PagingRules
-from nodes.server import HostedBlocks, Server
+from nodes.server import Server
+from policies.rules import PagingRules
 from tests.support.blocks import (
     BLOOM,
     CONFIGS,

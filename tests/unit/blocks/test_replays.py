@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from nodes.chain import HopPlan
 from nodes.compute import Computed, ComputeError
 from nodes.hub import TokenSequence
 from nodes.records import AnyRecord, Plan, Replayed, Token
-from nodes.recovery import RecoveryRules
 from nodes.request import Generation, Request
 from nodes.session import HubSession, SessionRules
+from policies.problem import Hop
+from policies.rules import RecoveryRules
 from tests.support.blocks import (
     BLOOM,
     LLAMA,
@@ -35,8 +35,8 @@ PROMPT = [7, 3, 250, 91, 18, 44, 5]
 N_TOKENS = 14
 FAILS_AT = 17
 """Position of the step that the second server does not survive."""
-CHAIN: list[HopPlan] = [(0, 0, 2), (1, 2, 5), (2, 5, N_LAYERS)]
-REPLACEMENT: list[HopPlan] = [(3, 2, 4), (4, 4, 5)]
+CHAIN: list[Hop] = [(0, 0, 2), (1, 2, 5), (2, 5, N_LAYERS)]
+REPLACEMENT: list[Hop] = [(3, 2, 4), (4, 4, 5)]
 
 
 class _Fails:

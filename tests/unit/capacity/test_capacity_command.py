@@ -27,7 +27,7 @@ def capacity(slo: str, *overrides: str, target: str = "clustered", **options: An
 
 def test_one_session_at_a_time_serves_as_many_as_its_time_says() -> None:
     case = scenario_case("clustered", PolicyChoice(), [*ONE_SERVER, "workload.n_requests=1"], None)
-    time_s = simulate(case, "testbed").requests[0].time_s
+    time_s = simulate(case, "testbed").rows[0].times.e2e_s
     assert time_s is not None
     answer = capacity("queue_p99=10ms", *ONE_SERVER, n_runs=2)
     (row,) = answer["policies"]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from testbed.rundir import SIMULATED
+from testbed.records.summary import SIMULATED
 from tests.support.run_tables import MakeRun, hops_of, request
 
 
@@ -36,10 +36,15 @@ def make_run(tmp_path: Path) -> MakeRun:
             "compute": "stub",
             "time_scale": 1.0,
             "hops_left_out": hops is None,
+            "n_completed": sum(row["status"] == "completed" for row in requests),
+            "policy": {"placement": "cg-bp", "routing": "ws-rr"},
+            "metrics": {},
         }
         (path / "summary.json").write_text(json.dumps(summary))
         network = "fabric" if engine == "emulation" else SIMULATED
-        (path / "plan.json").write_text(json.dumps({"network": network}))
+        (path / "plan.json").write_text(
+            json.dumps({"placement": {"ranges": [], "cache_bytes": []}, "network": network})
+        )
         (path / "scenario.toml").write_text(scenario)
         pq.write_table(pa.Table.from_pylist(list(requests)), path / "requests.parquet")
         if hops is not None:

@@ -100,13 +100,13 @@ def test_bans_can_be_switched_off(now: Now) -> None:
 def test_decisions_on_an_old_view_are_counted_and_so_are_those_for_a_dead_server(now: Now) -> None:
     of = coordinator(now, "membership.kind=announced")
     victim = chain(of, 0)[0].server
-    assert vars(of.decisions) == {"n_decisions": 1, "n_stale_decisions": 0, "n_misled_decisions": 0}
+    assert dict(of.decisions) == {"n_decisions": 1, "n_stale_decisions": 0, "n_misled_decisions": 0}
     now.at_s = 1.0
     of.membership.ends(victim, 1.0)
     assert victim in servers(of.route(1)), "its announcement still holds"
     of.failed(1, [victim])
     assert victim not in servers(of.route(2))
-    assert vars(of.decisions) == {"n_decisions": 3, "n_stale_decisions": 2, "n_misled_decisions": 1}
+    assert dict(of.decisions) == {"n_decisions": 3, "n_stale_decisions": 2, "n_misled_decisions": 1}
     now.at_s = 1000.0
     assert victim not in servers(of.route(3)), "it has long expired"
     assert of.decisions.n_stale_decisions == 2

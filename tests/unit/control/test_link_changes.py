@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from nodes.clock import ManualClock
+from policies.links import Link
 from testbed.control.links import ChangeLink, LinkChanges, link_command
 from testbed.errors import RunError, UserError
-from testbed.rundir import NETWORK_CHANGE, EventWriter, read_events
+from testbed.records.events import EventWriter, LinksChanged, event_data, read_events
 from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Link
 from testbed.scenario.whole import whole_network
 
 Pair = tuple[str, str]
@@ -37,7 +37,7 @@ class Rig:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        return read_events(self.folder, NETWORK_CHANGE)
+        return [event_data(event) for event in read_events(self.folder, LinksChanged)]
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ async def test_a_planned_change_does_not_undo_what_was_done_by_hand_and_its_line
     assert made.put[-1][UP] == Link(0.02, 5e6)
     _, planned = made.lines
     assert (planned["by"], planned["planned_at_s"]) == ("scenario", 0.0)
-    assert [*UP, 0.02, 5e6, 0.0, 0.0] in planned["links"]
+    assert (*UP, 0.02, 5e6, 0.0, 0.0) in planned["links"]
     await made.changes.by_hand(asked("restore"))
     assert made.changes.link(UP).rate_bps == 5e6, "restored to what the scenario has now"
 

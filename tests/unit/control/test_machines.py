@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ from testbed.control.faults.machines import Machines
 from testbed.control.faults.schedule import Schedule
 from testbed.control.placing import place_experiment
 from testbed.errors import TestbedError
-from testbed.rundir import EventWriter
+from testbed.faultkinds import IN_CHURN, IN_FILES, KINDS, FaultKind
+from testbed.records.events import EventWriter
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import After, Fault
 from tests.support.data_plane import status, until
@@ -293,3 +295,20 @@ async def test_faults_wait_for_the_tokens_that_they_name(rig: Rig) -> None:
         assert rig.machines.answers(1) == (n_tokens < 5)
         assert rig.machines.answers(0) == (n_tokens < 20)
     assert not rig.machines.answers(2)
+
+
+def test_a_kind_that_can_end_says_how_and_others_do_not() -> None:
+    for kind in KINDS.values():
+        assert (type(kind).undo is not FaultKind.undo) == kind.can_end, kind.name
+    assert tuple(name for name in KINDS if name != "cont") == IN_FILES
+    assert IN_CHURN == ("kill", "stop")
+
+
+def test_the_documentation_lists_the_kinds_of_fault() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs/faults.md").read_text(encoding="utf-8")
+    table = text.partition("| `kind` | what it does | `for` |")[2].partition("\n\n")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == IN_FILES
+    (by_hand,) = re.findall(r"^testbed fault kill .*", text, re.MULTILINE)
+    assert all(name in by_hand for name in KINDS)
+    churn = re.findall(r'^kind = "kill" +# or (\w+)', text, re.MULTILINE)
+    assert churn == [name for name in IN_CHURN if name != "kill"]

@@ -67,12 +67,12 @@ def test_a_request_alone_takes_what_its_chain_takes_alone() -> None:
 
 def test_waiting_counts_attempts_and_hindsight_shows_a_worse_chain() -> None:
     case = scenario_case("clustered", PolicyChoice("petals"), [*SHORT, *FULL], None)
-    asked = max(simulate(case, "testbed").requests, key=lambda r: r.n_rejections)
-    answer = explain(asked.plan.index, *FULL, policy="petals")
+    asked = max(simulate(case, "testbed").rows, key=lambda row: row.n_rejections)
+    answer = explain(asked.request, *FULL, policy="petals")
     check_sums(answer)
     assert answer["n_attempts"] == asked.n_rejections + 1 > 1
-    assert answer["parts"]["queue_s"] == pytest.approx(asked.waiting_s)
-    assert answer["lost_to_others_s"] == pytest.approx(asked.waiting_s, abs=0.01)
+    assert answer["parts"]["queue_s"] == pytest.approx(asked.times.queue_s)
+    assert answer["lost_to_others_s"] == pytest.approx(asked.times.queue_s, abs=0.01)
 
 
 def test_a_session_that_outlived_a_server_has_its_replays_named() -> None:

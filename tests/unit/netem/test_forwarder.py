@@ -13,7 +13,8 @@ import pytest
 from netem.forwarder import Forwarder
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_stats import StatsPage
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
+from policies.links import Link
 from tests.support.packets import tcp_packet
 from tests.support.runs import wait_until
 
@@ -23,7 +24,7 @@ _ADDRESSES = {"a": "198.18.0.1", "b": "198.18.0.2"}
 class Fabric:
     """A forwarder between ``a`` and ``b``; the tests hold the nodes' ends of the devices."""
 
-    def __init__(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def __init__(self, links: Mapping[tuple[str, str], Link]) -> None:
         spec = NetworkSpec("test", ("a", "b"), links)
         pairs = {
             node: socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -63,10 +64,10 @@ class Fabric:
 
 
 @pytest.fixture
-def fabric() -> Iterator[Callable[[Mapping[tuple[str, str], LinkProfile]], Fabric]]:
+def fabric() -> Iterator[Callable[[Mapping[tuple[str, str], Link]], Fabric]]:
     made: list[Fabric] = []
 
-    def make(links: Mapping[tuple[str, str], LinkProfile]) -> Fabric:
+    def make(links: Mapping[tuple[str, str], Link]) -> Fabric:
         made.append(Fabric(links))
         return made[-1]
 
@@ -75,11 +76,11 @@ def fabric() -> Iterator[Callable[[Mapping[tuple[str, str], LinkProfile]], Fabri
         each.close()
 
 
-Make = Callable[[Mapping[tuple[str, str], LinkProfile]], Fabric]
+Make = Callable[[Mapping[tuple[str, str], Link]], Fabric]
 
 
 def test_packets_reach_the_node_that_they_are_addressed_to(fabric: Make) -> None:
-    running = fabric({("a", "b"): LinkProfile(0.001, 1e9), ("b", "a"): LinkProfile(0.001, 1e9)})
+    running = fabric({("a", "b"): Link(0.001, 1e9), ("b", "a"): Link(0.001, 1e9)})
     running.send(1)
     running.send(2, "b", "a")
     assert running.receive("b") == 1
@@ -90,7 +91,7 @@ def test_a_packet_that_its_receiver_has_no_room_for_counts_as_dropped_and_not_as
     fabric: Make,
 ) -> None:
     n_sent = 2000
-    running = fabric({("a", "b"): LinkProfile(0.001, 1e9)})
+    running = fabric({("a", "b"): Link(0.001, 1e9)})
     for number in range(n_sent):
         running.send(number)
     wait_until(lambda: _counted(running) == n_sent, "all packets in the counters")
@@ -109,36 +110,36 @@ def _counted(running: Fabric) -> int:
 
 
 def test_packets_keep_their_order_when_the_delay_shrinks_on_their_way(fabric: Make) -> None:
-    running = fabric({("a", "b"): LinkProfile(0.2, 1e9)})
+    running = fabric({("a", "b"): Link(0.2, 1e9)})
     for number in range(20):
         running.send(number)
-    running.changes.send({("a", "b"): LinkProfile(0.0, 1e9)})
+    running.changes.send({("a", "b"): Link(0.0, 1e9)})
     for number in range(20, 40):
         running.send(number)
     assert [running.receive() for _ in range(40)] == list(range(40))
 
 
 def test_packets_keep_their_order_under_jitter(fabric: Make) -> None:
-    running = fabric({("a", "b"): LinkProfile(0.02, 1e9, jitter_s=0.02)})
+    running = fabric({("a", "b"): Link(0.02, 1e9, jitter_s=0.02)})
     for number in range(100):
         running.send(number)
     assert [running.receive() for _ in range(100)] == list(range(100))
 
 
 def test_a_change_is_in_force_when_the_call_ends(fabric: Make) -> None:
-    running = fabric({("a", "b"): LinkProfile(0.001, 1e9)})
+    running = fabric({("a", "b"): Link(0.001, 1e9)})
     for round_ in range(20):
-        running.changes.send({("a", "b"): LinkProfile(0.001, 1e9, loss_ratio=1.0)})
+        running.changes.send({("a", "b"): Link(0.001, 1e9, loss_ratio=1.0)})
         running.send(1000 + round_)
-        running.changes.send({("a", "b"): LinkProfile(0.001, 1e9)})
+        running.changes.send({("a", "b"): Link(0.001, 1e9)})
         running.send(round_)
         assert running.receive() == round_
 
 
 def test_a_change_of_a_pair_without_link_is_refused_and_names_it(fabric: Make) -> None:
-    running = fabric({("a", "b"): LinkProfile(0.001, 1e9)})
+    running = fabric({("a", "b"): Link(0.001, 1e9)})
     with pytest.raises(NetworkError, match="no link from b to a"):
-        running.changes.send({("b", "a"): LinkProfile(0.001, 1e9)})
+        running.changes.send({("b", "a"): Link(0.001, 1e9)})
 
 
 def test_many_pairs_change_at_once() -> None:
@@ -150,12 +151,12 @@ def test_many_pairs_change_at_once() -> None:
             seen = 0
             while seen < len(pairs):
                 for number, profile in channel.receive():
-                    assert number == seen and profile == LinkProfile(seen, 1e6, 0.5, 0.25)
+                    assert number == seen and profile == Link(seen, 1e6, 0.5, 0.25)
                     seen += 1
             os._exit(0)
         finally:
             os._exit(1)
-    channel.send({pair: LinkProfile(i, 1e6, 0.5, 0.25) for i, pair in enumerate(pairs)})
+    channel.send({pair: Link(i, 1e6, 0.5, 0.25) for i, pair in enumerate(pairs)})
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     channel.close()
 
@@ -163,15 +164,15 @@ def test_many_pairs_change_at_once() -> None:
 def test_a_forwarder_that_does_not_answer_is_an_error_not_a_wait_for_ever() -> None:
     channel = ChangeChannel([("a", "b")], patience_s=0.01)
     with pytest.raises(NetworkError, match="the forwarder does not accept changes of links: timed out"):
-        channel.send({("a", "b"): LinkProfile(0.001, 1e9)})
+        channel.send({("a", "b"): Link(0.001, 1e9)})
     channel.close()
 
 
 def test_a_lossy_link_loses_some_and_counts_them_as_lost_not_as_dropped(fabric: Make) -> None:
-    running = fabric({("a", "b"): LinkProfile(0.001, 1e9, loss_ratio=0.5), ("b", "a"): LinkProfile(0.0, 1e9)})
+    running = fabric({("a", "b"): Link(0.001, 1e9, loss_ratio=0.5), ("b", "a"): Link(0.0, 1e9)})
     for number in range(100):
         running.send(number)
-    running.changes.send({("a", "b"): LinkProfile(0.001, 1e9)})
+    running.changes.send({("a", "b"): Link(0.001, 1e9)})
     running.send(100)
     arrived = [running.receive()]
     while arrived[-1] != 100:
@@ -187,7 +188,7 @@ def test_a_lossy_link_loses_some_and_counts_them_as_lost_not_as_dropped(fabric: 
 
 
 def test_packets_to_where_no_link_goes_are_astray_and_not_dropped(fabric: Make) -> None:
-    running = fabric({("a", "b"): LinkProfile(0.001, 1e9)})
+    running = fabric({("a", "b"): Link(0.001, 1e9)})
     running.nodes["a"].send(tcp_packet(b"lost", source=_ADDRESSES["a"], target="198.18.0.9"))
     while not running.page.read().packets:  # the page is written while packets flow
         running.send(1)

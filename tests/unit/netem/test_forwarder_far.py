@@ -13,8 +13,9 @@ from netem.fabric import EARLY_S
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_far import FarForwarder
 from netem.forwarder_stats import StatsPage
-from netem.forwarder_underlay import SETTLED_SAMPLES, Endpoint, Underlay, bind_socket, piece_bytes_to
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.forwarder_underlay import SETTLED_SAMPLES, Underlay, bind_socket, piece_bytes_to
+from netem.spec import Endpoint, NetworkError, NetworkSpec
+from policies.links import Link
 from tests.support.packets import tcp_packet
 from tests.support.runs import wait_until
 
@@ -23,7 +24,7 @@ _ADDRESSES = {"a": "198.18.0.1", "b": "198.18.0.2"}
 _NUMBERS = {"a": 0, "b": 1}
 """Every node is alone on a machine."""
 _KEY = bytes(32)
-Links = Mapping[tuple[str, str], LinkProfile]
+Links = Mapping[tuple[str, str], Link]
 
 
 class Pair:
@@ -124,7 +125,7 @@ def pair() -> Iterator[Make]:
         each.close()
 
 
-_FAST = LinkProfile(0.02, 10e9)
+_FAST = Link(0.02, 10e9)
 _BOTH = {("a", "b"): _FAST, ("b", "a"): _FAST}
 
 
@@ -139,7 +140,7 @@ def test_packets_of_all_sizes_cross_in_order_both_ways(pair: Make) -> None:
 
 
 def test_a_packet_in_time_is_not_late_and_is_delivered_at_its_instant(pair: Make) -> None:
-    running = pair({("a", "b"): LinkProfile(0.3, 1e9), ("b", "a"): _FAST})
+    running = pair({("a", "b"): Link(0.3, 1e9), ("b", "a"): _FAST})
     running.wait_for_clocks()
     for number in range(50):
         running.send(number)
@@ -153,7 +154,7 @@ def test_a_packet_in_time_is_not_late_and_is_delivered_at_its_instant(pair: Make
 
 
 def test_a_packet_that_comes_after_its_instant_is_delivered_at_once_and_counts_as_late(pair: Make) -> None:
-    running = pair({("a", "b"): LinkProfile(0.0, 100e9), ("b", "a"): _FAST})
+    running = pair({("a", "b"): Link(0.0, 100e9), ("b", "a"): _FAST})
     running.wait_for_clocks()
     for number in range(50):
         running.send(number)
@@ -163,45 +164,45 @@ def test_a_packet_that_comes_after_its_instant_is_delivered_at_once_and_counts_a
 
 
 def test_packets_keep_their_order_when_the_delay_shrinks_on_their_way(pair: Make) -> None:
-    running = pair({("a", "b"): LinkProfile(0.2, 1e9)})
+    running = pair({("a", "b"): Link(0.2, 1e9)})
     for number in range(20):
         running.send(number)
-    running.changes["a"].send({("a", "b"): LinkProfile(0.03, 1e9)})
+    running.changes["a"].send({("a", "b"): Link(0.03, 1e9)})
     for number in range(20, 40):
         running.send(number)
     assert [running.receive() for _ in range(40)] == list(range(40))
 
 
 def test_packets_that_wait_for_a_slow_link_keep_their_order_too(pair: Make) -> None:
-    running = pair({("a", "b"): LinkProfile(0.02, 2e6)})  # 6 ms per packet: most are held back by the sender
+    running = pair({("a", "b"): Link(0.02, 2e6)})  # 6 ms per packet: most are held back by the sender
     for number in range(40):
         running.send(number, n_bytes=1448)
-    running.changes["a"].send({("a", "b"): LinkProfile(0.02, 1e9)})
+    running.changes["a"].send({("a", "b"): Link(0.02, 1e9)})
     for number in range(40, 60):
         running.send(number)
     assert [running.receive() for _ in range(60)] == list(range(60))
 
 
 def test_packets_keep_their_order_under_jitter(pair: Make) -> None:
-    running = pair({("a", "b"): LinkProfile(0.02, 1e9, jitter_s=0.02)})
+    running = pair({("a", "b"): Link(0.02, 1e9, jitter_s=0.02)})
     for number in range(100):
         running.send(number)
     assert [running.receive() for _ in range(100)] == list(range(100))
 
 
 def test_packets_cross_shared_links_before_they_leave_the_machine(pair: Make) -> None:
-    running = pair({("a", "b"): LinkProfile(0.02, 1e9)}, paths={("a", "b"): ("core",)})
+    running = pair({("a", "b"): Link(0.02, 1e9)}, paths={("a", "b"): ("core",)})
     for number in range(20):
         running.send(number)
     assert [running.receive() for _ in range(20)] == list(range(20))
 
 
 def test_a_change_is_in_force_when_the_call_ends(pair: Make) -> None:
-    running = pair({("a", "b"): LinkProfile(0.01, 1e9)})
+    running = pair({("a", "b"): Link(0.01, 1e9)})
     for round_ in range(10):
-        running.changes["a"].send({("a", "b"): LinkProfile(0.01, 1e9, loss_ratio=1.0)})
+        running.changes["a"].send({("a", "b"): Link(0.01, 1e9, loss_ratio=1.0)})
         running.send(1000 + round_)
-        running.changes["a"].send({("a", "b"): LinkProfile(0.01, 1e9)})
+        running.changes["a"].send({("a", "b"): Link(0.01, 1e9)})
         running.send(round_)
         assert running.receive() == round_
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from netem.forwarder_links import MAX_BACKLOG_S, Losses, Pipe, SharedLink, Transit
 from netem.forwarder_packets import segments
-from netem.spec import LinkProfile
+from policies.links import Link
 from tests.support.packets import tcp_packet
 
 _PACKET = tcp_packet(b"x" * 1198)  # 1250 bytes on the wire: 10 ms at 1 Mbit/s
@@ -28,17 +28,17 @@ def _arrival(pipe: Pipe, at_s: float, packet: bytes = _PACKET, size: int = _SIZE
 
 
 def test_a_packet_arrives_after_its_transmission_and_the_delay() -> None:
-    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e6))
+    pipe = Pipe("a to b", 1, Link(0.1, 1e6))
     assert _arrival(pipe, 5.0) == pytest.approx(5.11)
 
 
 def test_packets_of_a_pair_wait_for_each_other_at_the_rate_of_the_link() -> None:
-    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e6))
+    pipe = Pipe("a to b", 1, Link(0.1, 1e6))
     assert [_arrival(pipe, 5.0) for _ in range(3)] == pytest.approx([5.11, 5.12, 5.13])
 
 
 def test_a_packet_that_would_wait_for_too_long_finds_no_room() -> None:
-    pipe = Pipe("a to b", 1, LinkProfile(0.0, 1e6))
+    pipe = Pipe("a to b", 1, Link(0.0, 1e6))
     n_fit = 0
     while pipe.enter(0.0, _SIZE, *segments(_PACKET)) is not None:
         n_fit += 1
@@ -46,7 +46,7 @@ def test_a_packet_that_would_wait_for_too_long_finds_no_room() -> None:
 
 
 _PROFILES = st.builds(
-    lambda delay_s, share, rate_bps: LinkProfile(delay_s, rate_bps, jitter_s=share * delay_s),
+    lambda delay_s, share, rate_bps: Link(delay_s, rate_bps, jitter_s=share * delay_s),
     st.floats(0, 0.2),
     st.floats(0, 1),
     st.floats(1e5, 1e9),
@@ -55,9 +55,9 @@ _PROFILES = st.builds(
 
 @given(steps=st.lists(st.tuples(st.floats(0, 0.05), st.none() | _PROFILES), min_size=2, max_size=40))
 def test_no_packet_arrives_before_one_sent_earlier_whatever_changes_and_jitters(
-    steps: list[tuple[float, LinkProfile | None]],
+    steps: list[tuple[float, Link | None]],
 ) -> None:
-    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e6, jitter_s=0.1))
+    pipe = Pipe("a to b", 1, Link(0.1, 1e6, jitter_s=0.1))
     now_s, arrivals = 0.0, []
     for wait_s, profile in steps:
         now_s += wait_s
@@ -68,15 +68,15 @@ def test_no_packet_arrives_before_one_sent_earlier_whatever_changes_and_jitters(
 
 
 def test_a_change_leaves_packets_on_their_way_alone_and_holds_from_the_next_on() -> None:
-    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e6))
+    pipe = Pipe("a to b", 1, Link(0.1, 1e6))
     first = _arrival(pipe, 0.0)
-    pipe.change(LinkProfile(0.3, 2e6))
+    pipe.change(Link(0.3, 2e6))
     assert first == pytest.approx(0.11)
     assert _arrival(pipe, 1.0) == pytest.approx(1.305)
 
 
 def test_jitter_is_spread_evenly_around_the_delay() -> None:
-    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e9, jitter_s=0.02))
+    pipe = Pipe("a to b", 1, Link(0.1, 1e9, jitter_s=0.02))
     delays = [_arrival(pipe, float(second)) - second for second in range(2000)]
     assert min(delays) >= 0.08 and max(delays) <= 0.12 + 2e-5
     assert sum(delays) / len(delays) == pytest.approx(0.1, abs=0.001)
@@ -96,7 +96,7 @@ def test_the_stated_share_of_segments_is_lost_also_out_of_super_packets(
 
 def test_a_pair_loses_the_same_packets_in_every_run_and_other_pairs_others() -> None:
     def fates(name: str) -> list[int]:
-        pipe = Pipe(name, 1, LinkProfile(0.1, 1e9, loss_ratio=0.3))
+        pipe = Pipe(name, 1, Link(0.1, 1e9, loss_ratio=0.3))
         return [pipe.survivors(_PACKET)[1] for _ in range(50)]
 
     assert fates("a to b") == fates("a to b")
@@ -104,16 +104,16 @@ def test_a_pair_loses_the_same_packets_in_every_run_and_other_pairs_others() -> 
 
 
 def test_a_cut_link_loses_all_until_it_is_mended() -> None:
-    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e9, loss_ratio=1.0))
+    pipe = Pipe("a to b", 1, Link(0.1, 1e9, loss_ratio=1.0))
     assert pipe.loses
     assert pipe.survivors(tcp_packet(b"x" * 2800, segment_bytes=1400)) == ([], 2)
-    pipe.change(LinkProfile(0.1, 1e9))
+    pipe.change(Link(0.1, 1e9))
     assert not pipe.loses
 
 
 def test_a_lossy_pair_cuts_single_segments_out_of_a_super_packet() -> None:
     packet = tcp_packet(b"x" * 14_000, segment_bytes=1400)
-    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e9, loss_ratio=0.1))
+    pipe = Pipe("a to b", 1, Link(0.1, 1e9, loss_ratio=0.1))
     n_lost = n_bytes = 0
     for _ in range(300):
         parts, lost = pipe.survivors(packet)
@@ -125,7 +125,7 @@ def test_a_lossy_pair_cuts_single_segments_out_of_a_super_packet() -> None:
 
 def test_two_pairs_over_one_shared_link_share_its_rate() -> None:
     shared = SharedLink(1e6)
-    pipes = [Pipe(name, 1, LinkProfile(0.1, 1e9), route=(shared,)) for name in ("a to c", "b to c")]
+    pipes = [Pipe(name, 1, Link(0.1, 1e9), route=(shared,)) for name in ("a to c", "b to c")]
     by_pair = _drain(pipes, n_each=10)
     arrivals = sorted(at_s for each in by_pair.values() for at_s in each)
     assert arrivals[-1] == pytest.approx(0.1 + 20 * 0.01, rel=0.01)
@@ -135,24 +135,24 @@ def test_two_pairs_over_one_shared_link_share_its_rate() -> None:
 
 def test_pairs_without_a_link_in_common_do_not_touch_each_other() -> None:
     one, other = SharedLink(1e6), SharedLink(1e6)
-    alone = _arrival(Pipe("a to c", 1, LinkProfile(0.1, 1e6), route=(one,)), 0.0)
-    busy = Pipe("b to d", 1, LinkProfile(0.1, 1e6), route=(other,))
+    alone = _arrival(Pipe("a to c", 1, Link(0.1, 1e6), route=(one,)), 0.0)
+    busy = Pipe("b to d", 1, Link(0.1, 1e6), route=(other,))
     _drain([busy], n_each=10)
-    assert _arrival(Pipe("a to c", 1, LinkProfile(0.1, 1e6), route=(SharedLink(1e6),)), 0.0) == alone
+    assert _arrival(Pipe("a to c", 1, Link(0.1, 1e6), route=(SharedLink(1e6),)), 0.0) == alone
 
 
 def test_a_super_packet_alone_is_delayed_by_one_segment_per_shared_link_not_by_itself() -> None:
     packet = tcp_packet(b"x" * 11_980, segment_bytes=1198)  # 10 segments of 1250 bytes: 10 ms each
     route = tuple(SharedLink(1e6) for _ in range(3))
-    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e6), route=route)
+    pipe = Pipe("a to b", 1, Link(0.1, 1e6), route=route)
     assert _arrival(pipe, 0.0, packet, 12_500) == pytest.approx(0.1 + 0.1 + 3 * 0.01)
 
 
 def test_a_shared_link_is_not_held_for_a_packet_that_still_waits_elsewhere() -> None:
     slow, common = SharedLink(1e5), SharedLink(1e6)
     pipes = [
-        Pipe("a to c", 1, LinkProfile(0.0, 1e9), route=(slow, common)),
-        Pipe("b to c", 1, LinkProfile(0.0, 1e9), route=(common,)),
+        Pipe("a to c", 1, Link(0.0, 1e9), route=(slow, common)),
+        Pipe("b to c", 1, Link(0.0, 1e9), route=(common,)),
     ]
     arrivals = _drain(pipes, n_each=1)
     assert arrivals["b to c"] == pytest.approx([0.01], rel=0.01)  # at once, though a's packet was sent first
@@ -181,13 +181,13 @@ def _drain(pipes: list[Pipe], n_each: int) -> dict[str, list[float]]:
 
 
 def test_a_pipe_that_repairs_drops_nothing_however_long_its_link_is_busy() -> None:
-    pipe = Pipe("a to b", -1, LinkProfile(0.0, 1e6), repairs=True)
+    pipe = Pipe("a to b", -1, Link(0.0, 1e6), repairs=True)
     arrivals = [pipe.enter(0.0, _SIZE) for _ in range(2 * int(MAX_BACKLOG_S / 0.01))]
     assert all(entered is not None for entered in arrivals)
 
 
 def test_a_pipe_that_repairs_brings_lost_segments_late_and_in_order() -> None:
-    profile = LinkProfile(0.1, 1e9, loss_ratio=0.3)
+    profile = Link(0.1, 1e9, loss_ratio=0.3)
     pipe = Pipe("a to b", -1, profile, repairs=True)
     assert pipe.counts and not pipe.loses
     sent_s = [i * 10.0 for i in range(200)]
@@ -203,12 +203,12 @@ def test_a_pipe_that_repairs_brings_lost_segments_late_and_in_order() -> None:
 
 
 def test_a_cut_pipe_that_repairs_holds_packets_until_the_link_is_up() -> None:
-    pipe, sent = Pipe("a to b", -1, LinkProfile(0.1, 1e9, loss_ratio=1.0), repairs=True), []
+    pipe, sent = Pipe("a to b", -1, Link(0.1, 1e9, loss_ratio=1.0), repairs=True), []
     assert pipe.holds and not pipe.loses
     for number in range(3):
         pipe.held.append(lambda number=number: sent.append(number))
     pipe.release()
     assert sent == []
-    pipe.change(LinkProfile(0.1, 1e9))
+    pipe.change(Link(0.1, 1e9))
     pipe.release()
     assert (sent, pipe.held, pipe.holds) == ([0, 1, 2], [], False)

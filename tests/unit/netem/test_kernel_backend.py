@@ -21,11 +21,12 @@ from pyroute2 import IPRoute
 from netem import kernel, qdiscs, rtnetlink
 from netem.kernel import NetemBackend
 from netem.rtnetlink import NEW_QDISC, TcRequest
-from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import inside, new_network_namespace
+from policies.links import Link
 
 NODES = ("hub", "near", "far")
-LINK = LinkProfile(delay_s=0.01, rate_bps=100e6)
+LINK = Link(delay_s=0.01, rate_bps=100e6)
 LINKS = dict.fromkeys((("hub", "near"), ("near", "hub"), ("hub", "far"), ("far", "hub")), LINK)
 
 
@@ -260,7 +261,7 @@ def test_an_update_changes_the_leaf_of_each_pair_and_nothing_else(
 ) -> None:
     added = {(request.device, request.parent): request for request in without_leaves}
     without_leaves.clear()
-    slow = LinkProfile(delay_s=0.2, rate_bps=1e6, jitter_s=0.1)
+    slow = Link(delay_s=0.2, rate_bps=1e6, jitter_s=0.1)
     network.update({("near", "hub"): slow, ("hub", "far"): slow})
     hub, far = network._ports["hub"], network._ports["far"]
     assert [(request.device, request.parent) for request in without_leaves] == [
@@ -287,7 +288,7 @@ def test_an_update_that_netem_cannot_express_changes_nothing(
 ) -> None:
     without_leaves.clear()
     with pytest.raises(NetworkError, match="netem's delays are from 0 to 275 s"):
-        network.update({("hub", "near"): LINK, ("hub", "far"): LinkProfile(300.0, 1e9, 0.0, 0.5)})
+        network.update({("hub", "near"): LINK, ("hub", "far"): Link(300.0, 1e9, 0.0, 0.5)})
     assert without_leaves == []
     assert segments(network, "hub") == 65_535
 

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 import pytest
 
 from netem.memory import MemoryNetwork
-from netem.spec import HEADER_BYTES, LinkProfile, NetworkError, NetworkSpec, TcpSpec
+from netem.spec import NetworkError, NetworkSpec, TcpSpec
+from policies.links import HEADER_BYTES, Link
 from testbed.runtime.virtual.loop import MemoryLoop
 
 T = TypeVar("T")
 PORT = 7000
 DELAY_S, RATE_BPS = 0.05, 1e8
-LINK = LinkProfile(DELAY_S, RATE_BPS)
+LINK = Link(DELAY_S, RATE_BPS)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -23,7 +24,7 @@ def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return runner.run(main())
 
 
-def spec(link: LinkProfile = LINK, back: LinkProfile = LINK, **more: Any) -> NetworkSpec:
+def spec(link: Link = LINK, back: Link = LINK, **more: Any) -> NetworkSpec:
     return NetworkSpec(
         "test",
         ("a", "b", "c"),
@@ -33,7 +34,7 @@ def spec(link: LinkProfile = LINK, back: LinkProfile = LINK, **more: Any) -> Net
 
 
 def sent_s(n_bytes: int, rate_bps: float = RATE_BPS) -> float:
-    return LinkProfile(0, rate_bps).transmission_s(n_bytes)
+    return Link(0, rate_bps).transmission_s(n_bytes)
 
 
 class End(asyncio.Protocol):
@@ -158,7 +159,7 @@ def test_two_connections_of_a_pair_wait_for_each_other_and_those_of_other_pairs_
 def test_pairs_that_share_a_link_wait_for_each_other_there() -> None:
     async def main() -> list[float]:
         paths = {("a", "b"): ("core",), ("c", "b"): ("core",)}
-        network = MemoryNetwork(spec(LinkProfile(DELAY_S, 1e9), shared={"core": RATE_BPS}, paths=paths))
+        network = MemoryNetwork(spec(Link(DELAY_S, 1e9), shared={"core": RATE_BPS}, paths=paths))
         ends = [await connected(network, source) for source in ("a", "c")]
         began_s = now_s()
         for here, _ in ends:
@@ -176,7 +177,7 @@ def test_a_change_of_a_link_holds_for_what_is_sent_from_then_on() -> None:
         here, there = await connected(network)
         began_s = now_s()
         here.transport.write(b"before")
-        network.update({("a", "b"): LinkProfile(0.2, RATE_BPS)})
+        network.update({("a", "b"): Link(0.2, RATE_BPS)})
         await asyncio.sleep(1)
         here.transport.write(b"after")
         await asyncio.sleep(1)
@@ -191,7 +192,7 @@ def test_what_meets_a_cut_link_goes_out_in_order_when_it_is_up_again() -> None:
         network = MemoryNetwork(spec())
         here, there = await connected(network)
         began_s = now_s()
-        network.update({("a", "b"): LinkProfile(DELAY_S, RATE_BPS, loss_ratio=1.0)})
+        network.update({("a", "b"): Link(DELAY_S, RATE_BPS, loss_ratio=1.0)})
         here.transport.write(b"one")
         await asyncio.sleep(5)
         here.transport.write(b"two")
@@ -207,7 +208,7 @@ def test_what_meets_a_cut_link_goes_out_in_order_when_it_is_up_again() -> None:
 
 def test_lost_segments_arrive_late_and_nothing_overtakes_them() -> None:
     async def main() -> tuple[list[float], bytes]:
-        network = MemoryNetwork(spec(LinkProfile(DELAY_S, RATE_BPS, loss_ratio=0.2)))
+        network = MemoryNetwork(spec(Link(DELAY_S, RATE_BPS, loss_ratio=0.2)))
         here, there = await connected(network)
         await asyncio.sleep(100)
         began_s, late_s = now_s(), []
@@ -226,7 +227,7 @@ def test_lost_segments_arrive_late_and_nothing_overtakes_them() -> None:
 
 def test_jitter_moves_arrivals_within_its_bounds_and_is_the_same_in_every_run() -> None:
     async def main() -> list[float]:
-        network = MemoryNetwork(spec(LinkProfile(DELAY_S, RATE_BPS, jitter_s=0.01)))
+        network = MemoryNetwork(spec(Link(DELAY_S, RATE_BPS, jitter_s=0.01)))
         here, there = await connected(network)
         took_s = []
         for _ in range(100):

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from netem.choose import BACKENDS
 from netem.fabric import FabricBackend
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.networks import NETWORKS, Network
+from netem.spec import NetworkError, NetworkSpec
+from policies.links import Link
 
 _NODES = ("a", "b", "c")
-_LINK = LinkProfile(0.01, 1e9)
+_LINK = Link(0.01, 1e9)
 _LINKS = {(source, target): _LINK for source in _NODES for target in _NODES if source != target}
 _TWO = {"a": "m0", "b": "m0", "c": "m1"}
 
@@ -49,17 +50,34 @@ def test_a_shared_link_has_its_senders_on_one_machine() -> None:
         spec(_TWO, paths={("a", "b"): ("core",), ("c", "b"): ("core",)}, **keys)
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: str(backend.name))
-def test_only_fabric_joins_machines_and_the_others_say_so(backend: Any) -> None:
-    if backend.joins_machines:
-        assert backend is FabricBackend
-        backend(spec(_TWO))
+PROCESSES = [network for network in NETWORKS.values() if network.nodes_are_processes]
+
+
+@pytest.mark.parametrize("network", PROCESSES, ids=lambda network: str(network.name))
+def test_only_fabric_and_hosts_join_machines_and_the_others_say_so(network: Network) -> None:
+    make = network.backend()
+    if network.joins_machines:
+        assert network.name in ("fabric", "hosts")
+        make(spec(_TWO))
+        return
+    with pytest.raises(
+        NetworkError, match=f"the {network.name} network works on one machine only: .* use fabric"
+    ):
+        make(spec(_TWO))
+    alone = make(spec(dict.fromkeys(_NODES, "m0")))
+    for call in (lambda: alone.bind("m0", "127.0.0.1"), lambda: alone.join({}, bytes(32)), alone.check):
+        with pytest.raises(NetworkError, match=f"the {network.name} network works on one machine only"):
+            call()
+
+
+@pytest.mark.parametrize("network", PROCESSES, ids=lambda network: str(network.name))
+def test_a_network_without_virtual_time_refuses_it(network: Network) -> None:
+    nodes = NetworkSpec("virtual", _NODES, {}, is_virtual=True)
+    if "virtual" in network.clocks:
+        network.backend()(nodes)
     else:
-        with pytest.raises(
-            NetworkError, match=f"the {backend.name} network works on one machine only: .* use fabric"
-        ):
-            backend(spec(_TWO))
-        backend(spec(dict.fromkeys(_NODES, "m0")))
+        with pytest.raises(NetworkError, match=f"the {network.name} network needs real time"):
+            network.backend()(nodes)
 
 
 def test_fabric_says_what_it_lacks_to_join_machines() -> None:

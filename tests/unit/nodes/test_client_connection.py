@@ -279,6 +279,26 @@ async def test_a_lost_packet_is_sent_again_after_the_links_retransmission_time(
     assert {round(n) for n in rounds} >= {0, 1, 2}
 
 
+class Draws(random.Random):
+    """Counts the packets for which a loss is drawn; none is lost."""
+
+    n = 0
+
+    def random(self) -> float:
+        self.n += 1
+        return 1.0
+
+
+@pytest.mark.parametrize(("segment_bytes", "n_packets"), [(1448, 7), (8948, 2)])
+async def test_a_message_is_lost_in_as_many_packets_as_it_has_segments(
+    segment_bytes: int, n_packets: int
+) -> None:
+    clock, draws = ManualClock(), Draws()
+    line = DelayLine(DelayProfile(0.0, 0.0, loss_ratio=0.5, segment_bytes=segment_bytes), clock, draws)
+    await line.carry(9000)
+    assert draws.n == n_packets
+
+
 async def test_a_connection_whose_link_gives_up_is_lost_for_everybody_who_waits() -> None:
     cut = DelayProfile(0.001, 0.0, 0.0, 1.0)
     for up, down in ((cut, DelayProfile(0.0, 0.0)), (DelayProfile(0.0, 0.0), cut)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from nodes import wire
 from nodes.clock import ManualClock
 from nodes.compute import ComputeError
 from nodes.forwarding_session import ForwardingSession
-from nodes.recovery import RecoveryRules
 from nodes.request import SessionError
+from policies.rules import RecoveryRules
 from tests.support.data_plane import (
+    PATIENT,
     TOKEN_BYTES,
     JumpClock,
     RawClient,
@@ -134,7 +136,7 @@ async def test_step_by_step_a_new_chain_is_sent_the_prompt_and_then_every_token_
                 servers.kill(1)
 
         servers.happens = happens
-        log = await session(servers, clock, recovery=RecoveryRules(replay="step_by_step")).run()
+        log = await session(servers, clock, recovery=replace(PATIENT, replay="step_by_step")).run()
     assert log.token_ids == TOKENS
     (replayed,) = log.of("replayed")
     chain = [server for server, _, _ in replayed["hops"]]
@@ -288,7 +290,7 @@ async def test_without_recovery_the_request_fails_with_the_reason_and_frees_ever
     clock = JumpClock()
     async with forwarding_farm(RANGES, clock) as servers:
         servers.happens = lambda server, at, n: servers.kill(1) if (server, at) == (1, 6) else None
-        run = session(servers, clock, recovery=RecoveryRules(mode="off"))
+        run = session(servers, clock, recovery=replace(PATIENT, mode="off"))
         with pytest.raises(SessionError, match=r"^server 1: "):
             await run.hub.run()
         await until(servers.is_free)

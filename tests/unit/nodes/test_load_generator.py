@@ -37,6 +37,7 @@ from nodes.session import HubSession, SessionRules
 from policies.steps import StepTimes
 from tests.support.data_plane import (
     INSTANT,
+    PATIENT,
     TOKEN_BYTES,
     JumpClock,
     connected,
@@ -45,7 +46,7 @@ from tests.support.data_plane import (
     until,
 )
 
-RULES = SessionRules()
+RULES = SessionRules(recovery=PATIENT)
 MODEL = StubHub(TOKEN_BYTES, 4)
 HOPS = [(0, 0, 2), (1, 2, 4)]
 

@@ -10,8 +10,9 @@ from nodes.chain import Chain, HopFailed, OpenHop
 from nodes.clock import ManualClock
 from nodes.hub import HubModel
 from nodes.records import AnyRecord, Detected
-from nodes.recovery import Recovery, RecoveryRules
+from nodes.recovery import Recovery
 from nodes.request import Request, SessionError
+from policies.rules import RecoveryRules
 
 
 class LostChain:

@@ -122,7 +122,11 @@ async def test_a_server_that_does_not_drain_cuts_everything_at_once_and_keeps_no
         await opened(connection, "x", 2, 4)
         work = asyncio.ensure_future(mover.rehost(2, 6, 1e6, None, 4.0))
         await until(lambda: server.sessions.phase == "loading")
-        assert (server.sessions.hosted.first, server.sessions.hosted.last, len(server.account)) == (0, 0, 0)
+        assert (
+            server.sessions.admission.hosted.first,
+            server.sessions.admission.hosted.last,
+            len(server.account),
+        ) == (0, 0, 0)
         assert await refusal(step(connection, "x", 0)) == wire.SESSION_MOVED
         assert await refusal(opened(connection, "y", 2, 4)) == wire.NO_CAPACITY
         await drive(clock, work, 1.0)
@@ -155,7 +159,11 @@ async def test_two_moves_of_one_server_come_one_after_the_other() -> None:
     mover, phases = moving(server)
     both = asyncio.gather(mover.rehost(2, 6, 1.0, 9.0, 2.0), mover.rehost(0, 3, 2.0, 9.0, 2.0))
     await drive(clock, both, 1.0)
-    assert (server.sessions.hosted.first, server.sessions.hosted.last, server.account.capacity_bytes) == (
+    assert (
+        server.sessions.admission.hosted.first,
+        server.sessions.admission.hosted.last,
+        server.account.capacity_bytes,
+    ) == (
         0,
         3,
         2.0,
@@ -172,5 +180,5 @@ async def test_a_server_that_leaves_while_it_moves_takes_no_new_sessions_on_its_
         await until(lambda: server.sessions.phase == "loading")
         await mover.leave()
         await drive(clock, work, 1.0)
-        assert (server.sessions.hosted.first, server.sessions.hosted.last) == (2, 6)
+        assert (server.sessions.admission.hosted.first, server.sessions.admission.hosted.last) == (2, 6)
         assert await refusal(opened(connection, "new", 2, 6)) == wire.NO_CAPACITY

@@ -12,8 +12,8 @@ from nodes.cache import CacheAccount, NoCapacityError
 from nodes.clock import ManualClock
 from nodes.digest import write_rows
 from nodes.forwarding_session import ForwardingSession
-from nodes.rules import PagingRules
 from nodes.session import HubSession
+from policies.rules import PagingRules
 from tests.support.data_plane import TOKEN_BYTES, RawClient, make_server, raw_client, serving, until
 from tests.support.farm import Session, expected_tokens, farm
 from tests.support.forwarding import forwarding_farm

@@ -17,7 +17,7 @@ from nodes.chain import Chain, Refusal
 from nodes.clock import ManualClock
 from nodes.connection import Connection, ConnectionLost
 from nodes.request import Request
-from nodes.rules import RecoveryRules
+from policies.rules import RecoveryRules
 from tests.support.data_plane import TOKEN_BYTES, ask, drive, serving_app, until
 from tests.support.farm import farm
 

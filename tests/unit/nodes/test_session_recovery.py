@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nodes.clock import ManualClock
 from nodes.compute import ComputeError
-from nodes.recovery import RecoveryRules
 from nodes.request import SessionError
-from tests.support.data_plane import TOKEN_BYTES, JumpClock, drive, until
+from policies.rules import RecoveryRules
+from tests.support.data_plane import PATIENT, TOKEN_BYTES, JumpClock, drive, until
 from tests.support.farm import Farm, Session, expected_tokens, farm
 
 RANGES = [(0, 2), (2, 5), (5, 6), (0, 2), (2, 4), (4, 6), (2, 5)]
@@ -67,7 +68,7 @@ async def test_step_by_step_replacements_are_sent_the_prompt_and_then_every_toke
     position: int,
 ) -> None:
     clock = JumpClock()
-    rules = RecoveryRules(replay="step_by_step")
+    rules = replace(PATIENT, replay="step_by_step")
     async with farm(RANGES, clock) as servers:
         servers.happens = Kill(servers, 1, position, [1, 6])  # two replacements, one after the other
         log = await Session(servers, clock, range(7), recovery=rules).run()
@@ -91,7 +92,7 @@ async def test_step_by_step_replacements_are_sent_the_prompt_and_then_every_toke
 @pytest.mark.parametrize("at", [0, 5, 6])
 async def test_a_replacement_that_dies_in_the_middle_of_its_steps_changes_no_token(at: int) -> None:
     clock = JumpClock()
-    rules = RecoveryRules(replay="step_by_step")
+    rules = replace(PATIENT, replay="step_by_step")
     async with farm(RANGES, clock) as servers:
         first, second = Kill(servers, 1, 7, [1]), Kill(servers, 6, at, [6])
         servers.happens = lambda *step: (first(*step), second(*step))[0]
@@ -293,7 +294,7 @@ async def test_with_nobody_to_replace_it_the_request_fails_in_time_with_the_reas
     clock = JumpClock()
     async with farm([(0, 3), (3, 6)], clock) as servers:
         servers.happens = Kill(servers, 1, 6, [1])
-        session = Session(servers, clock, [0, 1], recovery=RecoveryRules(give_up_s=10.0))
+        session = Session(servers, clock, [0, 1], recovery=replace(PATIENT, give_up_s=10.0))
         with pytest.raises(
             SessionError,
             match=r"^blocks \[3, 6\) could not be replaced within 10 s \(no route covers blocks \[3, 6\)\)$",
@@ -308,7 +309,7 @@ async def test_recovery_that_is_off_fails_the_request_at_the_first_failure() -> 
     clock = JumpClock()
     async with farm(RANGES, clock) as servers:
         servers.happens = Kill(servers, 1, 6, [1])
-        session = Session(servers, clock, range(7), recovery=RecoveryRules("off"))
+        session = Session(servers, clock, range(7), recovery=replace(PATIENT, mode="off"))
         with pytest.raises(SessionError, match=r"^server 1: the connection to "):
             await session.run()
         await until(servers.is_free)
@@ -320,7 +321,7 @@ async def test_as_in_petals_last_commit_no_replacement_ever_works_above_position
     clock = JumpClock()
     async with farm(RANGES, clock) as servers:
         servers.happens = Kill(servers, 1, 6, [1])
-        session = Session(servers, clock, range(7), recovery=RecoveryRules("head", give_up_s=5.0))
+        session = Session(servers, clock, range(7), recovery=replace(PATIENT, mode="head", give_up_s=5.0))
         with pytest.raises(SessionError, match=r"\(server 4: a new session cannot start at position 6\)$"):
             await session.run()
         await until(servers.is_free)
@@ -331,7 +332,7 @@ async def test_as_in_petals_last_commit_a_failure_in_the_prefill_can_be_mended()
     clock = JumpClock()
     async with farm(RANGES, clock) as servers:
         servers.happens = Kill(servers, 1, 0, [1])
-        log = await Session(servers, clock, range(7), recovery=RecoveryRules("head")).run()
+        log = await Session(servers, clock, range(7), recovery=replace(PATIENT, mode="head")).run()
     assert log.token_ids == TOKENS
 
 
@@ -389,7 +390,7 @@ async def test_where_no_server_is_left_a_new_session_gives_up_as_the_recovery_sa
     async with farm([(0, 6)], clock) as servers:
         servers.kill(0)
         await until(lambda: not servers.connections[0].has(1))
-        session = Session(servers, clock, [0], recovery=RecoveryRules(give_up_s=6.0))
+        session = Session(servers, clock, [0], recovery=replace(PATIENT, give_up_s=6.0))
         session.believed = lambda: {0}
         with pytest.raises(SessionError, match=r"^no room within 6 s \(http://127"):
             await session.run()

@@ -21,6 +21,7 @@ from nodes.records import (
 )
 from testbed.page.follow import EventReader, Follower
 from testbed.page.history import History, Position
+from testbed.records.events import Serving, Stopped
 
 HEADER = {
     "clients": [{"name": "c0"}],
@@ -119,6 +120,6 @@ def test_a_line_that_is_still_being_written_waits_for_its_end(tmp_path: Path) ->
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "serving"}\n{"event": "sto')
     reader = EventReader(tmp_path)
-    assert [event["event"] for event in reader] == ["serving"]
+    assert [type(event) for event in reader] == [Serving]
     path.write_text('{"event": "serving"}\n{"event": "stopped"}\n')
-    assert [event["event"] for event in reader] == ["stopped"]
+    assert [type(event) for event in reader] == [Stopped]

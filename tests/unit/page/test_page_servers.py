@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from testbed.page.servers import ServerStates
+from tests.support.records import event_of
 
+TIMES = dict.fromkeys(("decided_at_s", "closed_at_s", "drained_at_s", "open_at_s"), 0.0)
 SERVERS = [
     {"name": "a", "state": "online", "first": 0, "last": 4},
     {"name": "b", "state": "absent", "first": 0, "last": 0},
@@ -16,7 +18,7 @@ SERVERS = [
 
 def states(*events: dict[str, Any]) -> list[list[Any]]:
     follower = ServerStates(SERVERS)
-    rows = (follower.take({"at_s": float(i), **event}) for i, event in enumerate(events))
+    rows = (follower.take(event_of(at_s=float(i), **event)) for i, event in enumerate(events))
     return [row for row in rows if row is not None]
 
 
@@ -56,7 +58,7 @@ def test_a_server_that_moves_drains_then_loads_then_serves_its_new_blocks() -> N
     rows = states(
         {"event": "moving", "server": "a", "old": [0, 4], "new": [2, 6], "keeps": [2, 4]},
         {"event": "drained", "server": "a"},
-        {"event": "moved", "server": "a", "old": [0, 4], "new": [2, 6]},
+        {"event": "moved", "server": "a", "old": [0, 4], "new": [2, 6], **TIMES},
     )
     assert [row[2:] for row in rows] == [
         ["draining", 0, 4, 1.0, 2, 4],

@@ -40,7 +40,7 @@ def per_token_s(
     problem: Problem, placement: Placement, routing: RoutingPolicy, sets: tuple[str, ...]
 ) -> float:
     """Mean over the requests of AboveNet with ``sets``, which are not among those of the search."""
-    requests = load_experiment("abovenet", sets).requests
+    requests = load_experiment("abovenet", sets).workload.requests
     done = replay(problem, placement, routing.bind(problem, placement), requests)
     return fmean(d.time_s / d.plan.n_output_tokens for d in done)
 
@@ -107,7 +107,10 @@ def test_streams_have_as_many_requests_as_there_are_at_a_time() -> None:
 @pytest.mark.parametrize(("scenario", "rate"), [("gts-ce", 8), ("bellcanada", 12)])
 def test_where_hundreds_are_served_at_a_time_there_is_room_for_them(scenario: str, rate: int) -> None:
     high = (f"workload.rate={rate}", "workload.n_requests=2000")
-    problem, requests = load_experiment(scenario, high).problem, load_experiment(scenario, high).requests
+    problem, requests = (
+        load_experiment(scenario, high).problem,
+        load_experiment(scenario, high).workload.requests,
+    )
     mean_s = {}
     for policy in (ForesightPlacement(), CgBp(), ChainComposition()):
         placement = policy.place(problem)

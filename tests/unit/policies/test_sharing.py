@@ -115,7 +115,7 @@ def test_the_replay_is_near_the_engine(
     experiment = scenario_case(scenario, PolicyChoice(None, placement, "foresight"), changes, 0).experiment
     made = place(experiment)
     served = simulate_fast(experiment, made).requests
-    replayed = replay_shared(experiment.problem, made.placement, made.router, experiment.requests)
+    replayed = replay_shared(experiment.problem, made.placement, made.router, experiment.workload.requests)
     engine_s = fmean(r.time_s / r.plan.n_output_tokens for r in served if r.time_s is not None)
     replay_s = fmean(d.time_s / d.plan.n_output_tokens for d in replayed)
     assert abs(replay_s / engine_s - 1) < 0.35

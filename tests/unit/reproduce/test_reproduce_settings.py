@@ -47,7 +47,7 @@ def test_settings_have_names_of_their_own_and_only_chooses_between_them() -> Non
 @pytest.mark.parametrize("setting", settings_of(None), ids=lambda setting: setting.id)
 def test_every_setting_is_a_valid_scenario_that_keeps_what_it_says(setting: Setting) -> None:
     experiment = experiment_of(setting, 3)
-    assert len(experiment.requests) == setting.overrides["workload.n_requests"]
+    assert len(experiment.workload.requests) == setting.overrides["workload.n_requests"]
     assert experiment.problem.request_rate == setting.overrides["workload.rate"]
     assert experiment.problem.n_output_tokens == setting.overrides["workload.n_output_tokens"]
     assert experiment.calibration.session_setup_s == 0

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from nodes.compute import Batching
 from nodes.eventlog import EventLog
 from nodes.records import Admitted, AnyRecord, Arrived, Completed, HopRecord, Opening, Rejected, Routed, Token
-from policies.problem import ModelSpec, Problem, ServerSpec
+from policies.links import Link
+from policies.problem import Batching, ModelSpec, Problem, ServerSpec
 from policies.workload import RequestPlan
 from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Calibration, Experiment, Link
+from testbed.scenario.experiment import Calibration, ComputePart, Experiment, NetworkPart, PolicyPart
 
 LINK = Link(0.05, 84_160.0)
 Hop = tuple[int, int, int, float, float, float, float, int, int]
@@ -37,8 +37,9 @@ def make_experiment(
     names, servers = ("c0", "c1"), ("s0", "s1")
     calibration = calibration or Calibration()
     grid = ((0.1, 0.1), (0.1, 0.1))
+    clustered = load_experiment("clustered")  # the other fields of an experiment do not matter here
     return replace(
-        load_experiment("clustered"),  # the other fields of an experiment do not matter here
+        clustered,
         name="synthetic",
         seed=7,
         time_scale=time_scale,
@@ -58,16 +59,18 @@ def make_experiment(
             initial_delay_s=calibration.initial_delay_s,
         ),
         sites={"s0": "East", "s1": "West", "c0": "North", "c1": "North"},
-        links={pair: LINK for c in names for s in servers for pair in ((c, s), (s, c))},
-        mtu=1500,
-        compute="stub",
-        batching=batching,
-        placement="cg-bp",
-        routing="ws-rr",
-        design_concurrency=None,
+        network=NetworkPart(
+            "memory", {pair: LINK for c in names for s in servers for pair in ((c, s), (s, c))}
+        ),
+        compute=ComputePart(batching=batching),
+        policy=PolicyPart("cg-bp", "ws-rr"),
         calibration=calibration,
-        requests=tuple(
-            RequestPlan(i, clients[i] if clients else 0, float(i), *pair) for i, pair in enumerate(lengths)
+        workload=replace(
+            clustered.workload,
+            requests=tuple(
+                RequestPlan(i, clients[i] if clients else 0, float(i), *pair)
+                for i, pair in enumerate(lengths)
+            ),
         ),
     )
 
@@ -130,7 +133,7 @@ class SyntheticRun:
         self.log(Rejected(index, at_s, server, "no-capacity", 1.0, [], []))
 
     def arrive(self, index: int, at_s: float, intended_at_s: float | None = None) -> None:
-        plan = self.experiment.requests[index]
+        plan = self.experiment.workload.requests[index]
         intended_at_s = at_s if intended_at_s is None else intended_at_s
         lengths = plan.n_input_tokens, plan.n_output_tokens
         self.log(Arrived(index, at_s, self._client(index), intended_at_s, *lengths))
@@ -163,7 +166,7 @@ class SyntheticRun:
 
         With ``n_tokens`` the log ends after so many, otherwise the request completes.
         """
-        plan = self.experiment.requests[index]
+        plan = self.experiment.workload.requests[index]
         self.arrive(index, at_s)
         self.admit(index, chain, at_s, at_s + 0.1)
         now_s = at_s + 0.1
@@ -179,7 +182,7 @@ class SyntheticRun:
         return now_s
 
     def _client(self, index: int) -> str:
-        return self.experiment.problem.clients[self.experiment.requests[index].client]
+        return self.experiment.problem.clients[self.experiment.workload.requests[index].client]
 
 
 MakeRun = Callable[..., SyntheticRun]

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from testbed.records.summary import RunSummary
 from testbed.results import finish_run
 from testbed.results.text import summary_text
+from tests.support.records import changed
 from tests.unit.results.conftest import MakeRun
 
 
 @pytest.fixture
-def summary(make_run: MakeRun) -> dict[str, Any]:
+def summary(make_run: MakeRun) -> RunSummary:
     run = make_run()
     run.serve(0, 0.0, [(0, 0, 2), (1, 2, 4)])
     return finish_run(run.path, run.experiment, None)
@@ -23,16 +25,16 @@ def machine(uncertainty_s: float, **more: Any) -> dict[str, Any]:
     return {**found, "drift": 1e-6, "uncertainty_s": uncertainty_s, "is_lost": False, **more}
 
 
-def said(summary: dict[str, Any], **more: Any) -> str:
-    return " ".join(summary_text(summary | more).split())
+def said(summary: RunSummary, **more: Any) -> str:
+    return " ".join(summary_text(changed(summary, **more)).split())
 
 
-def test_a_run_on_one_machine_says_nothing_of_others(summary: dict[str, Any]) -> None:
+def test_a_run_on_one_machine_says_nothing_of_others(summary: RunSummary) -> None:
     assert summary["machines"] == []
     assert "its clock" not in said(summary)
 
 
-def test_clocks_are_said_and_whether_one_way_can_be_trusted(summary: dict[str, Any]) -> None:
+def test_clocks_are_said_and_whether_one_way_can_be_trusted(summary: RunSummary) -> None:
     way_s = summary["metrics"]["hop_network_s"]["p50"] / 2
     text = said(summary, machines=[machine(way_s / 10)])
     assert "machine rome: 3 nodes, its clock known to +-" in text and "trusted" not in text
@@ -41,12 +43,12 @@ def test_clocks_are_said_and_whether_one_way_can_be_trusted(summary: dict[str, A
     assert f"more than the {1e3 * way_s:.3f} ms of one way (p50)" in text and "is not to be trusted" in text
 
 
-def test_the_real_network_is_not_what_the_model_has(summary: dict[str, Any]) -> None:
+def test_the_real_network_is_not_what_the_model_has(summary: RunSummary) -> None:
     assert "which nothing emulates" in said(summary, network="hosts")
 
 
 def test_a_network_between_machines_that_is_too_slow_or_loses_packets_is_said(
-    summary: dict[str, Any],
+    summary: RunSummary,
 ) -> None:
     quiet = {"packets": 10_000, "dropped": 0, "underlay_late": 10, "underlay_lost": 0}
     assert "between the machines" not in said(summary, forwarder=quiet)

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from policies.links import Link
+from testbed.records.events import EventWriter, LinksChanged, Serving
 from testbed.results.logs import read_logs
 from testbed.results.model import HopTable, hop_table, model_setup_s
 from testbed.results.trace import write_trace
-from testbed.rundir import NETWORK_CHANGE, EventWriter
-from testbed.scenario.experiment import Calibration, Link, NetworkChange
+from testbed.scenario.experiment import Calibration, NetworkChange
 from testbed.scenario.timeline import Timeline
 from tests.unit.results.conftest import LINK, MakeRun, SyntheticRun, perfect_hop
 
@@ -154,7 +155,7 @@ def test_a_link_that_changes_counts_as_it_is_when_a_message_goes_out(make_run: M
     slow = {pair: Link(0.25, 84_160.0) for pair in (("c0", "s0"), ("s0", "c0"))}
     run = make_run(lengths=[(2, 3)] * 2)
     changes = (NetworkChange(1.1, slow, "slower"), NetworkChange(9.0, {}, "never came to that"))
-    run.experiment = replace(run.experiment, changes=changes)
+    run.experiment = replace(run.experiment, network=replace(run.experiment.network, changes=changes))
     note_changes(run, 1.1)
     run.arrive(0, 0.0)
     step(run, 0, 1.0)  # sent before the change, answered after it
@@ -168,7 +169,7 @@ def test_a_message_that_meets_a_cut_link_goes_out_in_the_model_when_it_is_up_aga
     cut = {("c0", "s0"): Link(0.05, 84_160.0, 0.0, 1.0)}
     run = make_run()
     changes = (NetworkChange(1.0, cut, "down"), NetworkChange(3.0, {("c0", "s0"): LINK}, "up"))
-    run.experiment = replace(run.experiment, changes=changes)
+    run.experiment = replace(run.experiment, network=replace(run.experiment.network, changes=changes))
     note_changes(run, 1.2, 3.1)  # what counts is when it was done
     run.arrive(0, 0.0)
     step(run, 0, 1.1)
@@ -184,7 +185,7 @@ def test_a_message_sent_while_its_link_was_being_cut_was_caught_if_it_came_after
     cut = {("c0", "s0"): Link(0.05, 84_160.0, 0.0, 1.0)}
     run = make_run()
     changes = (NetworkChange(1.0, cut, "down"), NetworkChange(3.0, {("c0", "s0"): LINK}, "up"))
-    run.experiment = replace(run.experiment, changes=changes)
+    run.experiment = replace(run.experiment, network=replace(run.experiment.network, changes=changes))
     note_changes(run, 1.2, 3.1)
     run.arrive(0, 0.0)
     step(run, 0, 1.1, arrived=3.25, departed=3.29, received=3.44)
@@ -195,10 +196,9 @@ def test_a_message_sent_while_its_link_was_being_cut_was_caught_if_it_came_after
 
 def test_opening_a_chain_over_a_cut_link_takes_until_it_is_up(make_run: MakeRun) -> None:
     cut = {("s0", "c0"): Link(0.05, 84_160.0, 0.0, 1.0)}
-    experiment = replace(
-        make_run().experiment,
-        changes=(NetworkChange(1.0, cut, "down"), NetworkChange(3.0, {("s0", "c0"): LINK}, "up")),
-    )
+    experiment = make_run().experiment
+    changes = (NetworkChange(1.0, cut, "down"), NetworkChange(3.0, {("s0", "c0"): LINK}, "up"))
+    experiment = replace(experiment, network=replace(experiment.network, changes=changes))
     timeline = Timeline(experiment)
     chain = [[0, 0, 4]]
     assert_allclose(model_setup_s(experiment, "c0", chain), 0.1)
@@ -229,7 +229,7 @@ def note_by_hand(run: SyntheticRun, at_s: float, **links: Any) -> None:
         "by": "hand",
         "asked_at_s": at_s,
     }
-    writer.write(NETWORK_CHANGE, at_s, **(details | links))
+    writer.write(LinksChanged(at_s=at_s, **(details | links)))
     writer.close()
 
 
@@ -241,7 +241,10 @@ def test_the_model_knows_of_links_changed_by_hand_among_planned_changes(make_run
     """Slow from 1.1 s by hand; what was planned for 1.5 s finds it so; restored at 3 s to what was planned."""
     run = make_run(lengths=[(2, 3)] * 2)
     planned = dict.fromkeys(BOTH, Link(0.15, 84_160.0))
-    run.experiment = replace(run.experiment, changes=(NetworkChange(1.5, planned, "planned"),))
+    run.experiment = replace(
+        run.experiment,
+        network=replace(run.experiment.network, changes=(NetworkChange(1.5, planned, "planned"),)),
+    )
     note_by_hand(run, 1.1, links=SLOW_BY_HAND)
     note_by_hand(run, 1.6, planned_at_s=1.5, late_s=0.1, by="scenario", links=SLOW_BY_HAND)
     note_by_hand(run, 3.0, links=[[*pair, 0.15, 84_160.0, 0.0, 0.0] for pair in BOTH])
@@ -274,8 +277,8 @@ def test_a_change_by_hand_is_an_instant_of_the_trace(make_run: MakeRun, tmp_path
 def note_changes(run: SyntheticRun, *at_s: float) -> None:
     """Write what the emulation writes when it carries out a change; a kill cuts the last line short."""
     writer = EventWriter(run.path)
-    writer.write("serving", 0.0)
-    planned_at_s = [change.at_s for change in run.experiment.changes] or [1.0]
+    writer.write(Serving(at_s=0.0))
+    planned_at_s = [change.at_s for change in run.experiment.network.changes] or [1.0]
     for number, now_s in enumerate(at_s):
         late_s = now_s - planned_at_s[number]
         details = {
@@ -284,7 +287,7 @@ def note_changes(run: SyntheticRun, *at_s: float) -> None:
             "why": f"change {number}",
             "n_links": 1,
         }
-        writer.write(NETWORK_CHANGE, now_s, **details)
+        writer.write(LinksChanged(at_s=now_s, **details))
     writer.close()
     with open(run.path / "events.jsonl", "a") as file:
         file.write('{"event": "network-ch')

@@ -14,7 +14,7 @@ from nodes.records import Completed
 from testbed.results import finish_run
 from testbed.results.text import summary_text
 from testbed.results.verified import VERIFY
-from testbed.runs.up import exit_code
+from testbed.runs.session import exit_code
 from testbed.scenario.experiment import BlocksSettings
 from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
 
@@ -32,7 +32,9 @@ ALTERED = {
 def real(make_run: MakeRun) -> SyntheticRun:
     """Two requests of three tokens each, both completed, with real blocks."""
     run = make_run(lengths=[(2, 3), (2, 3)])
-    run.experiment = replace(run.experiment, compute="blocks", blocks=BLOCKS)
+    run.experiment = replace(
+        run.experiment, compute=replace(run.experiment.compute, backend="blocks", blocks=BLOCKS)
+    )
     run.serve(0, 0.0, CHAIN)
     run.serve(1, 2.0, CHAIN)
     return run

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from testbed.cli.main import app
 from testbed.errors import UserError
 from testbed.inspect.machine import _uuid_rows
-from testbed.runs import up
+from testbed.runs import session
 from testbed.runtime import gpus as module
 from testbed.runtime.blocks import blocks_model
 from testbed.runtime.gpus import Gpu, find_gpus, missing_gpu, shared_out
@@ -286,9 +286,9 @@ def test_validate_and_up_refuse_alike_and_validate_says_who_gets_what(
     having(monkeypatch, *PARTS)
     refused = CliRunner().invoke(app, ["validate", "bloom-tiny", *options])
     assert isinstance(refused.exception, UserError)
-    monkeypatch.setattr(up, "require_blocks", lambda _: None)
+    monkeypatch.setattr(session, "require_blocks", lambda _: None)
     with pytest.raises(UserError, match=r"MIG-bbb1 .* have 60 MB of memory together"):
-        up.check_can_run(blocks("compute.device=auto"))
+        session.check_can_run(blocks("compute.device=auto"))
     having(monkeypatch, WHOLE)
     told = CliRunner().invoke(app, ["validate", "bloom-tiny", *options, "--json"], catch_exceptions=False)
     assert json.loads(told.stdout)["devices"] == ["GPU-aaaa"] * 5

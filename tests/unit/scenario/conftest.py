@@ -69,4 +69,4 @@ def complaint(load: Load, tmp_path: Path) -> Complain:
 
 @pytest.fixture
 def arrivals() -> Callable[[Experiment], Sequence[float]]:
-    return lambda experiment: [r.arrival_at_s for r in experiment.requests]
+    return lambda experiment: [r.arrival_at_s for r in experiment.workload.requests]

@@ -49,7 +49,7 @@ def test_every_size_follows_from_the_family() -> None:
 
 
 def test_the_stub_needs_to_know_nothing_of_real_blocks() -> None:
-    assert load_experiment("bloom-tiny").blocks is None
+    assert load_experiment("bloom-tiny").compute.blocks is None
 
 
 def test_sizes_in_bytes_follow_the_dtype_and_how_weights_are_held() -> None:
@@ -65,7 +65,7 @@ def test_a_checkpoint_gives_the_sizes_that_the_scenario_leaves_out(checkpoint: C
     model = experiment.problem.model
     assert (model.n_blocks, model.hidden_size) == (6, 48)
     assert model.cache_bytes_per_token == 2 * 2 * 12 * 4  # two heads of keys and values, not four
-    assert experiment.blocks is not None and experiment.blocks.checkpoint == folder
+    assert experiment.compute.blocks is not None and experiment.compute.blocks.checkpoint == folder
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_folder_may_be_relative_to_the_scenario_file(tmp_path: Path, checkpoin
     text = text.replace('backend = "stub"', 'backend = "blocks"\nmodel = "checkpoint"')
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
     experiment = load_experiment(str(tmp_path / "mine.toml"))
-    assert experiment.blocks is not None and experiment.blocks.checkpoint == folder
+    assert experiment.compute.blocks is not None and experiment.compute.blocks.checkpoint == folder
 
 
 def test_a_recorded_run_can_be_read_without_its_checkpoint(tmp_path: Path, checkpoint: Checkpoint) -> None:
@@ -172,9 +172,9 @@ def test_random_weights_have_the_size_of_the_model_that_is_named() -> None:
     experiment = blocks(
         'model={profile="bloom-176b", n_blocks=2}', "compute.random_weights=true", "compute.dtype=bfloat16"
     )
-    assert experiment.blocks is not None
-    assert experiment.blocks.config["n_layer"] == 2
-    assert experiment.blocks.config["hidden_size"] == 14336
+    assert experiment.compute.blocks is not None
+    assert experiment.compute.blocks.config["n_layer"] == 2
+    assert experiment.compute.blocks.config["hidden_size"] == 14336
     assert experiment.problem.model.block_bytes == 2 * 2_466_437_120  # not the profile's, which is in NF4
 
 
@@ -204,5 +204,5 @@ def test_what_does_not_fit_together_is_refused_in_one_sentence(options: tuple[st
 
 
 def test_one_step_after_another_unless_there_are_several_streams() -> None:
-    assert blocks().batching == "serial"
-    assert blocks("compute.streams=4").batching == "none"
+    assert blocks().compute.batching == "serial"
+    assert blocks("compute.streams=4").compute.batching == "none"

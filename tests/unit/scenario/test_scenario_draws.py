@@ -23,7 +23,7 @@ def traced(draw: str, seed: int, *more: str) -> Experiment:
 
 
 def came(experiment: Experiment) -> list[tuple[float, int, int]]:
-    return [(r.arrival_at_s, r.n_input_tokens, r.n_output_tokens) for r in experiment.requests]
+    return [(r.arrival_at_s, r.n_input_tokens, r.n_output_tokens) for r in experiment.workload.requests]
 
 
 def test_windows_of_seeds_in_a_row_share_no_request_and_begin_at_zero() -> None:
@@ -58,7 +58,7 @@ def test_what_a_seed_takes_is_the_same_under_every_policy(draw: str) -> None:
     petals, proposed = (
         traced(draw, 7, "workload.n_requests=20", f"policy.name={p}") for p in ("petals", "proposed")
     )
-    assert petals.requests == proposed.requests
+    assert petals.workload.requests == proposed.workload.requests
 
 
 @pytest.mark.parametrize("draw", ["windows", "bootstrap"])
@@ -68,12 +68,12 @@ def test_the_resolved_scenario_of_a_draw_gives_the_same_requests_without_the_tra
     experiment = traced(draw, 3, "workload.n_requests=20", "workload.rate=0.2")
     (tmp_path / "again.toml").write_text(dump_toml(experiment), encoding="utf-8")
     again = load_experiment(str(tmp_path / "again.toml"))
-    assert again == experiment and "stretched to 0.2 per second, " in again.workload
+    assert again == experiment and "stretched to 0.2 per second, " in again.workload.source
 
 
 def test_a_rate_is_that_of_the_whole_recording_and_windows_keep_their_own() -> None:
     windows = [traced("windows", seed, "workload.n_requests=20", "workload.rate=1") for seed in range(5)]
-    rates = [19 / w.requests[-1].arrival_at_s for w in windows]
+    rates = [19 / w.workload.requests[-1].arrival_at_s for w in windows]
     assert min(rates) < 1 < max(rates)
     assert [w.problem.request_rate for w in windows] == pytest.approx(rates)
 
@@ -92,13 +92,15 @@ POISSON = ("workload.arrivals=poisson", "workload.rate=0.5", "workload.n_request
 
 
 def test_generated_arrivals_take_the_lengths_of_recorded_requests_pair_by_pair() -> None:
-    recorded = {(r.n_input_tokens, r.n_output_tokens) for r in load_experiment("trace-replay").requests}
+    recorded = {
+        (r.n_input_tokens, r.n_output_tokens) for r in load_experiment("trace-replay").workload.requests
+    }
     experiment = load_experiment("trace-replay", POISSON)
-    pairs = [(r.n_input_tokens, r.n_output_tokens) for r in experiment.requests]
+    pairs = [(r.n_input_tokens, r.n_output_tokens) for r in experiment.workload.requests]
     assert set(pairs) <= recorded and len(set(pairs)) > 20
     assert (
-        experiment.sample is None
-        and "lengths drawn from the 100 requests of Azure trace" in experiment.workload
+        experiment.workload.sample is None
+        and "lengths drawn from the 100 requests of Azure trace" in experiment.workload.source
     )
     assert experiment.problem.request_rate == 0.5
     assert experiment.problem.n_output_tokens == max(n_out for _, n_out in pairs)
@@ -108,10 +110,14 @@ def test_a_traces_lengths_do_not_move_generated_arrivals_and_follow_the_seed() -
     fixed = [f"workload.{key}=9" for key in ("n_input_tokens", "n_output_tokens")]
     without = load_experiment("clustered", [*POISSON, *fixed])
     taken = load_experiment("trace-replay", POISSON)
-    assert [r.arrival_at_s for r in taken.requests] == [r.arrival_at_s for r in without.requests]
+    assert [r.arrival_at_s for r in taken.workload.requests] == [
+        r.arrival_at_s for r in without.workload.requests
+    ]
     assert came(taken) == came(load_experiment("trace-replay", POISSON))
     other = load_experiment("trace-replay", [*POISSON, "seed=1"])
-    assert [r.n_input_tokens for r in other.requests] != [r.n_input_tokens for r in taken.requests]
+    assert [r.n_input_tokens for r in other.workload.requests] != [
+        r.n_input_tokens for r in taken.workload.requests
+    ]
 
 
 def test_one_length_may_be_the_traces_and_the_other_not() -> None:
@@ -119,17 +125,21 @@ def test_one_length_may_be_the_traces_and_the_other_not() -> None:
     one = load_experiment(
         "trace-replay", [*POISSON, "workload.n_input_tokens=trace", "workload.n_output_tokens=5"]
     )
-    assert [r.n_input_tokens for r in one.requests] == [r.n_input_tokens for r in both.requests]
-    assert {r.n_output_tokens for r in one.requests} == {5}
+    assert [r.n_input_tokens for r in one.workload.requests] == [
+        r.n_input_tokens for r in both.workload.requests
+    ]
+    assert {r.n_output_tokens for r in one.workload.requests} == {5}
 
 
 def test_the_arrivals_of_a_trace_may_have_other_lengths() -> None:
     drawn_lengths = 'workload.n_output_tokens={distribution="uniform",low=3,high=4}'
     plain = load_experiment("trace-replay")
     other = load_experiment("trace-replay", ["workload.n_input_tokens=8", drawn_lengths])
-    assert [r.arrival_at_s for r in other.requests] == [r.arrival_at_s for r in plain.requests]
-    assert {r.n_input_tokens for r in other.requests} == {8} and {
-        r.n_output_tokens for r in other.requests
+    assert [r.arrival_at_s for r in other.workload.requests] == [
+        r.arrival_at_s for r in plain.workload.requests
+    ]
+    assert {r.n_input_tokens for r in other.workload.requests} == {8} and {
+        r.n_output_tokens for r in other.workload.requests
     } == {3, 4}
 
 
@@ -146,8 +156,8 @@ LISTED = "workload.request_lengths=[[3, 4], [5, 6]]"
 def test_lengths_may_be_listed_for_generated_arrivals() -> None:
     trace = [f"workload.{key}=trace" for key in ("n_input_tokens", "n_output_tokens")]
     experiment = load_experiment("clustered", [LISTED, "workload.n_requests=2", *trace])
-    assert [(r.n_input_tokens, r.n_output_tokens) for r in experiment.requests] == [(3, 4), (5, 6)]
-    assert experiment.requests[1].arrival_at_s > 0
+    assert [(r.n_input_tokens, r.n_output_tokens) for r in experiment.workload.requests] == [(3, 4), (5, 6)]
+    assert experiment.workload.requests[1].arrival_at_s > 0
 
 
 @pytest.mark.parametrize(

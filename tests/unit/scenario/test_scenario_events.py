@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from policies.links import Link
 from testbed.scenario import dump_toml, load_experiment
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 
 Load = Callable[..., Experiment]
 Complain = Callable[..., str]
@@ -23,7 +24,7 @@ def events(*tables: str) -> str:
 
 def course(e: Experiment, pair: tuple[str, str] = UP) -> list[tuple[float, Link]]:
     """The changes of one pair."""
-    return [(change.at_s, change.links[pair]) for change in e.changes if pair in change.links]
+    return [(change.at_s, change.links[pair]) for change in e.network.changes if pair in change.links]
 
 
 def test_an_event_changes_both_directions_and_its_end_restores_the_link(load: Load) -> None:
@@ -31,10 +32,13 @@ def test_an_event_changes_both_directions_and_its_end_restores_the_link(load: Lo
     lossy = Link(0.05, 1e8, 0.0, 0.2)
     assert course(e) == [(30.0, lossy), (40.0, BASE)]
     assert course(e, UP[::-1]) == course(e)
-    assert set(e.changes[0].links) == {
+    assert set(e.network.changes[0].links) == {
         (x, y) for s in ("a100-0", "a100-1") for x, y in ((s, "client-0"), ("client-0", s))
     }
-    assert [c.why for c in e.changes] == ["link A and B: loss 20 %", "the end of: link A and B: loss 20 %"]
+    assert [c.why for c in e.network.changes] == [
+        "link A and B: loss 20 %",
+        "the end of: link A and B: loss 20 %",
+    ]
 
 
 def test_a_change_of_a_link_without_an_end_stays(load: Load) -> None:
@@ -43,22 +47,22 @@ def test_a_change_of_a_link_without_an_end_stays(load: Load) -> None:
 
 def test_forward_changes_one_direction_alone(load: Load) -> None:
     e = load(events("at='1 s', link=['client-0','a100-0'], direction='forward', rtt='80 ms'"))
-    assert [set(change.links) for change in e.changes] == [{UP}]
+    assert [set(change.links) for change in e.network.changes] == [{UP}]
     assert course(e) == [(1.0, Link(0.04, 1e8))]
 
 
 def test_a_node_can_be_named_where_a_site_can(load: Load) -> None:
     e = load(events("at='1 s', site='a100-1', down=true"))
-    assert {node for pair in e.changes[0].links for node in pair} == {"client-0", "a100-0", "a100-1"}
-    assert ("client-0", "a100-0") not in e.changes[0].links
+    assert {node for pair in e.network.changes[0].links for node in pair} == {"client-0", "a100-0", "a100-1"}
+    assert ("client-0", "a100-0") not in e.network.changes[0].links
 
 
 def test_a_partition_cuts_sites_from_the_rest_and_not_from_each_other(load: Load) -> None:
     e = load(events("at='1 s', for='1 s', partition=['A']"))
-    assert {link.loss_ratio for link in e.changes[0].links.values()} == {1.0}
-    assert all("client-0" in pair for pair in e.changes[0].links)
+    assert {link.loss_ratio for link in e.network.changes[0].links.values()} == {1.0}
+    assert all("client-0" in pair for pair in e.network.changes[0].links)
     whole = load(events("at='1 s', for='1 s', site='A', down=true"))
-    assert ("a100-0", "a100-1") in whole.changes[0].links
+    assert ("a100-0", "a100-1") in whole.network.changes[0].links
 
 
 def test_of_events_that_overlap_the_later_in_the_file_wins_property_by_property(load: Load) -> None:
@@ -114,7 +118,9 @@ def test_a_long_drift_takes_600_steps(load: Load) -> None:
 
 
 def test_a_change_that_changes_nothing_is_none(load: Load) -> None:
-    assert load(events("at='1 s', for='1 s', site='B', rate='100 Mbit/s', rtt='100 ms'")).changes == ()
+    assert (
+        load(events("at='1 s', for='1 s', site='B', rate='100 Mbit/s', rtt='100 ms'")).network.changes == ()
+    )
 
 
 def test_jitter_in_an_event_is_at_most_the_delay(load: Load) -> None:
@@ -156,7 +162,7 @@ def test_a_resolved_scenario_with_events_loads_to_the_same_changes(load: Load, t
     with open(path, "w") as file:
         file.write(text)
     again = load_experiment(path)
-    assert again.changes == e.changes
+    assert again.network.changes == e.network.changes
     assert dump_toml(again) == text
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from policies.membership import MembershipRules
+from policies.rules import RecoveryRules
 from testbed.control.placing import place_experiment
 from testbed.errors import UserError
 from testbed.scenario import dump_toml, load_experiment
-from testbed.scenario.experiment import After, Experiment, Fault, RecoveryRules
+from testbed.scenario.experiment import After, Experiment, Fault
 
 Load = Callable[..., Experiment]
 Complain = Callable[..., str]
@@ -25,24 +26,24 @@ def faults(*tables: str) -> str:
 
 def test_a_fault_happens_to_its_server_at_its_instant(load: Load) -> None:
     e = load(faults("kind='kill', server='a100-1', at='30 s', for='20 s'"))
-    assert e.faults == (Fault("kill", 1, 30.0, for_s=20.0),)
+    assert e.faults.planned == (Fault("kill", 1, 30.0, for_s=20.0),)
 
 
 def test_a_fault_of_several_servers_is_one_fault_each_at_the_same_instant(load: Load) -> None:
     e = load(faults("kind='stop', server=['a100-1', 'a100-0'], at='1 s'"))
-    assert e.faults == (Fault("stop", 1, 1.0), Fault("stop", 0, 1.0))
+    assert e.faults.planned == (Fault("stop", 1, 1.0), Fault("stop", 0, 1.0))
 
 
 def test_a_fault_can_wait_for_tokens_of_a_request(load: Load) -> None:
     e = load(faults("kind='slow', server='a100-0', after={request=3, tokens=20}, factor=2.5"))
-    assert e.faults == (Fault("slow", 0, after=After(3, 20), factor=2.5),)
+    assert e.faults.planned == (Fault("slow", 0, after=After(3, 20), factor=2.5),)
 
 
 def test_without_tables_nothing_fails_and_everything_is_as_petals_intends_it(load: Load) -> None:
     e = load()
-    assert (e.faults, e.absent) == ((), frozenset())
+    assert (e.faults.planned, e.faults.absent) == ((), frozenset())
     assert (
-        e.recovery
+        e.faults.recovery
         == RecoveryRules()
         == RecoveryRules(
             mode="replay",
@@ -55,7 +56,7 @@ def test_without_tables_nothing_fails_and_everything_is_as_petals_intends_it(loa
             ban_failed_servers=True,
         )
     )
-    assert e.membership == MembershipRules("instant")
+    assert e.faults.membership == MembershipRules("instant")
 
 
 def test_recovery_and_membership_take_every_key(load: Load) -> None:
@@ -64,7 +65,7 @@ def test_recovery_and_membership_take_every_key(load: Load) -> None:
         "give_up='50 s', ban='6 s', ban_failed_servers=false, replay='step_by_step', jitter=0.1}",
         "membership={kind='announced', announce_period='7 s', expiry='8 s', refresh='0.5 s'}",
     )
-    assert e.recovery == RecoveryRules(
+    assert e.faults.recovery == RecoveryRules(
         mode="head",
         request_timeout_s=9.0,
         connect_timeout_s=2.0,
@@ -76,7 +77,7 @@ def test_recovery_and_membership_take_every_key(load: Load) -> None:
         replay="step_by_step",
         retry_jitter_ratio=0.1,
     )
-    assert e.membership == MembershipRules("announced", 7.0, 8.0, 0.5)
+    assert e.faults.membership == MembershipRules("announced", 7.0, 8.0, 0.5)
 
 
 REAL = (
@@ -109,7 +110,7 @@ def test_only_real_blocks_of_16_bits_are_replayed_step_by_step_unless_the_scenar
     load: Load, options: Sequence[str], replay: str
 ) -> None:
     experiment = load(*options)
-    assert experiment.recovery.replay == experiment.document["recovery"]["replay"] == replay
+    assert experiment.faults.recovery.replay == experiment.document["recovery"]["replay"] == replay
 
 
 def test_replacements_are_tried_at_once_and_then_with_doubling_waits() -> None:
@@ -131,31 +132,31 @@ def test_jitter_tells_the_waits_of_requests_apart_and_repeats_with_the_seed() ->
 def test_churn_fails_servers_at_random_and_leaves_the_workload_alone(load: Load) -> None:
     plain = load()
     e = load("churn={mtbf='2 s', mttr='5 s', until='500 s'}")
-    assert e.requests == plain.requests
+    assert e.workload.requests == plain.workload.requests
     assert e.problem == plain.problem
-    times_s = [fault.at_s or 0.0 for fault in e.faults]
+    times_s = [fault.at_s or 0.0 for fault in e.faults.planned]
     assert times_s == sorted(times_s)
     assert times_s[-1] <= 500.0
     # 2 servers that are away for 5 s of 9 or so: about half of the 250 failures find one that is there.
     assert 60 < len(times_s) < 200
-    assert {fault.kind for fault in e.faults} == {"kill"}
-    assert load("churn={mtbf='2 s', mttr='5 s', until='500 s'}").faults == e.faults
-    assert load("churn={mtbf='2 s', mttr='5 s', until='500 s'}", "seed=1").faults != e.faults
+    assert {fault.kind for fault in e.faults.planned} == {"kill"}
+    assert load("churn={mtbf='2 s', mttr='5 s', until='500 s'}").faults.planned == e.faults.planned
+    assert load("churn={mtbf='2 s', mttr='5 s', until='500 s'}", "seed=1").faults.planned != e.faults.planned
 
 
 def test_constant_churn_is_regular_and_never_fails_a_server_that_is_away(load: Load) -> None:
     e = load("churn={mtbf='10 s', mttr='25 s', until='100 s', distribution='constant', kind='stop'}")
-    assert [(f.kind, f.at_s, f.for_s) for f in e.faults] == [
+    assert [(f.kind, f.at_s, f.for_s) for f in e.faults.planned] == [
         ("stop", at_s, 25.0) for at_s in (10.0, 20.0, 40.0, 50.0, 70.0, 80.0, 100.0)
     ]
-    assert {f.server for f in e.faults[:2]} == {0, 1}
+    assert {f.server for f in e.faults.planned[:2]} == {0, 1}
 
 
 def test_churn_ends_with_the_last_arrival_and_spares_servers_that_are_not_named(load: Load) -> None:
     e = load("churn={mtbf='1 s', mttr='0.1 s', servers='a100-1', distribution='constant'}")
-    last_s = max(request.arrival_at_s for request in e.requests)
-    assert [f.at_s for f in e.faults] == [float(n) for n in range(1, int(last_s) + 1)]
-    assert {f.server for f in e.faults} == {1}
+    last_s = max(request.arrival_at_s for request in e.workload.requests)
+    assert [f.at_s for f in e.faults.planned] == [float(n) for n in range(1, int(last_s) + 1)]
+    assert {f.server for f in e.faults.planned} == {1}
 
 
 def test_a_resolved_scenario_lists_what_churn_drew_and_repeats_it(load: Load, tmp_path: Path) -> None:
@@ -165,9 +166,9 @@ def test_a_resolved_scenario_lists_what_churn_drew_and_repeats_it(load: Load, tm
     path.write_text(dump_toml(e))
     document = tomllib.loads(path.read_text())
     assert "churn" not in document
-    assert len(document["fault"]) == len(e.faults) > 5
+    assert len(document["fault"]) == len(e.faults.planned) > 5
     assert load_experiment(str(path)) == e
-    assert load_experiment(str(path), ["seed=7"]).faults == e.faults
+    assert load_experiment(str(path), ["seed=7"]).faults.planned == e.faults.planned
 
 
 def test_servers_that_are_not_present_hold_nothing_until_they_join(load: Load) -> None:
@@ -178,7 +179,7 @@ def test_servers_that_are_not_present_hold_nothing_until_they_join(load: Load) -
         *designed,
         replace=("[clients]", more),
     )
-    assert e.absent == {2}
+    assert e.faults.absent == {2}
     placed = place_experiment(e).placement
     assert placed.ranges[2].n_blocks == 0 == placed.cache_bytes[2]
     assert placed.ranges[:2] == place_experiment(load(*designed)).placement.ranges

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from nodes.messages import ServerEnd
+from policies.links import HEADER_BYTES
 from policies.problem import BlockRange, Hop, Placement, RequestSpec, service_s
 from testbed.runtime.peering import followers
-from testbed.runtime.wiring import changed_links, network_spec, node_view, scaled, stub_profile
+from testbed.runtime.wiring import changed_links, network_spec, node_view, stub_profile
 from testbed.scenario import dump_toml, load_experiment
 from testbed.scenario.experiment import Experiment
 
@@ -45,16 +46,25 @@ def test_in_virtual_time_links_between_servers_are_emulated_only_where_servers_f
 
 def test_a_server_delays_what_it_sends_to_other_servers_and_nothing_else() -> None:
     experiment = small("policy.communication=server-to-server")
-    links = changed_links(experiment, "mig-1g-0", experiment.links)
+    links = changed_links(experiment, "mig-1g-0", experiment.network.links)
     assert [(link.server, link.down) for link in links] == [(1, None), (2, None)]
     assert [link.up.delay_s for link in links] == [0.0025, 0.05]
     ends = dict.fromkeys(experiment.nodes, ("127.0.0.1", 7))
-    assert [end.up is not None for end in node_view(experiment, "mig-1g-0", ends, experiment.links)] == [
+    assert [
+        end.up is not None for end in node_view(experiment, "mig-1g-0", ends, experiment.network.links)
+    ] == [
         False,
         True,
         True,
     ]
     assert node_view(experiment, "mig-1g-0", ends, None) == [ServerEnd("127.0.0.1", 7)] * 3
+
+
+def test_packets_of_a_link_that_a_node_plays_are_as_large_as_the_mtu_allows() -> None:
+    for mtu in (1500, 9000):
+        experiment = load_experiment("clustered", [f"network.mtu={mtu}"])
+        [first, *_] = changed_links(experiment, "client-0", experiment.network.links)
+        assert first.up is not None and first.up.segment_bytes == mtu - HEADER_BYTES
 
 
 def test_servers_connect_to_those_that_hold_the_block_after_their_last() -> None:
@@ -66,7 +76,7 @@ def test_servers_connect_to_those_that_hold_the_block_after_their_last() -> None
 @pytest.mark.parametrize("calibration", ["none", "petals-clustered"])
 def test_a_chain_takes_what_every_one_of_its_links_takes(calibration: str) -> None:
     experiment = small("policy.communication=server-to-server", f"calibration.set={calibration}")
-    problem, links = experiment.problem, experiment.links
+    problem, links = experiment.problem, experiment.network.links
     request = RequestSpec(0, 20, 3)
     hops = (Hop(0, 0, 30), Hop(1, 30, 50), Hop(2, 50, 70))
     names = [problem.clients[0], *(problem.servers[hop.server].name for hop in hops), problem.clients[0]]
@@ -76,7 +86,7 @@ def test_a_chain_takes_what_every_one_of_its_links_takes(calibration: str) -> No
     def seconds(n_tokens: int, position: int) -> float:
         n_bytes = n_tokens * problem.model.token_bytes
         sent_s = [
-            scaled(links[pair], 1.0).transmission_s(n_bytes, experiment.mtu) + links[pair].delay_s
+            links[pair].transmission_s(n_bytes, experiment.network.mtu) + links[pair].delay_s
             for pair in pairs
         ]
         profiles = [stub_profile(experiment, hop.server) for hop in hops]

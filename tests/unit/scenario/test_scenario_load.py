@@ -21,9 +21,9 @@ def test_the_clustered_scenario_is_the_papers() -> None:
     assert e.sites["client-0"] == "Cluster0"
     assert p.raw_rtt_s == ((0.1,) * 9,)
     assert p.server_rtt_s[0] == (0.0, *[0.005] * 6, 0.1, 0.1)
-    assert {link.rate_bps for link in e.links.values()} == {1e8, 1e9}
-    assert e.links["a100-0", "a100-1"].delay_s == 0.0025
-    assert len(e.links) == 2 * 9 + 9 * 8
+    assert {link.rate_bps for link in e.network.links.values()} == {1e8, 1e9}
+    assert e.network.links["a100-0", "a100-1"].delay_s == 0.0025
+    assert len(e.network.links) == 2 * 9 + 9 * 8
     assert (p.model.n_blocks, p.model.block_bytes, p.model.token_bytes) == (70, 1323397667.2, 28672)
     assert p.design_cache_bytes == 8486912
     mig, a100 = p.servers[0], p.servers[-1]
@@ -31,8 +31,13 @@ def test_the_clustered_scenario_is_the_papers() -> None:
     assert (a100.memory_bytes, a100.decode_s, a100.block_cap) == (79.13e9, 0.0032197, None)
     assert a100.prefill_s(20) == pytest.approx(0.034476)
     assert mig.prefill_s(20) == pytest.approx(0.2084367)
-    assert (p.request_rate, p.n_input_tokens, p.n_output_tokens, len(e.requests)) == (0.1, 20, 128, 100)
-    assert (e.placement, e.routing, e.design_concurrency) == ("cg-bp", "ws-rr", None)
+    assert (p.request_rate, p.n_input_tokens, p.n_output_tokens, len(e.workload.requests)) == (
+        0.1,
+        20,
+        128,
+        100,
+    )
+    assert (e.policy.placement, e.policy.routing, e.policy.design_concurrency) == ("cg-bp", "ws-rr", None)
     assert (e.calibration.name, e.calibration.session_setup_s, e.problem.initial_delay_s) == ("none", 0, 0)
     assert e.time_scale == 1
 
@@ -86,7 +91,7 @@ def test_options_change_values_without_copying_the_file() -> None:
     assert e.problem.request_rate == 0.5
     assert e.sites["client-0"] == "Cluster1"
     assert e.problem.n_servers == 5
-    assert not e.tcp.warm
+    assert not e.network.tcp.warm
     assert e.problem.raw_rtt_s == ((0.1, 0.1, 0.1, 0.005, 0.005),)
 
 
@@ -94,7 +99,7 @@ def test_clients_can_be_at_several_sites(load: Load) -> None:
     e = load(replace=("[clients]", '[[clients]]\nsite = "A"\ncount = 2\n[[clients]]'))
     assert e.problem.clients == ("client-0", "client-1", "client-2")
     assert [e.sites[c] for c in e.problem.clients] == ["A", "A", "B"]
-    assert ("client-0", "client-1") not in e.links
+    assert ("client-0", "client-1") not in e.network.links
     assert [row[0] for row in e.problem.raw_rtt_s] == [0.005, 0.005, 0.1]
 
 
@@ -187,14 +192,14 @@ def test_an_option_replaces_the_files_pair_or_one_half_of_it(
     options: list[str], pair: tuple[str, str]
 ) -> None:
     e = load_experiment("clustered", options)
-    assert (e.placement, e.routing) == pair
+    assert (e.policy.placement, e.policy.routing) == pair
 
 
 def test_a_dumped_policy_can_be_replaced_by_a_pair(tmp_path: Path) -> None:
     path = tmp_path / "scenario.toml"
     path.write_text(dump_toml(load_experiment("clustered")), encoding="utf-8")
     e = load_experiment(str(path), ["policy.name=petals", "calibration.session_setup=true"])
-    assert (e.placement, e.routing, e.calibration.session_setup_s) == ("petals", "petals", 250)
+    assert (e.policy.placement, e.policy.routing, e.calibration.session_setup_s) == ("petals", "petals", 250)
 
 
 @pytest.mark.parametrize("option", ["calibration.set=petals-scattered", "model.profile=bloom-176b"])
@@ -230,6 +235,6 @@ def test_lengths_that_vary_are_planned_for_at_their_maximum() -> None:
         ],
     )
     assert (e.problem.n_input_tokens, e.problem.n_output_tokens) == (64, 99)
-    assert {r.n_input_tokens for r in e.requests} == {8}
-    assert all(1 <= r.n_output_tokens <= 99 for r in e.requests)
+    assert {r.n_input_tokens for r in e.workload.requests} == {8}
+    assert all(1 <= r.n_output_tokens <= 99 for r in e.workload.requests)
     assert RequestSpec(0, 64, 99).n_tokens == e.problem.n_input_tokens + e.problem.n_output_tokens

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from policies.links import Link
 from testbed.errors import ScenarioError
 from testbed.runtime.wiring import network_spec
 from testbed.scenario import dump_toml, load_experiment
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from tests.unit.scenario.conftest import SMALL
 
 Load = Callable[..., Experiment]
@@ -38,7 +39,7 @@ Of = Callable[..., Experiment]
 
 
 def delays(e: Experiment) -> list[float]:
-    return [e.links[pair].delay_s for pair in (DOWN, UP, INSIDE)]
+    return [e.network.links[pair].delay_s for pair in (DOWN, UP, INSIDE)]
 
 
 def test_a_square_csv_gives_half_of_each_cell_to_its_direction(of_file: Of) -> None:
@@ -53,7 +54,7 @@ def test_a_list_of_pairs_may_have_rates_and_either_direction(of_file: Of) -> Non
     text = "from,to,rtt,rate\nA,B,60,100\nB,A,140,50\nA,A,5,1000\n"
     e = of_file("rtt.csv", text, 'rtt_unit = "ms"\nrate_unit = "Mbit/s"')
     assert delays(e) == [0.03, 0.07, 0.0025]
-    assert [e.links[pair].rate_bps for pair in (DOWN, UP, INSIDE)] == [1e8, 5e7, 1e9]
+    assert [e.network.links[pair].rate_bps for pair in (DOWN, UP, INSIDE)] == [1e8, 5e7, 1e9]
     one = of_file("rtt.csv", "From, To, RTT\nA, B, 60\n")
     assert delays(one) == [0.03, 0.03, 0.0]
 
@@ -69,7 +70,7 @@ def test_a_resolved_scenario_holds_the_matrix_and_needs_its_file_no_more(of_file
     path = tmp_path / "resolved.toml"
     path.write_text(dump_toml(e))
     again = load_experiment(str(path))
-    assert again.links == e.links
+    assert again.network.links == e.network.links
     assert dump_toml(again) == dump_toml(e)
 
 
@@ -162,9 +163,9 @@ def test_units_and_rates_must_be_said_once(of_file: Of, complaint: Complain) -> 
 def test_jitter_and_loss_are_those_of_all_links_or_of_a_pair(load: Load, complaint: Complain) -> None:
     e = load('network.jitter="4 ms"', 'network.loss="0.1 %"', 'network.pairs.1.jitter="20 ms"')
     # Inside A the delay is 2.5 ms, and a jitter is never larger.
-    assert e.links[INSIDE] == Link(0.0025, 1e9, 0.0025, 0.001)
-    assert e.links[UP] == Link(0.05, 1e8, 0.02, 0.001)
-    assert load("network.pairs.1.loss=0.25").links[UP].loss_ratio == 0.25
+    assert e.network.links[INSIDE] == Link(0.0025, 1e9, 0.0025, 0.001)
+    assert e.network.links[UP] == Link(0.05, 1e8, 0.02, 0.001)
+    assert load("network.pairs.1.loss=0.25").network.links[UP].loss_ratio == 0.25
     said = complaint('network.pairs.1.jitter="51 ms"')
     assert said.endswith("network.pairs.1.jitter: must be at most the one-way delay, 50 ms")
     assert complaint('network.loss="100 %"').endswith('network.loss: must be less than 1, not "100 %"')
@@ -173,20 +174,23 @@ def test_jitter_and_loss_are_those_of_all_links_or_of_a_pair(load: Load, complai
 def test_a_topology_can_share_its_links_and_its_resolved_form_too(tmp_path: Path) -> None:
     e = load_experiment("abovenet", ["network.share_links=true", "time_scale=2"])
     client, server = e.problem.clients[0], e.problem.servers[0].name
-    path = e.shared_paths[client, server]
+    path = e.network.shared_paths[client, server]
     assert path[0].startswith(f"{e.sites[client]}>")
     assert path[-1].endswith(f">{e.sites[server]}")
     back = [">".join(reversed(link.split(">"))) for link in reversed(path)]
-    assert list(e.shared_paths[server, client]) == back
+    assert list(e.network.shared_paths[server, client]) == back
     spec = network_spec(e, "run")
     assert set(spec.paths) == set(spec.links)
     assert set(spec.shared) == {link for links in spec.paths.values() for link in links}
-    assert spec.shared[path[0]] == 2 * e.shared_bps[path[0]]
+    assert spec.shared[path[0]] == 2 * e.network.shared_bps[path[0]]
     assert min(spec.shared[link] for link in path) == spec.links[client, server].rate_bps
     resolved = tmp_path / "resolved.toml"
     resolved.write_text(dump_toml(e))
     again = load_experiment(str(resolved))
-    assert (again.shared_bps, again.shared_paths) == (e.shared_bps, e.shared_paths)
+    assert (again.network.shared_bps, again.network.shared_paths) == (
+        e.network.shared_bps,
+        e.network.shared_paths,
+    )
     assert dump_toml(again) == dump_toml(e)
     assert network_spec(load_experiment("abovenet"), "run").shared == {}
 
@@ -194,8 +198,8 @@ def test_a_topology_can_share_its_links_and_its_resolved_form_too(tmp_path: Path
 def test_a_matrix_can_name_shared_links_and_bad_ones_are_refused(load: Load, complaint: Complain) -> None:
     matrix = 'network={kind="matrix",sites=["A","B"],rtt=[[5,60],[60,2]],rtt_unit="ms",rate="1 Gbit/s"'
     e = load(matrix + ',shared={wan="10 Mbit/s"},paths=[{from="B",to="A",links=["wan"]}]}')
-    assert e.shared_bps == {"wan": 1e7}
-    assert e.shared_paths == {UP: ("wan",), ("client-0", "a100-1"): ("wan",)}
+    assert e.network.shared_bps == {"wan": 1e7}
+    assert e.network.shared_paths == {UP: ("wan",), ("client-0", "a100-1"): ("wan",)}
     for rest, said in (
         ('shared={wan="10 Mbit/s"}', "network.paths: is missing; shared links need both"),
         ('paths=[{from="B",to="A",links=["wan"]}]', "network.shared: is missing; shared links need both"),

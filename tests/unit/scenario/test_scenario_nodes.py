@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from policies.links import Link
 from testbed.errors import UserError
 from testbed.runtime.programs import check_programs
 from testbed.runtime.stage import choose_stage
 from testbed.runtime.wiring import network_spec
 from testbed.scenario import dump_toml, load_experiment
-from testbed.scenario.experiment import Experiment, Link, Program
+from testbed.scenario.experiment import Experiment, Program
 
 Load = Callable[..., Experiment]
 Complain = Callable[..., str]
@@ -46,7 +47,7 @@ def test_a_node_has_a_command_an_environment_and_links_to_all_others(load: Load)
     spec = network_spec(e, "run")
     assert spec.nodes == (*e.nodes, "web", "empty")
     assert set(permutations(spec.nodes, 2)) == set(spec.links)
-    assert e.links["web", "empty"] == Link(0.05, 1e9)
+    assert e.network.links["web", "empty"] == Link(0.05, 1e9)
 
 
 def test_a_stored_scenario_has_the_same_nodes(load: Load, tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_a_stored_scenario_has_the_same_nodes(load: Load, tmp_path: Path) -> Non
     stored = tmp_path / "stored.toml"
     stored.write_text(dump_toml(e), encoding="utf-8")
     again = load_experiment(str(stored))
-    assert (again.programs, again.links, again.sites) == (e.programs, e.links, e.sites)
+    assert (again.programs, again.network.links, again.sites) == (e.programs, e.network.links, e.sites)
 
 
 def test_words_that_begin_with_a_dot_and_a_slash_are_files_beside_the_scenario(tmp_path: Path) -> None:

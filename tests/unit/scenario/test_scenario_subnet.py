@@ -31,7 +31,7 @@ async def test_every_network_takes_its_addresses_from_the_subnet(load: Load, tmp
     e = load("network.subnet=10.77.128.0/17")
     (tmp_path / "stored.toml").write_text(dump_toml(e), encoding="utf-8")
     stored = load_experiment(str(tmp_path / "stored.toml"))
-    assert stored.subnet == e.subnet == IPv4Network("10.77.128.0/17")
+    assert stored.network.subnet == e.network.subnet == IPv4Network("10.77.128.0/17")
     spec = network_spec(e, "run")
     fabric, netem, memory = FabricBackend(spec), NetemBackend(spec), MemoryNetwork(spec)
     for node in e.nodes:

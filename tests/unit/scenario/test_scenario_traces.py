@@ -154,7 +154,7 @@ def test_a_trace_keeps_what_the_file_would_replace_where_an_option_says_so(tmp_p
     as_recorded = [
         f"workload.{key}=trace" for key in ("rate", "n_requests", "n_input_tokens", "n_output_tokens")
     ]
-    plans = load_experiment("clustered", [*options, *as_recorded]).requests
+    plans = load_experiment("clustered", [*options, *as_recorded]).workload.requests
     assert [(r.arrival_at_s, r.n_input_tokens, r.n_output_tokens) for r in plans] == [
         (0.0, 374, 44),
         (pytest.approx(1.5), 396, 109),
@@ -182,10 +182,10 @@ def test_a_workload_that_is_written_as_a_trace_is_read_as_it_was(
     assert f"requests of the scenario {answer['origin']}\n" in text
     replayed = load_experiment("trace-replay", [f"workload.file={file}"])
     made = load_experiment("clustered", ["workload.n_requests=30", "workload.n_input_tokens=77"])
-    assert [r.arrival_at_s for r in replayed.requests] == pytest.approx(
-        [r.arrival_at_s for r in made.requests], abs=1e-6
+    assert [r.arrival_at_s for r in replayed.workload.requests] == pytest.approx(
+        [r.arrival_at_s for r in made.workload.requests], abs=1e-6
     )
-    assert {(r.n_input_tokens, r.n_output_tokens) for r in replayed.requests} == {(77, 128)}
+    assert {(r.n_input_tokens, r.n_output_tokens) for r in replayed.workload.requests} == {(77, 128)}
     with pytest.raises(UserError, match="exists; give the name of a new file"):
         make_command(file, "clustered", kind, [])
 
@@ -215,19 +215,21 @@ def test_the_shipped_trace_is_what_the_shipped_scenario_says_makes_it(tmp_path: 
 )
 def test_where_a_workload_comes_from_is_kept(options: list[str], said: str, tmp_path: Path) -> None:
     experiment = load_experiment("trace-replay", options)
-    assert experiment.workload == said
+    assert experiment.workload.source == said
     resolved = _file(tmp_path, dump_toml(experiment), "resolved.toml")
-    assert load_experiment(str(resolved)).workload == said
+    assert load_experiment(str(resolved)).workload.source == said
     again = load_experiment(str(resolved), ["workload.rate=7"])
-    assert again.workload.startswith(said.partition(";")[0] + ", stretched to 7 per second")
+    assert again.workload.source.startswith(said.partition(";")[0] + ", stretched to 7 per second")
 
 
 def test_a_generated_workload_is_described_as_it_is_now(tmp_path: Path) -> None:
     lengths = 'workload.n_input_tokens={distribution="uniform",low=3,high=5}'
     experiment = load_experiment("clustered", [lengths])
-    assert experiment.workload == "poisson, 0.1 per second; input tokens 3 to 5, output tokens 128"
+    assert experiment.workload.source == "poisson, 0.1 per second; input tokens 3 to 5, output tokens 128"
     resolved = _file(tmp_path, dump_toml(experiment), "resolved.toml")
-    assert load_experiment(str(resolved), ["workload.rate=3"]).workload.startswith("poisson, 3 per second;")
+    assert load_experiment(str(resolved), ["workload.rate=3"]).workload.source.startswith(
+        "poisson, 3 per second;"
+    )
 
 
 @pytest.mark.parametrize(
@@ -274,17 +276,17 @@ LENGTHS = tuple(f"workload.{key}=trace" for key in ("n_input_tokens", "n_output_
 def test_recorded_prompts_that_are_too_long_are_left_out_and_that_is_said(tmp_path: Path) -> None:
     file = f"workload.file={_file(tmp_path, LONG, 'long.jsonl')}"
     cut = load_experiment("clustered", [*MOONCAKE, *LENGTHS, file, "workload.max_input_tokens=100"])
-    assert [(r.arrival_at_s, r.n_input_tokens) for r in cut.requests] == [(0, 20), (1, 30), (3, 40)]
+    assert [(r.arrival_at_s, r.n_input_tokens) for r in cut.workload.requests] == [(0, 20), (1, 30), (3, 40)]
     said = "Mooncake trace long.jsonl without 2 of 5 requests, whose prompts have more than 100 tokens"
-    assert cut.workload.startswith(said)
+    assert cut.workload.source.startswith(said)
     again = load_experiment(str(_file(tmp_path, dump_toml(cut), "resolved.toml")))
-    assert again.requests == cut.requests and again.workload == cut.workload
+    assert again.workload.requests == cut.workload.requests and again.workload.source == cut.workload.source
     every = load_experiment("clustered", [*MOONCAKE, *LENGTHS, file, "workload.max_input_tokens=70000"])
-    assert len(every.requests) == 5 and "without" not in every.workload
+    assert len(every.workload.requests) == 5 and "without" not in every.workload.source
     with pytest.raises(ScenarioError, match="is 10, and every recorded prompt is longer"):
         load_experiment("clustered", [*MOONCAKE, *LENGTHS, file, "workload.max_input_tokens=10"])
     drawn = ["workload.n_requests=30", *LENGTHS, file, "workload.max_input_tokens=100"]
-    assert {r.n_input_tokens for r in load_experiment("clustered", drawn).requests} == {20, 30, 40}
+    assert {r.n_input_tokens for r in load_experiment("clustered", drawn).workload.requests} == {20, 30, 40}
     with pytest.raises(ScenarioError, match=r"is only for requests of a trace; name one in workload\.file"):
         load_experiment("clustered", ["workload.max_input_tokens=10"])
     listed = ["workload.arrivals=listed", "workload.requests=[[0, 1, 1], [1, 1, 1]]", "workload.rate=trace"]

@@ -38,8 +38,8 @@ def test_constant_arrivals_are_evenly_spaced(load: Load, arrivals: Arrivals) -> 
 
 
 def test_the_same_seed_gives_the_same_requests_and_another_seed_does_not(load: Load) -> None:
-    assert load().requests == load().requests
-    assert load().requests != load("seed=1").requests
+    assert load().workload.requests == load().workload.requests
+    assert load().workload.requests != load("seed=1").workload.requests
 
 
 @pytest.mark.parametrize(
@@ -67,15 +67,19 @@ def test_arrivals_do_not_move_lengths_clients_or_join_order(load: Load) -> None:
     a = load(*options)
     b = load(*options, "workload.arrivals=gamma", "workload.shape=0.5", "workload.rate=3")
     assert a.problem.join_order == b.problem.join_order
-    assert [(r.client, r.n_input_tokens, r.n_output_tokens) for r in a.requests] == [
-        (r.client, r.n_input_tokens, r.n_output_tokens) for r in b.requests
+    assert [(r.client, r.n_input_tokens, r.n_output_tokens) for r in a.workload.requests] == [
+        (r.client, r.n_input_tokens, r.n_output_tokens) for r in b.workload.requests
     ]
-    assert [r.arrival_at_s for r in a.requests] != [r.arrival_at_s for r in b.requests]
-    assert [r.n_input_tokens for r in a.requests] != [r.n_output_tokens for r in a.requests]
+    assert [r.arrival_at_s for r in a.workload.requests] != [r.arrival_at_s for r in b.workload.requests]
+    assert [r.n_input_tokens for r in a.workload.requests] != [r.n_output_tokens for r in a.workload.requests]
 
 
 def test_requests_are_spread_over_all_clients(load: Load) -> None:
-    assert {r.client for r in load("clients.count=3", "workload.n_requests=50").requests} == {0, 1, 2}
+    assert {r.client for r in load("clients.count=3", "workload.n_requests=50").workload.requests} == {
+        0,
+        1,
+        2,
+    }
 
 
 def test_servers_join_in_a_permutation(load: Load) -> None:
@@ -88,7 +92,7 @@ LISTED = ["workload.arrivals=listed", "workload.n_requests=2"]
 def test_listed_requests_come_as_listed(load: Load) -> None:
     requests = load(
         *LISTED, "workload.requests=[[0,1,2],[2.0,3,4]]", replace=("n_input_tokens = 20\n", "")
-    ).requests
+    ).workload.requests
     assert [(r.arrival_at_s, r.n_input_tokens) for r in requests] == [(0, 1), (2.0, 3)]
     assert {r.n_output_tokens for r in requests} == {64}
 
@@ -129,7 +133,7 @@ def traced(tmp_path: Path, small: str) -> Path:
 def test_a_trace_beside_the_scenario_is_replayed(traced: Path, arrivals: Arrivals) -> None:
     e = load_experiment(str(traced))
     assert arrivals(e) == [0, 3, 6, 9, 12]
-    assert [(r.n_input_tokens, r.n_output_tokens) for r in e.requests][-1] == (14, 5)
+    assert [(r.n_input_tokens, r.n_output_tokens) for r in e.workload.requests][-1] == (14, 5)
     assert (e.problem.n_input_tokens, e.problem.n_output_tokens) == (14, 5)
     assert e.problem.request_rate == pytest.approx(1 / 3)
 
@@ -139,7 +143,7 @@ def test_a_trace_can_be_cut_and_stretched(traced: Path, arrivals: Arrivals) -> N
         str(traced), ["workload.n_requests=3", "workload.rate=1", "workload.n_output_tokens=7"]
     )
     assert arrivals(e) == pytest.approx([0, 1, 2])
-    assert {r.n_output_tokens for r in e.requests} == {7}
+    assert {r.n_output_tokens for r in e.workload.requests} == {7}
     assert e.problem.request_rate == 1
 
 
@@ -159,7 +163,7 @@ def test_a_trace_given_as_an_option_is_found_from_the_current_folder(
     (folder / "other.jsonl").write_text(MOONCAKE.splitlines()[0] + "\n")
     monkeypatch.chdir(folder)
     e = load_experiment(str(traced), ["workload.file=other.jsonl", "workload.rate=1"])
-    assert len(e.requests) == 1
+    assert len(e.workload.requests) == 1
 
 
 def test_a_trace_with_too_few_requests_is_refused(traced: Path) -> None:
@@ -182,8 +186,8 @@ def test_a_changing_rate_stretches_the_same_gaps(load: Load) -> None:
             return at_s
         return 10 + (at_s - 10) / 4 if at_s <= 30 else 15 + (at_s - 30) * 2
 
-    assert [r.arrival_at_s for r in shifted.requests] == pytest.approx(
-        [warped(r.arrival_at_s) for r in plain.requests]
+    assert [r.arrival_at_s for r in shifted.workload.requests] == pytest.approx(
+        [warped(r.arrival_at_s) for r in plain.workload.requests]
     )
     assert shifted.problem.request_rate == 1
 
@@ -212,15 +216,19 @@ HIDDEN = 'workload.lengths="hidden"'
 def test_hidden_lengths_are_known_as_their_maximum_which_caches_are_reserved_for(load: Load) -> None:
     drawn = 'workload.n_output_tokens={distribution="uniform",low=5,high=90}'
     e = load(HIDDEN, drawn)
-    assert {r.max_new_tokens for r in e.requests} == {90}
+    assert {r.max_new_tokens for r in e.workload.requests} == {90}
     assert e.problem.n_output_tokens == 90
-    assert [r.n_output_tokens for r in e.requests] == [r.n_output_tokens for r in load(drawn).requests]
+    assert [r.n_output_tokens for r in e.workload.requests] == [
+        r.n_output_tokens for r in load(drawn).workload.requests
+    ]
     own = load(HIDDEN, drawn, "workload.max_new_tokens=40")
     assert own.problem.n_output_tokens == 40
-    assert {r.known.n_output_tokens for r in own.requests} == {40}
-    assert [r.n_output_tokens for r in own.requests] == [min(r.n_output_tokens, 40) for r in e.requests]
-    assert "of which at most 40 are known of before" in own.workload
-    assert {r.max_new_tokens for r in load(drawn).requests} == {None}
+    assert {r.known.n_output_tokens for r in own.workload.requests} == {40}
+    assert [r.n_output_tokens for r in own.workload.requests] == [
+        min(r.n_output_tokens, 40) for r in e.workload.requests
+    ]
+    assert "of which at most 40 are known of before" in own.workload.source
+    assert {r.max_new_tokens for r in load(drawn).workload.requests} == {None}
 
 
 def test_a_listed_request_may_have_its_own_maximum(load: Load) -> None:
@@ -228,7 +236,7 @@ def test_a_listed_request_may_have_its_own_maximum(load: Load) -> None:
     listed = ["workload.arrivals=listed", "workload.n_requests=3", rows]
     without = ("n_input_tokens = 20\nn_output_tokens = 64\n", "")
     e = load(*listed, HIDDEN, replace=without)
-    assert [(r.n_output_tokens, r.max_new_tokens) for r in e.requests] == [(2, 7), (4, 9), (4, 4)]
+    assert [(r.n_output_tokens, r.max_new_tokens) for r in e.workload.requests] == [(2, 7), (4, 9), (4, 4)]
     assert e.problem.n_output_tokens == 9
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import permutations
 
+from policies.links import Link
 from testbed.runtime.wiring import network_spec
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.whole import whole_network
 
 Load = Callable[..., Experiment]
@@ -37,5 +38,5 @@ def test_events_change_links_between_clients_too(load: Load) -> None:
     e = load("network.event=[{at='1 s', site='A', down=true}]", replace=replaced)
     whole = whole_network(e)
     assert [change.at_s for change in whole.changes] == [1.0]
-    assert e.changes[0].links.items() < whole.changes[0].links.items()
+    assert e.network.changes[0].links.items() < whole.changes[0].links.items()
     assert whole.changes[0].links["client-0", "client-1"] == Link(0.0025, 1e9, 0.0, 1.0)

@@ -52,16 +52,16 @@ def test_where_messages_take_the_delay_alone_the_fast_engine_takes_every_step_as
     options = (*options, *AT_ONCE, "workload.rate=0.3", f"policy.queue={queue}", "backoff.give_up=60 s")
     fast, virtual = simulated(*options), simulated(*options, is_virtual=True)
     assert (fast.engine, virtual.engine) == ("fast", "virtual")
-    for one, other in zip(fast.requests, virtual.requests, strict=True):
+    for one, other in zip(fast.rows, virtual.rows, strict=True):
         assert (one.status, one.n_rejections, one.n_preemptions) == (
             other.status,
             other.n_rejections,
             other.n_preemptions,
         )
-        assert (one.route and one.route.hops) == (other.route and other.route.hops)
+        assert one.chain == other.chain
         # The bytes of a prompt take nanoseconds.
-        assert one.ttft_s == pytest.approx(other.ttft_s, abs=1e-6)
-        assert one.time_s == pytest.approx(other.time_s, abs=1e-6)
+        assert one.times.ttft_s == pytest.approx(other.times.ttft_s, abs=1e-6)
+        assert one.times.e2e_s == pytest.approx(other.times.e2e_s, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_the_fast_engine_goes_step_by_step_as_the_testbed_does(options: tuple[st
     options = (*options, "workload.rate=0.3", "policy.queue=fifo")
     fast, virtual = simulated(*options), simulated(*options, is_virtual=True)
     assert (fast.engine, virtual.engine) == ("fast", "virtual")
-    for name in ("ttft_s", "time_s"):
-        values = [[getattr(r, name) for r in run.requests] for run in (fast, virtual)]
+    for name in ("ttft_s", "e2e_s"):
+        values = [[row.times[name] for row in run.rows] for run in (fast, virtual)]
         # A step that just misses a batch in one engine and not in the other is late by one, and others after it.
         assert mean(values[0]) == pytest.approx(mean(values[1]), rel=0.05)
         assert np.median(values[0]) == pytest.approx(np.median(values[1]), rel=0.1)
@@ -85,7 +85,7 @@ def test_sessions_share_steps_and_that_costs_less_than_one_after_another() -> No
     together = simulated()
     alone = simulated('compute.batching="serial"')
     free = simulated('compute.batching="none"')
-    times = [mean([r.time_s for r in run.requests]) for run in (free, together, alone)]
+    times = [mean([row.times.e2e_s for row in run.rows]) for run in (free, together, alone)]
     assert times[0] < times[1] < 0.8 * times[2]
 
 
@@ -113,7 +113,7 @@ def test_what_a_step_was_composed_of_gives_how_long_it_took(
     assert simulate_command(["clustered"], options, as_json=True) == 0
     experiment = load_experiment("clustered", list(overrides))
     laws = {server.name: server for server in experiment.problem.servers}
-    n_input = {request.index: request.n_input_tokens for request in experiment.requests}
+    n_input = {request.index: request.n_input_tokens for request in experiment.workload.requests}
     hops = pq.read_table(tmp_path / "run" / "hops.parquet").to_pylist()
     of_steps = defaultdict(list)
     for hop in hops:
@@ -163,6 +163,6 @@ def test_what_contradicts_itself_or_has_no_meaning_is_refused() -> None:
 
 
 def test_serial_is_a_way_to_say_batching_serial() -> None:
-    assert load_experiment("clustered", ["compute.serial=true"]).batching == "serial"
-    assert load_experiment("clustered", ['compute.batching="serial"']).batching == "serial"
-    assert load_experiment("clustered").batching == "none"
+    assert load_experiment("clustered", ["compute.serial=true"]).compute.batching == "serial"
+    assert load_experiment("clustered", ['compute.batching="serial"']).compute.batching == "serial"
+    assert load_experiment("clustered").compute.batching == "none"

@@ -75,11 +75,10 @@ def test_hops_add_up_to_their_request_and_the_client_is_after_the_last(options: 
     assert_allclose(table.model_s, table.measured_s)
     is_last = table.last == experiment.problem.model.n_blocks
     assert_allclose(table.tail_s, np.where(is_last, 0.04, 0.0))
-    for request in simulation.requests:
-        hops = table.request == request.plan.index
-        assert request.time_s is not None
-        ended_at_s = request.plan.arrival_at_s + request.time_s
-        assert table.received_at_s[hops][-1] + 0.04 == pytest.approx(ended_at_s)
+    for row in simulation.rows:
+        hops = table.request == row.request
+        assert row.is_completed
+        assert table.received_at_s[hops][-1] + 0.04 == pytest.approx(row.ended_at_s)
         sent_at_s, token = table.sent_at_s[hops], table.token[hops]
         first = np.flatnonzero(np.diff(token)) + 1
         # A replay is sent when its servers are open.
@@ -95,7 +94,7 @@ def test_the_reference_mode_refuses_a_client_that_it_does_not_have() -> None:
     ):
         simulate(Case(experiment), "reference")
     zero = load_experiment("clustered", ['compute.hub_token="0 ms"', "workload.n_requests=2"])
-    assert len(simulate(Case(zero), "reference").requests) == 2
+    assert len(simulate(Case(zero), "reference").rows) == 2
 
 
 def test_without_a_client_time_the_problem_and_the_resolved_scenario_are_as_ever() -> None:

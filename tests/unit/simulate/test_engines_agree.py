@@ -9,11 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from testbed.errors import ScenarioError
+from testbed.records.requests import flat
 from testbed.scenario import load_experiment
 from testbed.simulate.cases import Case
 from testbed.simulate.engine import Simulation, simulate
 from testbed.simulate.hops import hop_table
-from testbed.simulate.summary import request_rows, summarize_simulation
+from testbed.simulate.summary import summarize_simulation
 
 ASYMMETRIC = """
 name = "asymmetric"
@@ -69,21 +70,21 @@ def both(text: str, *overrides: str, folder: Path) -> tuple[Simulation, Simulati
 
 def check_times(fast: Simulation, virtual: Simulation, rel: float) -> None:
     assert (fast.engine, virtual.engine) == ("fast", "virtual")
-    for one, other in zip(fast.requests, virtual.requests, strict=True):
-        assert one.route and other.route and one.route.hops == other.route.hops
-        for name in ("setup_s", "ttft_s", "time_s"):
-            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=rel), name
+    for one, other in zip(fast.rows, virtual.rows, strict=True):
+        assert one.chain == other.chain != ""
+        for name in ("setup_s", "ttft_s", "e2e_s"):
+            assert one.times[name] == pytest.approx(other.times[name], rel=rel), name
 
 
 def test_a_chain_of_servers_takes_each_link_in_its_own_direction(tmp_path: Path) -> None:
     """A to B to C and back are 10 ms each; the other way round it would be 90."""
     fast, virtual = both(ASYMMETRIC, 'policy.communication="server-to-server"', folder=tmp_path)
     check_times(fast, virtual, 3e-3)
-    one = fast.requests[0]
-    assert one.time_s is not None and one.ttft_s is not None
+    one = fast.rows[0].times
+    assert one.e2e_s is not None and one.ttft_s is not None
     # Three ways, four blocks, and 8,192 bytes over the slow link and two fast ones.
     sent_s = 8 * 8192 * (1e-7 + 2e-9)
-    assert (one.time_s - one.ttft_s) / 19 == pytest.approx(0.030 + 0.004 + sent_s, rel=0.01)
+    assert (one.e2e_s - one.ttft_s) / 19 == pytest.approx(0.030 + 0.004 + sent_s, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +109,10 @@ def test_overheads_of_ones_own_stand_for_the_transmission_as_published_ones_do(
     overheads = [f"calibration.{name}" for name in ("token_overhead=30 ms", "input_overhead_base=100 ms")]
     fast, virtual = both(ASYMMETRIC, f'policy.communication="{communication}"', *overheads, folder=tmp_path)
     check_times(fast, virtual, 3e-3)
-    one = fast.requests[0]
-    assert one.time_s is not None and one.ttft_s is not None
+    one = fast.rows[0].times
+    assert one.e2e_s is not None and one.ttft_s is not None
     if communication == "hub-spoke":  # two round trips of 100 ms, whatever the links' rates
-        assert (one.time_s - one.ttft_s) / 19 == pytest.approx(0.2 + 2 * 0.03 + 0.004)
+        assert (one.e2e_s - one.ttft_s) / 19 == pytest.approx(0.2 + 2 * 0.03 + 0.004)
 
 
 def test_overheads_of_tokens_alone_are_refused(tmp_path: Path) -> None:
@@ -133,7 +134,11 @@ def test_a_request_alone_and_sessions_at_a_time_are_the_same_in_both(tmp_path: P
     busy += ("workload.n_requests=12", "model.cache_per_token=200 kB", "hardware.small.decode=60 ms")
     busy += ("hardware.small.session_slope=20 ms",)
     fast, virtual = both(ASYMMETRIC, *busy, folder=tmp_path)
-    rows, measured = request_rows(fast), pq.read_table(tmp_path / "virtual" / "requests.parquet").to_pylist()
+    fast_summary = summarize_simulation(fast, {})
+    rows, measured = (
+        [flat(row) for row in fast.rows],
+        pq.read_table(tmp_path / "virtual" / "requests.parquet").to_pylist(),
+    )
     for row, other in zip(rows, measured, strict=True):
         assert row["unqueued_tpot_s"] == pytest.approx(other["unqueued_tpot_s"])
         assert row["unqueued_e2e_s"] - row["queue_s"] == pytest.approx(
@@ -141,7 +146,9 @@ def test_a_request_alone_and_sessions_at_a_time_are_the_same_in_both(tmp_path: P
         )
     assert any(row["tpot_s"] > 1.01 * row["unqueued_tpot_s"] for row in rows)
     assert any(row["queue_s"] > 1 for row in rows)
-    one, other = (summarize_simulation(run, {})["achieved_concurrency"] for run in (fast, virtual))
+    one, other = (
+        dict(summary.achieved_concurrency) for summary in (fast_summary, summarize_simulation(virtual, {}))
+    )
     assert one == pytest.approx(other, rel=0.02)
     own = json.loads((tmp_path / "virtual" / "summary.json").read_text())["achieved_concurrency"]
     assert own == pytest.approx(other, rel=1e-9)

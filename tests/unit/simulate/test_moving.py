@@ -7,10 +7,10 @@ import pytest
 from policies import Hop, Placement, PolicyError, Problem
 from policies.cgbp import CgBp
 from policies.online import TwoTimeScale
+from policies.rules import RecoveryRules
 from policies.wsrr import WsRr
 from testbed.fast.engine import Disturbed
-from testbed.fast.outcome import CompletedMove
-from testbed.scenario.experiment import RecoveryRules
+from testbed.records.summary import MoveRow
 from tests.support.problems import make_problem, placed
 from tests.support.simulation import Always, Scripted, arrivals, run_fast
 
@@ -25,7 +25,7 @@ def two_servers() -> tuple[Problem, Placement, Placement]:
     return problem, old, placed(problem, [(2, 4), (0, 4)], [50.0, 50.0])
 
 
-def moved_at(move: CompletedMove) -> tuple[float, float, float, float]:
+def moved_at(move: MoveRow) -> tuple[float, float, float, float]:
     return move.decided_at_s, move.closed_at_s, move.drained_at_s, move.open_at_s
 
 

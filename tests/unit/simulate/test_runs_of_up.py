@@ -10,8 +10,7 @@ import pytest
 
 from testbed.cli.main import app
 from testbed.errors import RunError, UserError
-from testbed.runs import up
-from testbed.runs.up import UpOptions
+from testbed.runs.session import RunSession
 from testbed.studies.seeds import command
 from tests.support.runs import MEMORY
 
@@ -33,12 +32,14 @@ def ran(
 def broken_at(seed: int, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """The run with this seed ends with ``error``; the others run."""
 
-    def once(experiment: Any, out: Path | None, options: UpOptions) -> Any:
-        if experiment.seed == seed:
-            raise error
-        return up.run_once(experiment, out, options)
+    run = RunSession.run
 
-    monkeypatch.setattr(command, "run_once", once)
+    def once(session: RunSession) -> Any:
+        if session.experiment.seed == seed:
+            raise error
+        return run(session)
+
+    monkeypatch.setattr(RunSession, "run", once)
 
 
 def test_the_means_are_those_of_the_runs_and_of_the_simulation(
@@ -71,11 +72,10 @@ def test_a_run_that_breaks_is_told_and_left_out(
 
 def test_where_every_run_breaks_there_is_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    def broken(experiment: Any, out: Path, options: UpOptions) -> Any:
-        out.mkdir(parents=True)
+    async def broken(session: RunSession, launcher: Any) -> Any:
         raise RunError("no network")
 
-    monkeypatch.setattr(command, "run_once", broken)
+    monkeypatch.setattr(RunSession, "serve", broken)
     with pytest.raises(RunError, match="no run came to a result: seed 0: no network; seed 1: no network"):
         app(
             ["up", "clustered", *SMALL, "--runs", "2", "--out", str(tmp_path / "runs")], standalone_mode=False

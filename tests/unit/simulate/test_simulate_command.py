@@ -14,6 +14,7 @@ import pytest
 
 from testbed.cli.main import app
 from testbed.errors import UserError
+from testbed.records.requests import flat
 from testbed.results.logs import RunRecords
 from testbed.results.model import hop_table
 from testbed.results.requests import request_rows
@@ -117,7 +118,7 @@ def test_tables_have_the_columns_of_an_emulation_and_hops_add_up_to_the_request(
     requests = pq.read_table(tmp_path / "o" / "requests.parquet")
     hops = pq.read_table(tmp_path / "o" / "hops.parquet")
     experiment, nothing = load_experiment("clustered"), RunRecords([], 0)
-    emulated = request_rows(experiment, nothing, hop_table(experiment, nothing))
+    emulated = [flat(row) for row in request_rows(experiment, nothing, hop_table(experiment, nothing))]
     assert requests.column_names == list(emulated[0])
     spent: dict[int, float] = {}
     for row in hops.to_pylist():

@@ -61,7 +61,7 @@ def test_a_row_per_run_sorted_with_what_simulate_measures(tmp_path: Path) -> Non
             assert last[f"{name}_{statistic}"] == summary["metrics"][name][statistic]
     assert last["goodput_rps"] == summary["goodput_rps"]
     assert last["n_completed"] == last["n_requests"] == 5 and last["n_failed"] == 0
-    span_s = max(r.plan.arrival_at_s + (r.time_s or 0) for r in served.requests)
+    span_s = max(row.ended_at_s or 0 for row in served.rows)
     assert last["tokens_per_s"] == pytest.approx(5 * 128 / span_s)
     assert last["engine"] == "fast" and last["status"] == "ok" and last["reason"] == ""
 
@@ -78,8 +78,10 @@ def test_goodput_is_under_the_scenario_s_own_objectives_where_none_are_given(tmp
 
 def test_the_same_seed_gives_every_policy_the_same_arrivals() -> None:
     setup = Setup("clustered", n_runs=2)
-    ran = [case_of(setup, Run((), policy, 3)).experiment.requests for policy in ("petals", "foresight")]
-    assert ran[0] == ran[1] != case_of(setup, Run((), "petals", 4)).experiment.requests
+    ran = [
+        case_of(setup, Run((), policy, 3)).experiment.workload.requests for policy in ("petals", "foresight")
+    ]
+    assert ran[0] == ran[1] != case_of(setup, Run((), "petals", 4)).experiment.workload.requests
 
 
 def test_the_bytes_are_the_same_for_one_worker_and_for_two(tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_a_placement_is_decided_once_for_all_seeds(monkeypatch: pytest.MonkeyPat
     class Counting(runs.RememberedPlacements):
         def get(self, experiment: Any, problem: Any, decide: Any) -> Any:
             def counted() -> Any:
-                asked.append(experiment.placement)
+                asked.append(experiment.policy.placement)
                 return decide()
 
             return super().get(experiment, problem, counted)
@@ -203,8 +205,10 @@ def test_of_a_recording_every_seed_takes_other_requests() -> None:
     first, second = (
         case_of(setup, Run(("workload.n_requests=20",), None, seed)).experiment for seed in (0, 1)
     )
-    assert first.sample is not None and first.sample.draw == "windows"
-    assert [r.n_output_tokens for r in first.requests] != [r.n_output_tokens for r in second.requests]
+    assert first.workload.sample is not None and first.workload.sample.draw == "windows"
+    assert [r.n_output_tokens for r in first.workload.requests] != [
+        r.n_output_tokens for r in second.workload.requests
+    ]
 
 
 def test_tables_say_what_is_a_difference_and_what_is_none(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testbed.records.requests import RequestRow, Times
 from testbed.results.slo import goodput_rps, n_met
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.cases import scenario_case
 from testbed.simulate.engine import Simulation, simulate
 from testbed.simulate.gaps import token_gaps_s
-from testbed.simulate.summary import request_rows
 from testbed.studies.sweep.measures import FAIRNESS, MEASURES, MET, measures_of
 from testbed.studies.sweep.runs import Run, Runner, Setup
 
@@ -38,39 +38,49 @@ def test_the_gaps_of_a_request_add_up_to_its_time_after_the_first_token(
 ) -> None:
     simulation = simulated(*changes, is_virtual=is_virtual)
     gaps_s = token_gaps_s(simulation)
-    done = [r for r in simulation.requests if r.time_s is not None and r.ttft_s is not None]
-    assert len(gaps_s) == sum(r.plan.n_output_tokens - 1 for r in done) > 0
-    assert gaps_s.sum() == pytest.approx(sum((r.time_s or 0) - (r.ttft_s or 0) for r in done))
+    done = [row for row in simulation.rows if row.is_completed]
+    assert len(gaps_s) == sum(row.n_output_tokens - 1 for row in done) > 0
+    assert gaps_s.sum() == pytest.approx(sum((r.times.e2e_s or 0) - (r.times.ttft_s or 0) for r in done))
     assert gaps_s.min() > 0
 
 
 def test_gaps_are_over_all_tokens_and_grow_with_the_context() -> None:
     simulation = simulated('hardware.a100.context_slope="1 us"', "workload.n_requests=1")
-    (request,) = simulation.requests
-    assert request.route is not None
+    assert [row.chain != "" for row in simulation.rows] == [True]
     steps_s = np.diff(token_gaps_s(simulation))
     assert steps_s == pytest.approx(70e-6), "a token more in the caches of 70 blocks"
 
 
 def test_what_is_measured_of_tokens_lengths_and_objectives() -> None:
     simulation = simulated(UNEQUAL, "workload.rate=0.5", "workload.n_requests=8")
-    rows = request_rows(simulation)
+    rows = simulation.rows
     found = measures_of(simulation, {"ttft": 3.0, "tpot": 0.5})
     assert set(found) == {*MEASURES, "goodput_rps", MET}
     gaps_s = token_gaps_s(simulation)
     for name, share in (("p50", 50), ("p95", 95), ("p99", 99)):
         assert found[f"token_gap_s_{name}"] == np.percentile(gaps_s, share)
-    in_order = sorted(rows, key=lambda row: row["n_output_tokens"])
-    longest, shortest = (sum(row["per_token_s"] for row in part) for part in (in_order[-2:], in_order[:2]))
+    in_order = sorted(rows, key=lambda row: row.n_output_tokens)
+    longest, shortest = (sum(row.times.per_token_s for row in part) for part in (in_order[-2:], in_order[:2]))
     assert found[FAIRNESS] == pytest.approx(longest / shortest) and longest < shortest
-    n_tokens = sum(row["n_output_tokens"] for row in rows)
+    n_tokens = sum(row.n_output_tokens for row in rows)
     assert found["decode_tokens_per_s"] == pytest.approx(
         (found["tokens_per_s"] or 0) * (n_tokens - 8) / n_tokens
     )
 
 
-def row(**times: Any) -> dict[str, Any]:
-    return {"status": "completed", "arrived_at_s": 0.0, "e2e_s": 10.0, "ttft_s": 1.0, "tpot_s": None, **times}
+def row(status: str = "completed", **times: Any) -> RequestRow:
+    return RequestRow(
+        request=0,
+        client="client-0",
+        status=status,
+        arrival_at_s=0.0,
+        arrived_at_s=0.0,
+        ended_at_s=10.0,
+        n_input_tokens=1,
+        n_output_tokens=2,
+        max_new_tokens=2,
+        times=Times(**{"e2e_s": 10.0, "ttft_s": 1.0, **times}),
+    )
 
 
 def test_a_request_meets_objectives_that_it_has_a_value_for_and_only_if_it_completed() -> None:

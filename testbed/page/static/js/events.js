@@ -129,7 +129,8 @@ export class EventList {
       ...{ title: 'Show this instant', on: { click: () => this.seek(at) } },
     });
     const topic = TOPICS[event.event] || 'run';
-    const isBad = BAD.includes(event.event) && event.kind !== 'join' && event.kind !== 'cont';
+    const kind = this.run.header.fault_kinds.find(({ name }) => name === event.kind);
+    const isBad = BAD.includes(event.event) && kind?.is_bad !== false;
     return h(
       'li',
       { class: isBad ? 'bad' : `topic-${topic}` },

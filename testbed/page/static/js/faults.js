@@ -3,16 +3,6 @@ import { h, setAttribute, setText } from './dom.js';
 import { blocks, percent, scaled } from './format.js';
 import { preemptionsAt } from './run.js';
 
-const KINDS = [
-  ['kill', 'Ends the process; its caches are lost'],
-  ['stop', 'Halts the process; it does not respond'],
-  ['cont', 'Lets a stopped server continue'],
-  ['slow', 'Makes every step take this many times as long'],
-  ['restart', 'Ends the process and starts it again'],
-  ['leave', 'Accepts no new sessions, lets its sessions finish, and ends'],
-  ['join', 'Starts a server that is absent'],
-];
-
 // Enables the controls if faults by hand are possible now; otherwise the hint shows why they are not.
 export function byHandStatus(hint, controls, status, hasToken) {
   const isPossible = Boolean(status.faults) && hasToken;
@@ -31,10 +21,11 @@ export class ServerDialog {
     this.title = h('h2', { id: 'server-title' });
     this.facts = h('dl', { class: 'facts' });
     this.factor = h('input', { type: 'number', min: '1', step: '0.5', value: '4', 'aria-label': 'Factor of slow' });
-    this.buttons = KINDS.map(([kind, what]) =>
-      h('button', { type: 'button', text: kind, title: what, 'data-fault': kind, on: { click: () => this.act(kind) } }),
+    const kinds = run.header.fault_kinds;
+    this.buttons = kinds.map((kind) =>
+      h('button', { type: 'button', text: kind.name, title: kind.what, 'data-fault': kind.name, on: { click: () => this.act(kind) } }),
     );
-    const controls = this.buttons.flatMap((button) => (button.textContent === 'slow' ? [h('span', { class: 'slow' }, button, '×', this.factor)] : [button]));
+    const controls = this.buttons.flatMap((button, i) => (kinds[i].has_factor ? [h('span', { class: 'slow' }, button, '×', this.factor)] : [button]));
     this.said = h('p', { class: 'said', role: 'status' });
     this.why = h('p', { class: 'hint' });
     const close = h('button', { type: 'button', class: 'close', text: 'Close', on: { click: () => this.dialog.close() } });
@@ -87,10 +78,10 @@ export class ServerDialog {
 
   async act(kind) {
     const name = this.run.header.servers[this.server].name;
-    setText(this.said, `${kind} ${name} …`);
+    setText(this.said, `${kind.name} ${name} …`);
     setAttribute(this.said, 'class', 'said');
     try {
-      setText(this.said, `${await this.source.fault(kind, name, kind === 'slow' ? Number(this.factor.value) : null)}: done`);
+      setText(this.said, `${await this.source.fault(kind.name, name, kind.has_factor ? Number(this.factor.value) : null)}: done`);
     } catch (error) {
       setText(this.said, error.message);
       setAttribute(this.said, 'class', 'said bad');

@@ -1,11 +1,13 @@
-"""Parameters of recovery from failed hops, and of caches that grow by pages."""
+"""What clients and servers keep to: recovery from failed hops, and caches that grow by pages."""
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
 from typing import Literal
+
+from policies.problem import RequestSpec
+from policies.workload import RequestPlan
 
 MAX_ATTEMPTS = 1_000_000
 """A client gives a session up after so many attempts to open it."""
@@ -46,18 +48,24 @@ class RecoveryRules:
     ``replay``: the history is sent to a replacement "at_once", in one message, or "step_by_step", the prompt
     and then every token on its own. Step by step takes a round trip per token, but the new cache equals the
     lost one bit by bit, whatever the rounding.
+
+    Routers leave a server that failed out of routes for ``ban_s`` seconds, and twice as long after each further
+    failure in a row. With ``ban_failed_servers`` false it stays routable for as long as routers believe that
+    it is there.
     """
 
     mode: Literal["replay", "head", "off"] = "replay"
-    request_timeout_s: float = math.inf
+    request_timeout_s: float = 180.0
     token_s: float = 0.0
-    connect_timeout_s: float = math.inf
+    connect_timeout_s: float = 5.0
     retry_first_s: float = 1.0
     retry_max_s: float = 60.0
     give_up_s: float = 300.0
     replay: Literal["at_once", "step_by_step"] = "at_once"
     retry_jitter_ratio: float = 0.0
     seed: int = 0
+    ban_s: float = 15.0
+    ban_failed_servers: bool = True
 
     def step_limit_s(self, n_tokens: int, n_hops: int = 1) -> float:
         """Returns how long a step of ``n_tokens`` through ``n_hops`` hops may go without an answer."""
@@ -72,3 +80,16 @@ class RecoveryRules:
             return wait_s
         draw = random.Random(f"{self.seed}:retry:{request}:{attempt}").uniform(-1, 1)
         return wait_s * (1 + self.retry_jitter_ratio * draw)
+
+    def replayed(self, plan: RequestPlan, n_tokens: int) -> RequestSpec:
+        """Returns a request that takes as long to serve as the replay of ``n_tokens`` tokens of ``plan``."""
+        n_prompt = n_tokens if self.replay == "at_once" else plan.n_input_tokens
+        return RequestSpec(plan.client, n_prompt, n_tokens - n_prompt + 1)
+
+    @property
+    def push_limit_s(self) -> float:
+        """Seconds that a server waits for the next one to accept a push.
+
+        Half of the client's limit for the result, so that the client learns which server is overdue.
+        """
+        return self.request_timeout_s / 2

@@ -1,0 +1,44 @@
+"""One direction of an emulated link: its delay, rate, jitter and loss, and how long a message takes on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HEADER_BYTES = 52
+"""Headers of one TCP segment: IPv4 (20), TCP (20) and TCP's timestamp option (12)."""
+MIN_RETRANSMISSION_S = 0.2
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction of the link between two nodes, in seconds and bits per second.
+
+    Every packet's delay is ``delay_s`` plus a value drawn uniformly from +- ``jitter_s`` (at most
+    ``delay_s``), but no packet overtakes another. ``loss_ratio`` is the share of packets that are lost at
+    random, from 0 to 1; 1 cuts the link. A scenario has its links in scenario seconds; a network backend gets
+    them in the seconds that it emulates (``scaled``).
+    """
+
+    delay_s: float
+    rate_bps: float
+    jitter_s: float = 0.0
+    loss_ratio: float = 0.0
+
+    @property
+    def retransmission_s(self) -> float:
+        """How long after a loss the packet is sent again: two round trips over such a link, at least 0.2 s.
+
+        Used only where no real TCP decides it: on ``loopback``, and in virtual time.
+        """
+        return max(MIN_RETRANSMISSION_S, 4 * self.delay_s)
+
+    def transmission_s(self, n_bytes: int, mtu: int = 1500) -> float:
+        """Returns the seconds to put a message of ``n_bytes`` on the link, headers of every segment included."""
+        segments = -(-n_bytes // (mtu - HEADER_BYTES))
+        return (n_bytes + segments * HEADER_BYTES) * 8 / self.rate_bps
+
+    def scaled(self, time_scale: float) -> Link:
+        """Returns the link for a clock that runs ``time_scale`` times as fast."""
+        return Link(
+            self.delay_s / time_scale, self.rate_bps * time_scale, self.jitter_s / time_scale, self.loss_ratio
+        )

@@ -1,0 +1,125 @@
+"""A run is started in one place: from a shell's command, a thread, or inside a running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.errors import UserError
+from testbed.runs.session import Ended, RunOptions, RunSession
+from testbed.scenario import load_experiment
+from testbed.scenario.experiment import Experiment
+
+QUIET = RunOptions(report=False, trace=False, with_twin=False, live=False)
+
+
+def tiny(*settings: str) -> Experiment:
+    small = ("workload.n_requests=2", "workload.n_output_tokens=3")
+    return load_experiment("clustered", ["network.backend=memory", *small, *settings])
+
+
+def record(run_dir: Path) -> list[bytes]:
+    return [(run_dir / name).read_bytes() for name in ("events.jsonl", "requests.parquet", "hops.parquet")]
+
+
+def events(run_dir: Path) -> list[str]:
+    lines = (run_dir / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["event"] for line in lines]
+
+
+def completed(ended: Ended) -> int:
+    assert ended.summary is not None and ended.error is None and not ended.interrupted
+    return int(ended.summary["n_completed"])
+
+
+async def test_a_run_in_a_running_event_loop_is_that_of_a_shell_and_leaves_signals_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    said: list[str] = []
+
+    def announce(text: str) -> None:
+        said.append(text)
+        assert threading.current_thread() is not threading.main_thread()
+        assert handlers == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+    awaited = await RunSession(tiny(), tmp_path / "awaited", QUIET, announce).run_async()
+    waited_for = RunSession(tiny(), tmp_path / "waited-for", QUIET).run()
+    of_shell = await asyncio.to_thread(RunSession(tiny(), tmp_path / "thread", QUIET).run)
+    assert [completed(ended) for ended in (awaited, waited_for, of_shell)] == [2, 2, 2]
+    assert record(awaited.run_dir) == record(waited_for.run_dir) == record(of_shell.run_dir)
+    assert said[0] == f"run {tmp_path}/awaited" and "10 nodes up" in said[1] and len(said) == 2
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_run_from_a_shell_has_the_same_record(tmp_path: Path) -> None:
+    ended = [RunSession(tiny(), tmp_path / name, QUIET).run() for name in ("one", "two")]
+    assert [completed(one) for one in ended] == [2, 2]
+    assert record(ended[0].run_dir) == record(ended[1].run_dir)
+    assert record(ended[0].run_dir) == record(asyncio.run(_awaited(tmp_path / "three")).run_dir)
+
+
+async def _awaited(out: Path) -> Ended:
+    return await RunSession(tiny(), out, QUIET).run_async()
+
+
+async def test_runs_at_the_same_time_do_not_know_of_each_other(tmp_path: Path) -> None:
+    alone = await _awaited(tmp_path / "alone")
+    both = await asyncio.gather(_awaited(tmp_path / "one"), _awaited(tmp_path / "two"))
+    assert [record(ended.run_dir) for ended in both] == [record(alone.run_dir)] * 2
+
+
+async def test_a_cancelled_wait_interrupts_the_run_and_leaves_its_record(tmp_path: Path) -> None:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def announce(text: str) -> None:
+        if "nodes up" in text:
+            loop.call_soon_threadsafe(task.cancel)
+
+    long = tiny("workload.n_requests=5000", "workload.n_output_tokens=128")
+    with pytest.raises(asyncio.CancelledError):
+        await RunSession(long, tmp_path / "run", QUIET, announce).run_async()
+    task.uncancel()
+    assert events(tmp_path / "run")[-2:] == ["interrupted", "stopped"]
+
+
+def test_a_run_that_is_interrupted_before_it_begins_serves_nothing(tmp_path: Path) -> None:
+    session = RunSession(tiny(), tmp_path / "run", QUIET)
+    session.interrupt()
+    ended = session.run()
+    assert ended.interrupted and ended.summary is not None
+    assert (ended.summary["n_not_started"], ended.summary["n_completed"]) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (["policy.placement=whole-model"], "whole-model needs a server"),
+        (["clock=real"], "the memory network has only virtual time"),
+    ],
+)
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path, settings: list[str], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        RunSession(tiny(*settings), tmp_path / "run", QUIET).run()
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_fails_while_a_run_is_prepared_undoes_it(tmp_path: Path) -> None:
+    class Unprepared(RunSession):
+        def prepare(self) -> None:
+            assert self.run_dir.exists()
+            raise UserError("no tokenizer")
+
+        async def serve(self, launcher: Any) -> Any:
+            raise AssertionError("never reached")
+
+    with pytest.raises(UserError, match="no tokenizer"):
+        Unprepared(tiny(), tmp_path / "run", QUIET).run()
+    assert not (tmp_path / "run").exists()
