@@ -59,7 +59,7 @@ class Backend(ABC):
         """Returns ``None`` if this machine and user can run it, else what is missing and how to get it."""
 
     def bind(self, machine: str, address: str) -> Endpoint:
-        """Begin this machine's part of a network over several; return its endpoint, for ``join`` elsewhere.
+        """Begins this machine's part of a network over several; returns its endpoint, for ``join`` elsewhere.
 
         ``machine`` is this machine's name in ``spec.machines``, ``address`` its IPv4 address in the network
         between them. Raises ``NetworkError``, as all methods do.
@@ -67,11 +67,11 @@ class Backend(ABC):
         raise self._works_on_one_machine()
 
     def join(self, endpoints: Mapping[str, Endpoint], key: bytes) -> None:
-        """Set what ``bind`` returned on the other machines, by machine name, and the run's secret ``key``."""
+        """Sets what ``bind`` returned on the other machines, by machine name, and the run's secret ``key``."""
         raise self._works_on_one_machine()
 
     def check(self) -> Mapping[str, MachineStats]:
-        """Raise if the links are impossible between the machines.
+        """Raises if the links are impossible between the machines.
 
         Returns what is known of the other machines, by name; empty if nothing is measured.
         """
@@ -101,12 +101,12 @@ class Backend(ABC):
         return None
 
     def stats(self) -> ForwarderStats | None:
-        """Return the counters of the worker, or ``None`` if there is none."""
+        """Returns the counters of the worker, or ``None`` if there is none."""
         return None
 
     @abstractmethod
     def update(self, links: Mapping[tuple[str, str], Link]) -> None:
-        """Change the profiles of these pairs, which must be links of ``spec``, while packets flow.
+        """Changes the profiles of these pairs, which must be links of ``spec``, while packets flow.
 
         Packets already on their way keep their instants of arrival. Called by the launcher, which
         holds the network open. Raises ``NetworkError``. With ``network.delays_in_client`` nothing is done:

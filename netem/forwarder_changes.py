@@ -35,7 +35,7 @@ class ChangeChannel:
         return self._answering.fileno()
 
     def send(self, links: Mapping[tuple[str, str], Link]) -> None:
-        """Send the changes, and return when the forwarder has read them all. Raises ``NetworkError``."""
+        """Sends the changes, and returns when the forwarder has read them all. Raises ``NetworkError``."""
         for pair in links:
             if pair not in self._numbers:
                 raise NetworkError(f"the network has no link from {pair[0]} to {pair[1]} that could change")
@@ -51,7 +51,7 @@ class ChangeChannel:
                 raise NetworkError(f"the forwarder does not accept changes of links: {error}") from error
 
     def receive(self) -> list[tuple[int, Link]]:
-        """Read and acknowledge one message; return (number of the pair, its new profile) for each change.
+        """Reads and acknowledges one message; returns (number of the pair, its new profile) for each change.
 
         Called in the forwarder when ``fileno`` is readable.
         """

@@ -135,7 +135,7 @@ class Pipe:
         self.change(profile)
 
     def change(self, profile: Link) -> None:
-        """Use another profile from the next packet on; those on their way keep their instants of arrival."""
+        """Uses another profile from the next packet on; those on their way keep their instants of arrival."""
         self.delay_s = profile.delay_s - self._early_s
         self._s_per_byte = 8 / profile.rate_bps
         self._jitter_s = profile.jitter_s

@@ -28,11 +28,11 @@ class HostsBackend(Backend):
         return None
 
     def bind(self, machine: str, address: str) -> Endpoint:
-        """Return the endpoint of this machine's nodes: ``address`` and port 0, as each uses any free port."""
+        """Returns the endpoint of this machine's nodes: ``address`` and port 0, as each uses any free port."""
         return address, 0
 
     def join(self, endpoints: Mapping[str, Endpoint], key: bytes) -> None:
-        """Store what ``bind`` returned on all machines, by machine name. ``key`` is not used."""
+        """Stores what ``bind`` returned on all machines, by machine name. ``key`` is not used."""
         self._addresses = {machine: address for machine, (address, _) in endpoints.items()}
 
     def open(self) -> None:
@@ -45,7 +45,7 @@ class HostsBackend(Backend):
         return self._addresses[self.spec.machines[node]]
 
     def check(self) -> Mapping[str, MachineStats]:
-        """Return nothing: there are no wanted delays to compare the real network with."""
+        """Returns nothing: there are no wanted delays to compare the real network with."""
         return {}
 
     def update(self, links: Mapping[tuple[str, str], Link]) -> None:

@@ -31,7 +31,7 @@ class LoopbackBackend(Backend):
         return "127.0.0.1"
 
     def update(self, links: Mapping[tuple[str, str], Link]) -> None:
-        """Do nothing: clients are notified of new delays and apply them."""
+        """Does nothing: clients are notified of new delays and apply them."""
 
     def close(self) -> None:
         """Does nothing: there is nothing to remove."""

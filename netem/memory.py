@@ -61,10 +61,10 @@ class MemoryNetwork:
 
     @classmethod
     def missing(cls) -> None:
-        """Return ``None``: it works everywhere."""
+        """Returns ``None``: it works everywhere."""
 
     def update(self, links: Mapping[tuple[str, str], Link]) -> None:
-        """Change links as ``netem.backend.Backend.update``; raises ``NetworkError`` for an unknown link."""
+        """Changes links as ``netem.backend.Backend.update``; raises ``NetworkError`` for an unknown link."""
         for (source, target), profile in links.items():
             pipe = self._pipes.get((self.addresses[source], self.addresses[target]))
             if pipe is None:

@@ -64,7 +64,7 @@ class Network:
         return self.emulates and self.has_namespaces
 
     def missing(self) -> str | None:
-        """Return ``None`` if this machine and user can run it, else what is missing and how to get it.
+        """Returns ``None`` if this machine and user can run it, else what is missing and how to get it.
 
         Call it from a single-threaded process: it may probe in forked children.
         """
@@ -74,12 +74,12 @@ class Network:
         return found
 
     def load(self) -> Any:
-        """Import and return the class: a ``Backend``, or one like ``netem.memory.MemoryNetwork``."""
+        """Imports and returns the class: a ``Backend``, or one like ``netem.memory.MemoryNetwork``."""
         module, _, name = self.implementation.partition(":")
         return getattr(import_module(module), name)
 
     def backend(self) -> type[Backend]:
-        """Return the ``Backend`` of a network whose nodes are processes. Raises ``NetworkError`` for others."""
+        """Returns the ``Backend`` of a network whose nodes are processes. Raises ``NetworkError`` for others."""
         if not self.nodes_are_processes:
             raise NetworkError(f"the {self.name} network has all nodes in one process")
         backend: type[Backend] = self.load()
@@ -135,7 +135,7 @@ JOINING = next(network for network in NETWORKS.values() if network.joins_machine
 
 
 def named(name: str) -> Network | None:
-    """Return the network called ``name``, or ``None`` for ``auto``. Raises ``NetworkError`` for others."""
+    """Returns the network called ``name``, or ``None`` for ``auto``. Raises ``NetworkError`` for others."""
     if name == AUTO:
         return None
     if name not in NETWORKS:
@@ -144,20 +144,20 @@ def named(name: str) -> Network | None:
 
 
 def one_of(networks: Iterable[Network]) -> str:
-    """Return the networks' names for a sentence: "a, b or c"."""
+    """Returns the networks' names for a sentence: "a, b or c"."""
     *names, last = (network.name for network in networks)
     return f"{', '.join(names)} or {last}" if names else last
 
 
 def instead(networks: Iterable[Network]) -> str:
-    """Return the names of networks to use instead: first those that can keep more clocks."""
+    """Returns the names of networks to use instead: first those that can keep more clocks."""
     return one_of(sorted(networks, key=lambda network: -len(network.clocks)))
 
 
 def choose(
     wanted: str, clock: Clock = "real", *, sharing: bool = False, joining: bool = False
 ) -> tuple[Network, str]:
-    """Return the network called ``wanted``, or for ``auto`` the first that works here, and one sentence why.
+    """Returns the network called ``wanted``, or for ``auto`` the first that works here, and one sentence why.
 
     ``sharing``: pairs share links, so ``auto`` tries the networks that can emulate this before all others.
     ``joining``: nodes are on several machines, so ``auto`` tries only networks that can join machines.

@@ -65,12 +65,12 @@ def receiver_tree(
 
 
 def changed_link(device: int, minor: int, link: Link, mtu: int) -> TcRequest:
-    """Return the request that changes the link from sender ``minor``. Raises as ``receiver_tree`` does."""
+    """Returns the request that changes the link from sender ``minor``. Raises as ``receiver_tree`` does."""
     return replace(_netem_leaf(device, minor, link, mtu), change=True)
 
 
 def netem_options(link: Link, mtu: int) -> bytes:
-    """Return ``struct tc_netem_qopt`` and the rate attribute for one direction of a link.
+    """Returns ``struct tc_netem_qopt`` and the rate attribute for one direction of a link.
 
     Delay and jitter are in ticks of 64 ns, the loss in units of 2^-32. netem counts 14 bytes of Ethernet
     header per segment, which the emulated link does not have. To make up for it, the rate is raised by the
@@ -100,7 +100,7 @@ def netem_options(link: Link, mtu: int) -> bytes:
 
 
 def queue_limit_packets(link: Link) -> int:
-    """Return netem's limit: all smallest packets in flight at full rate and longest delay, plus a queue."""
+    """Returns netem's limit: all smallest packets in flight at full rate and longest delay, plus a queue."""
     longest_s = link.delay_s + link.jitter_s
     return math.ceil(link.rate_bps * longest_s / (8 * HEADER_BYTES)) + QUEUE_PACKETS
 

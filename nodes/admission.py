@@ -94,7 +94,7 @@ class Admission(Generic[Key]):
         self._on_change = on_change
 
     def admit(self, session: Key, first: int, last: int, need: Need) -> Refused | None:
-        """Reserve cache for ``session`` on blocks ``[first, last)``.
+        """Reserves cache for ``session`` on blocks ``[first, last)``.
 
         Returns the reason if it is refused, else ``None``.
         """
@@ -121,7 +121,7 @@ class Admission(Generic[Key]):
         return Refused(reason, not self.has_moved and most_bytes > self.hosted.cache_bytes * ROUNDING)
 
     def grow(self, session: Key, n_tokens: int) -> bool:
-        """Reserve cache for ``n_tokens`` in total; sessions whose requests arrived last are preempted for it.
+        """Reserves cache for ``n_tokens`` in total; sessions whose requests arrived last are preempted for it.
 
         Returns False if ``session`` has no cache here, because it was itself preempted now or before.
         """
@@ -151,7 +151,7 @@ class Admission(Generic[Key]):
         return 0 if held is None else held.cached_tokens
 
     def release(self, session: Key) -> None:
-        """Release what ``session`` holds, if anything."""
+        """Releases what ``session`` holds, if anything."""
         if self._held.pop(session, None) is None:
             return
         n_bytes = self.account.held_bytes(session)
@@ -167,7 +167,7 @@ class Admission(Generic[Key]):
             self.account.capacity_bytes = cache_bytes
 
     def leave(self) -> None:
-        """Refuse new sessions from now on, whatever is offered later. Open sessions keep their cache."""
+        """Refuses new sessions from now on, whatever is offered later. Open sessions keep their cache."""
         self._leaves = True
         self.account.capacity_bytes = 0.0
 

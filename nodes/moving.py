@@ -46,7 +46,7 @@ class Moving:
         }
 
     async def leave(self) -> None:
-        """Refuse new sessions from now on, also after later moves. Open sessions keep their cache."""
+        """Refuses new sessions from now on, also after later moves. Open sessions keep their cache."""
         self._sessions.admission.leave()
 
     async def wait_until_empty(self) -> None:

@@ -85,7 +85,7 @@ class Server(Collector):
         return web.Response(body=generate_latest(self), content_type="text/plain", charset="utf-8")
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics; called by ``prometheus_client``."""
+        """Yields the metrics; called by ``prometheus_client``."""
         counters, hosted = self.counters, self.sessions.admission.hosted
         rows: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, float], ...] = (
             (GaugeMetricFamily, "vllm:num_requests_running", "Sessions with cache here", len(self.account)),

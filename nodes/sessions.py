@@ -208,7 +208,7 @@ class Sessions:
         return wire.Error(frame.id, *connection.ended.get(session.key, ended))
 
     def _grow(self, connection: Connection, session: Session, n_tokens: int) -> bool:
-        """Reserve cache for ``n_tokens`` in total. Returns False if ``session`` was preempted."""
+        """Reserves cache for ``n_tokens`` in total. Returns False if ``session`` was preempted."""
         owner = connection.number, session.key
         if not self.admission.grow(owner, n_tokens):
             return False
@@ -325,7 +325,7 @@ class Sessions:
         log.warning("session %s was idle for %g s: closed", shown(key), self.limits.idle_s)
 
     async def end(self, key: tuple[int, str], code: str, reason: str) -> None:
-        """End the session of ``admission`` with that key.
+        """Ends the session of ``admission`` with that key.
 
         A chain's client is sent the error at once, others at their next request.
         """

@@ -68,22 +68,22 @@ class RoutingPolicy(Protocol):
 
 
 def queue_of(policy: object) -> Queue:
-    """Return a routing policy's ``queue``. Raises ``PolicyError`` for an unknown one."""
+    """Returns a routing policy's ``queue``. Raises ``PolicyError`` for an unknown one."""
     return cast(Queue, _one_of(get_args(Queue), policy, RoutingPolicy, "queue"))
 
 
 def communication_of(policy: object) -> Communication:
-    """Return a routing policy's ``communication``. Raises ``PolicyError`` for an unknown one."""
+    """Returns a routing policy's ``communication``. Raises ``PolicyError`` for an unknown one."""
     return cast(Communication, _one_of(get_args(Communication), policy, RoutingPolicy, "communication"))
 
 
 def session_setup_of(policy: object) -> SessionSetup:
-    """Return a placement policy's ``session_setup``. Raises ``PolicyError`` for an unknown one."""
+    """Returns a placement policy's ``session_setup``. Raises ``PolicyError`` for an unknown one."""
     return cast(SessionSetup, _one_of(get_args(SessionSetup), policy, PlacementPolicy, "session_setup"))
 
 
 def trait(policy: object, protocol: type, name: str) -> Any:
-    """Return a trait of a policy, or of its class: its own, or else the default of ``protocol``."""
+    """Returns a trait of a policy, or of its class: its own, or else the default of ``protocol``."""
     return getattr(policy, name, getattr(protocol, name))
 
 

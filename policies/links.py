@@ -33,12 +33,12 @@ class Link:
         return max(MIN_RETRANSMISSION_S, 4 * self.delay_s)
 
     def transmission_s(self, n_bytes: int, mtu: int = 1500) -> float:
-        """Return the seconds to put a message of ``n_bytes`` on the link, headers of every segment included."""
+        """Returns the seconds to put a message of ``n_bytes`` on the link, headers of every segment included."""
         segments = -(-n_bytes // (mtu - HEADER_BYTES))
         return (n_bytes + segments * HEADER_BYTES) * 8 / self.rate_bps
 
     def scaled(self, time_scale: float) -> Link:
-        """Return the link for a clock that runs ``time_scale`` times as fast."""
+        """Returns the link for a clock that runs ``time_scale`` times as fast."""
         return Link(
             self.delay_s / time_scale, self.rate_bps * time_scale, self.jitter_s / time_scale, self.loss_ratio
         )

@@ -114,22 +114,22 @@ _METHODS = {"placement": "place", "routing": "bind", "online": "bind"}
 
 
 def resolve_placement(name: str) -> PlacementPolicy:
-    """Return the placement policy of that name. Raises ``PolicyError`` with the nearest valid names."""
+    """Returns the placement policy of that name. Raises ``PolicyError`` with the nearest valid names."""
     return cast(PlacementPolicy, resolve("placement", name))
 
 
 def resolve_routing(name: str) -> RoutingPolicy:
-    """Return the routing policy of that name. Raises ``PolicyError`` with the nearest valid names."""
+    """Returns the routing policy of that name. Raises ``PolicyError`` with the nearest valid names."""
     return cast(RoutingPolicy, resolve("routing", name))
 
 
 def resolve_online(name: str) -> OnlinePolicy:
-    """Return the online policy of that name. Raises ``PolicyError`` with the nearest valid names."""
+    """Returns the online policy of that name. Raises ``PolicyError`` with the nearest valid names."""
     return cast(OnlinePolicy, resolve("online", name))
 
 
 def resolve(kind: str, name: str) -> Any:
-    """Return the policy of a kind ("placement", "routing", "online") by name. This may run a user's code.
+    """Returns the policy of a kind ("placement", "routing", "online") by name. This may run a user's code.
 
     Raises ``PolicyError`` with the nearest valid names.
     """
@@ -145,7 +145,7 @@ def resolve(kind: str, name: str) -> Any:
 
 
 def shipped_policy(kind: str, name: str) -> type | None:
-    """Return the class of a shipped policy, ``fixed:...`` included; ``None``: its code is not shipped."""
+    """Returns the class of a shipped policy, ``fixed:...`` included; ``None``: its code is not shipped."""
     return _FIXED.get(kind) if name.startswith(FIXED) else _SHIPPED[kind].get(name)
 
 

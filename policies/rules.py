@@ -25,7 +25,7 @@ class PagingRules:
     high_water: float = 0.9
 
     def paged(self, n_tokens: int, most_tokens: int) -> int:
-        """Return ``n_tokens`` rounded up to whole pages, but at most ``most_tokens``."""
+        """Returns ``n_tokens`` rounded up to whole pages, but at most ``most_tokens``."""
         return min(-(-n_tokens // self.page_tokens) * self.page_tokens, most_tokens)
 
 
@@ -68,11 +68,11 @@ class RecoveryRules:
     ban_failed_servers: bool = True
 
     def step_limit_s(self, n_tokens: int, n_hops: int = 1) -> float:
-        """Return how long a step of ``n_tokens`` through ``n_hops`` hops may go without an answer."""
+        """Returns how long a step of ``n_tokens`` through ``n_hops`` hops may go without an answer."""
         return self.request_timeout_s + n_hops * self.token_s * (n_tokens - 1)
 
     def retry_delay_s(self, attempt: int, request: int) -> float:
-        """Return the wait of ``request`` before attempt number ``attempt``; that of attempt 0 is 0."""
+        """Returns the wait of ``request`` before attempt number ``attempt``; that of attempt 0 is 0."""
         if attempt == 0:
             return 0.0
         wait_s = min(self.retry_first_s * 2.0 ** min(attempt - 1, 60), self.retry_max_s)
@@ -82,7 +82,7 @@ class RecoveryRules:
         return wait_s * (1 + self.retry_jitter_ratio * draw)
 
     def replayed(self, plan: RequestPlan, n_tokens: int) -> RequestSpec:
-        """Return a request that takes as long to serve as the replay of ``n_tokens`` tokens of ``plan``."""
+        """Returns a request that takes as long to serve as the replay of ``n_tokens`` tokens of ``plan``."""
         n_prompt = n_tokens if self.replay == "at_once" else plan.n_input_tokens
         return RequestSpec(plan.client, n_prompt, n_tokens - n_prompt + 1)
 

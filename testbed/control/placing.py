@@ -34,8 +34,8 @@ from testbed.terminal import say, unsaid
 _NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})
 _OWN_CODE = Path(__file__).resolve().parents[1]
 _DECIDING: list[tuple[int, str]] = []
-"""Policies whose code is running and the threads that run it, the innermost last. One list for the process: signal
-handlers and the thread of ``StallWatch`` read it, and neither sees a context variable of the event loop's.
+"""Policies whose code is running and the threads that run it, the innermost last. One list for the process: the
+thread of ``StallWatch`` reads it, too, and would see no context variable of another thread.
 """
 _MAX_CHECKED = 65536
 """Most chains that are remembered as checked."""
@@ -296,7 +296,7 @@ def prepare_users_code(experiment: Experiment) -> None:
 
 
 def _give_notice(of_file: Iterable[str]) -> None:
-    """Print which policies' code runs because the scenario file names it, once for each."""
+    """Prints which policies' code runs because the scenario file names it, once for each."""
     names = unsaid(of_file)
     if names:
         say(f"notice: the scenario file runs code of {', '.join(names)} as its policy")

@@ -71,15 +71,15 @@ MUTATIONS = (
     ),
     Mutation(
         "a stopped server never goes on",
-        "testbed/control/faults/machines.py",
-        "                await self._cont(server, machine, 1.0)\n",
-        "                pass\n",
+        "testbed/faultkinds.py",
+        "        await _let_continue(machine)\n        return True\n",
+        "        return True\n",
     ),
     Mutation(
         "routers are not notified of a server that begins again",
-        "testbed/control/faults/machines.py",
-        "        self._coordinator.membership.begins(server, ",
-        "        (lambda *_: None)(server, ",
+        "testbed/control/faults/machine.py",
+        "        self._coordinator.membership.begins(self.server, ",
+        "        (lambda *_: None)(self.server, ",
     ),
     Mutation(
         "the coordinator forgets to release a request that has ended",

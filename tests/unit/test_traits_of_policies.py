@@ -16,6 +16,7 @@ from policies.fixed import FixedPlacement
 from policies.interfaces import PlacementPolicy, RoutingPolicy, queue_of, session_setup_of, trait
 from policies.problem import PolicyError
 from policies.registry import PLACEMENTS, ROUTINGS, shipped_policy
+from testbed import terminal
 from testbed.cli.main import app
 from testbed.control import placing
 from testbed.control.placing import load_to_run, place_experiment
@@ -74,7 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(placing, "_SAID", set())
+    monkeypatch.setattr(terminal, "_SAID", set())
     return tmp_path
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from policies.cgbp import CgBp
 from policies.design import choose_design_concurrency, memory_bound
-from policies.interfaces import Router, session_setup_of
+from policies.interfaces import Router
 from policies.petals_routing import PetalsRouting
 from policies.problem import Placement, PolicyError, Problem, RequestSpec, Route
 from policies.registry import resolve_pair, resolve_placement, resolve_routing
@@ -162,11 +162,8 @@ def means(done: Iterable[ReplayedRequest]) -> dict[str, float]:
 
 def _of_policy(trial: _Trial, policy: str) -> Measured:
     placement_name, routing_name = resolve_pair(policy)
-    setup_s = (
-        trial.setup_petals_s
-        if session_setup_of(resolve_placement(placement_name)) == "petals"
-        else trial.setup_proposed_s
-    )
+    placer = resolve_placement(placement_name)
+    setup_s = trial.setup_petals_s if placer.session_setup == "petals" else trial.setup_proposed_s
     try:
         began_s = time.thread_time()
         placement = placer.place(trial.problem)
