@@ -50,6 +50,9 @@ def experiment_of(problem: Problem, requests: Sequence[RequestPlan], **settings:
 def with_fields(experiment: Experiment, **fields: Any) -> Experiment:
     """A copy whose parts have these fields; only one part has a field of that name."""
     for name, value in fields.items():
+        if hasattr(experiment, name) and name not in _PARTS:  # it is none of a part
+            experiment = replace(experiment, **{name: value})
+            continue
         (part,) = (part for part in _PARTS if hasattr(getattr(experiment, part), name))
         changed = replace(getattr(experiment, part), **{name: value})
         experiment = replace(experiment, **{part: changed})

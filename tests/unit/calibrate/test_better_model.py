@@ -86,8 +86,8 @@ def test_a_request_alone_takes_the_same_in_closed_form_and_step_by_step(forwardi
     [closed] = run_fast(problem, placement, plans).requests
     for batching in ("none", "serial", "continuous"):
         [system] = fail((problem, placement), plans, batching=batching).requests
-        assert system.ttft_s == pytest.approx(closed.ttft_s)
-        assert system.time_s == pytest.approx(closed.time_s)
+        assert system.times.ttft_s == pytest.approx(closed.ttft_s)
+        assert system.times.e2e_s == pytest.approx(closed.time_s)
     if not forwarding:
         contexts = range(3, 9)
         decode_s = sum(0.1 + 0.4 + 2 * 0.5 + 4 * (0.01 + 0.125 * (c - 3)) for c in contexts)
@@ -103,7 +103,7 @@ def test_a_step_base_keeps_a_serial_server_busy() -> None:
     problem = replace(problem, servers=servers, token_rtt_s=((1.0,),), input_rtt_base_s=((1.0,),))
     made = problem, placed(problem, [(0, 1)], [99.0])
     run = fail(made, arrivals(0.0, 0.0), batching="serial")
-    assert [r.ttft_s for r in run.requests] == pytest.approx([1.0, 2.0], abs=1e-6)
+    assert [r.times.ttft_s for r in run.requests] == pytest.approx([1.0, 2.0], abs=1e-6)
 
 
 def test_sessions_slow_each_other_by_the_servers_contention_in_virtual_time() -> None:
@@ -111,7 +111,7 @@ def test_sessions_slow_each_other_by_the_servers_contention_in_virtual_time() ->
     servers = (replace(problem.servers[0], contention_ratio=0.5),)
     problem = replace(problem, servers=servers)
     run = fail((problem, placed(problem, [(0, 1)], [99.0])), arrivals(0.0, 1.0))
-    assert [r.ttft_s for r in run.requests] == pytest.approx([2.0, 3.0], abs=1e-6)
+    assert [r.times.ttft_s for r in run.requests] == pytest.approx([2.0, 3.0], abs=1e-6)
 
 
 def test_simulated_hops_add_up_to_the_requests_that_they_belong_to() -> None:
@@ -126,13 +126,11 @@ def test_simulated_hops_add_up_to_the_requests_that_they_belong_to() -> None:
     )
     done = simulate(Case(replace(experiment, problem=problem)), "testbed")
     table = simulated_hops(done)
-    assert len(done.requests) == 2
-    for request in done.requests:
-        hops = table.request == request.plan.index
-        assert request.time_s is not None
-        assert table.measured_s[hops].sum() == pytest.approx(
-            request.time_s - request.waiting_s - request.setup_s
-        )
+    assert len(done.rows) == 2
+    for row in done.rows:
+        hops, times = table.request == row.request, row.times
+        assert times.e2e_s is not None
+        assert table.measured_s[hops].sum() == pytest.approx(times.e2e_s - times.queue_s - times.setup_s)
     stub = stub_profile(experiment, 0)
     chain = [(int(a), int(b)) for a, b in zip(table.first, table.last, strict=True)]
     for row, (first, last) in enumerate(chain):

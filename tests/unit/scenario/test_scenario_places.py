@@ -8,9 +8,10 @@ import pytest
 
 from testbed.errors import UserError
 from testbed.page.header import header
+from testbed.records.plan import PlacementRow, Plan
 from testbed.scenario import dump_toml, load_experiment
 
-PLAN = {"placement": {"ranges": [[0, 1]] * 9, "cache_bytes": [1.0] * 9}}
+PLAN = Plan(placement=PlacementRow(ranges=[(0, 1)] * 9, cache_bytes=[1.0] * 9))
 
 
 def test_a_resolved_topology_keeps_the_coordinates_of_its_places(tmp_path: Path) -> None:
