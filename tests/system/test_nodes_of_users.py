@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.records.events import read_events
+from testbed.records.events import ProgramBegun, ProgramEnded, read_events
 from tests.support.runs import Outcome, Running, Testbed, assert_one_sentence, processes, wait_until
 from tests.system.conftest import TWO_SITES
 from tests.system.test_programs import HELD
@@ -48,7 +48,7 @@ def scenario(tmp_path: Path) -> str:
 
 
 def ended(run_dir: Path) -> list[tuple[str, int]]:
-    return [(event["node"], event["status"]) for event in read_events(run_dir, "program-ended")]
+    return [(event.node, event.status) for event in read_events(run_dir, ProgramEnded)]
 
 
 def get(testbed: Testbed, run_dir: Path, node: str) -> Outcome:
@@ -111,7 +111,7 @@ def test_the_twin_of_a_run_with_programs_is_made_without_them(testbed: Testbed, 
     outcome = testbed.up(scenario, *options)
     assert outcome.code == 0, outcome.stderr
     assert (outcome.run_dir / "twin" / "summary.json").is_file()
-    assert read_events(outcome.run_dir / "twin", "program-begun") == []
+    assert read_events(outcome.run_dir / "twin", ProgramBegun) == []
 
 
 def test_a_killed_network_leaves_no_program(testbed: Testbed, scenario: str) -> None:

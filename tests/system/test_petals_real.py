@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.records.events import read_events
+from testbed.records.events import ProgramEnded, read_events
 from tests.support.runs import Testbed, assert_one_sentence, require, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def test_petals_gives_the_tokens_of_transformers_over_the_emulated_links(
     )
     ended = wait_until(
         lambda: (
-            [e for e in read_events(run_dir, "program-ended") if e["node"] == "petals-client"]
+            [e for e in read_events(run_dir, ProgramEnded) if e.node == "petals-client"]
             if (run_dir / "events.jsonl").exists()
             else None
         ),
@@ -44,7 +44,7 @@ def test_petals_gives_the_tokens_of_transformers_over_the_emulated_links(
     said = (run_dir / "logs" / "petals-client.log").read_text(encoding="utf-8")
     running.interrupt()
     running.wait()
-    assert ended[0]["status"] == 0, said
+    assert ended[0].status == 0, said
     lines = [json.loads(line) for line in (run_dir / "petals" / "client.jsonl").read_text().splitlines()]
     assert (lines[-1]["n_requests"], lines[-1]["n_with_other_tokens"]) == (2, 0)
     at_s = [line["at_s"] for line in lines if line.get("request") == 1]

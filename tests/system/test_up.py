@@ -32,7 +32,7 @@ from tests.support.runs import (
 
 STATISTICS = {"mean", "std", "min", "p50", "p90", "p95", "p99", "max", "n"}
 ERROR_FIGURES = {"mean_abs_ratio", "p99_abs_ratio", "max_abs_ratio", "mean_ratio", "mean_abs_s"}
-REQUEST_METRICS = {"queue_s", "setup_s", "ttft_s", "tpot_s", "token_gap_s", "per_token_s", "rest_s", "e2e_s"}
+REQUEST_METRICS = {"queue_s", "setup_s", "ttft_s", "tpot_s", "token_gap_s", "per_token_s", "e2e_s"}
 SLOWEST_DECODE_S = 16.2488e-3
 """Of one block, on the slower of the two profiles."""
 HOP_METRICS = {"hop_compute_s", "hop_network_s", "hop_client_s"}

@@ -295,7 +295,11 @@ async def test_memory_that_is_not_there_after_all_refuses_the_session_and_is_giv
         answer = await client.ask("open", 1, "a", "c", 0, 3, 8)
         assert answer[:3] == ["error", 1, wire.NO_CAPACITY]
         assert answer[3] == "no memory for a session's cache: CUDA out of memory"
-        assert (server.counters.opened, server.counters.refused, len(server.sessions.account)) == (0, 1, 0)
+        assert (server.counters.opened, server.counters.refused, len(server.sessions.admission.account)) == (
+            0,
+            1,
+            0,
+        )
         assert (compute._account.cache_bytes, compute._sessions) == (0, set())
         monkeypatch.undo()
         assert (await client.ask("open", 2, "a", "c", 0, 3, 8))[:2] == ["ok", 2]
@@ -315,7 +319,7 @@ async def test_a_session_closed_before_it_is_open_leaves_nothing(
         assert compute._account.cache_bytes == 3 * 8 * CACHE_BYTES_PER_TOKEN, "the device may be giving it"
         hold.opened.set()
         assert (await client.answer())[:3] == ["error", 1, wire.NO_CAPACITY]
-        assert (compute._account.cache_bytes, compute._sessions, len(server.sessions.account)) == (
+        assert (compute._account.cache_bytes, compute._sessions, len(server.sessions.admission.account)) == (
             0,
             set(),
             0,
@@ -334,7 +338,7 @@ async def test_a_client_that_leaves_while_its_session_opens_leaves_nothing(
             await client.send(raw_frame("open", 2, "b", "c", 0, 3, 8))  # which nobody has begun
             await until(lambda: hold.n_inside == 1)
         await until(lambda: not server.sessions.live)
-        assert len(server.sessions.account) == 0
+        assert len(server.sessions.admission.account) == 0
         hold.opened.set()
         await until(lambda: compute._account.cache_bytes == 0)
         assert compute._sessions == set()
