@@ -108,7 +108,7 @@ def test_what_a_replay_takes_is_no_error_of_the_emulation(recovered: SyntheticRu
 
 def test_the_report_and_the_trace_show_faults_and_recoveries(recovered: SyntheticRun) -> None:
     finish_run(recovered.path, recovered.experiment)
-    page = write_report(recovered.path, recovered.experiment).read_text()
+    page = write_report(recovered.path, recovered.experiment).read_text(encoding="utf-8")
     assert "Red lines: a fault hit a server. Dots: a session recovered." in page
     trace = json.loads((recovered.path / "trace.json").read_text())["traceEvents"]
     assert [event["name"] for event in trace if event["ph"] == "i"] == ["kill s0", "begun s0"]
