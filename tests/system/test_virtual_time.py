@@ -43,6 +43,8 @@ RESTLESS = (
 CHAIN = ("--set", "policy.communication=server-to-server")
 WANDERING = ("--set", "policy.online=tests.support.wandering:Draining", "--set", "policy.load_rate=40 Gbit/s")
 
+REPLAYED_S = 2e-3
+"""How far apart the two networks may be where a session was replayed, in seconds."""
 CASES: dict[str, tuple[str, tuple[str, ...], set[str]]] = {
     "a server is killed and comes back": (KILL, (), {"fault", "detected", "replayed", "begun"}),
     "a server stops": (STOP, (), {"fault", "detected", "replayed"}),
@@ -166,11 +168,16 @@ def assert_networks_agree(memory: Outcome, fabric: Outcome) -> None:
     rows, others = (rows_of(outcome.run_dir / "requests.parquet") for outcome in (memory, fabric))
     for key in ("request", "client", "status", "chain", "n_tokens_done", "n_recoveries"):
         assert [row[key] for row in rows] == [row[key] for row in others]
+    # Where a history is replayed, which of two large messages is first on a link can differ (docs/virtual-time.md).
+    apart_s = REPLAYED_S if any(row["n_recoveries"] for row in rows) else 0.0
+    n_tokens = min(row["n_tokens_done"] for row in rows)
     for name in ("per_token_s", "ttft_s", "tpot_s", "e2e_s"):
         found, expected = (outcome.json()["metrics"][name]["mean"] for outcome in (fabric, memory))
-        assert found == pytest.approx(expected, rel=1e-4), name
+        abs_s = apart_s / (n_tokens - 1) if name in ("per_token_s", "tpot_s") else apart_s
+        assert found == pytest.approx(expected, rel=1e-4, abs=abs_s), name
     for row, other in zip(rows, others, strict=True):
-        assert other["per_token_s"] == pytest.approx(row["per_token_s"], rel=1e-4)
+        abs_s = REPLAYED_S / row["n_tokens_done"] if row["n_recoveries"] else 0.0
+        assert other["per_token_s"] == pytest.approx(row["per_token_s"], rel=1e-4, abs=abs_s)
 
 
 @pytest.mark.usefixtures("fabric")
