@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -35,8 +36,8 @@ PROMPT = [7, 3, 250, 91, 18, 44, 5]
 N_TOKENS = 14
 FAILS_AT = 17
 """Position of the step that the second server does not survive."""
-CHAIN: list[Hop] = [(0, 0, 2), (1, 2, 5), (2, 5, N_LAYERS)]
-REPLACEMENT: list[Hop] = [(3, 2, 4), (4, 4, 5)]
+CHAIN = [Hop(0, 0, 2), Hop(1, 2, 5), Hop(2, 5, N_LAYERS)]
+REPLACEMENT = [Hop(3, 2, 4), Hop(4, 4, 5)]
 
 
 class _Fails:
@@ -114,7 +115,9 @@ async def talk(
     async def reroute(*_: Any) -> Plan:
         return Plan(REPLACEMENT, 0.0, 0.0)
 
-    rules = SessionRules(recovery=RecoveryRules(replay=replay or "at_once"))
+    # No limits: the clock jumps while blocks are computed.
+    limits = {"request_timeout_s": math.inf, "connect_timeout_s": math.inf}
+    rules = SessionRules(recovery=RecoveryRules(replay=replay or "at_once", **limits))
     request = Request(0, 0.0, len(prompt), N_TOKENS, Generation(tuple(prompt)))
     async with connected(servers, clock) as connections:
         await HubSession(
