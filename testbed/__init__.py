@@ -16,5 +16,7 @@ Each folder imports only those below it.
 - ``fast``: sessions that nothing disturbs, in closed form
 - ``control``: decisions while requests are served, under any clock: coordinator, mover, faults
 - ``scenario``: from files to an ``Experiment``
-- ``errors``, ``rundir``, ``codeversion``, ``cluster``: shared by all of them
+- ``records``: the contract of what a run leaves: rows, summary, plan and events
+- ``faultkinds``: the kinds of fault
+- ``errors``, ``rundir``, ``codeversion``, ``cluster``, ``terminal``: shared by all of them
 """

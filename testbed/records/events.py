@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -149,6 +149,7 @@ class FaultHappened(Event, kw_only=True, frozen=True, tag="fault"):
 class FaultOver(Event, kw_only=True, frozen=True, tag="fault-over"):
     """A stopped or slow server is as before."""
 
+    applies: ClassVar[bool] = True
     server: str
     kind: str
     planned_at_s: float | None = None
@@ -157,6 +158,7 @@ class FaultOver(Event, kw_only=True, frozen=True, tag="fault-over"):
 class ServerBegun(Event, kw_only=True, frozen=True, tag="begun"):
     """A server serves its ``blocks`` (again)."""
 
+    applies: ClassVar[bool] = True
     server: str
     planned_at_s: float | None = None
     blocks: Blocks

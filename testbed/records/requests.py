@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -182,15 +183,21 @@ class RequestRow(Record, kw_only=True):
     @property
     def hops(self) -> tuple[Hop, ...]:
         """The hops of ``chain``."""
-        return tuple(
-            Hop(int(server), *map(int, blocks.split("-")))
-            for server, _, blocks in (part.partition(":") for part in self.chain.split())
-        )
+        return hops_of(self.chain)
 
 
 def chain_text(hops: Sequence[tuple[int, int, int]]) -> str:
     """Return hops (server, first block, last block) in the form of ``RequestRow.chain``."""
     return " ".join(f"{server}:{first}-{last}" for server, first, last in hops)
+
+
+@lru_cache(maxsize=4096)
+def hops_of(chain: str) -> tuple[Hop, ...]:
+    """Return the hops of a chain's text (``chain_text``). Most requests of a run have one of few chains."""
+    return tuple(
+        Hop(int(server), *map(int, blocks.split("-")))
+        for server, _, blocks in (part.partition(":") for part in chain.split())
+    )
 
 
 PREFIXES = {"times": "", "model": "model_", "unqueued": "unqueued_"}

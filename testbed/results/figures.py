@@ -80,7 +80,7 @@ def _moves_caption(records: RunRecords) -> str:
 def _bad_and_good(records: RunRecords) -> Iterator[tuple[float, str, str]]:
     """Yield (instant, server, colour) of each fault, and of each server that begins to serve (again)."""
     for event in records.faults:
-        if event.at_s is not None and getattr(event, "applies", True):
+        if event.at_s is not None and event.applies:
             kind = KINDS.get(event.kind) if isinstance(event, FaultHappened) else None
             is_bad = isinstance(event, FaultHappened) and (kind is None or kind.is_bad)
             yield event.at_s, event.server, _BAD if is_bad else _GOOD

@@ -45,7 +45,7 @@ def _events(experiment: Experiment, records: RunRecords, hops: HopTable) -> Iter
     for site in sites:
         yield _meta("process_name", process[site], 0, site)
     yield from map(_change, records.changes)
-    yield from (_fault(event) for event in records.faults if getattr(event, "applies", True))
+    yield from (_fault(event) for event in records.faults if event.applies)
     names = [s.name for s in experiment.problem.servers]
     for move in records.moves:
         yield from _move_events(move, names.index(move.server), process[experiment.sites[move.server]])

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from testbed.records.plan import Plan
-from testbed.records.requests import RequestRow
+from testbed.records.requests import RequestRow, hops_of
 from testbed.records.summary import UnusedBlocks
 
 _MOST_NAMES = 5
@@ -17,9 +17,8 @@ _MOST_NAMES = 5
 def unused_blocks(plan: Plan, rows: Iterable[RequestRow]) -> UnusedBlocks | None:
     """Return the blocks of the plan's placement that no chain of ``rows`` has; None if no request was served."""
     used: list[set[int]] = [set() for _ in plan.servers]
-    chains = {row.chain: row.hops for row in rows}
-    for hops in chains.values():
-        for server, first, last in hops:
+    for chain in {row.chain for row in rows}:
+        for server, first, last in hops_of(chain):
             used[server].update(range(first, last))
     if not any(used):
         return None

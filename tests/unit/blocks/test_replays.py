@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from nodes.records import AnyRecord, Plan, Replayed, Token
 from nodes.request import Generation, Request
 from nodes.session import HubSession, SessionRules
 from policies.problem import Hop
-from policies.rules import RecoveryRules
 from tests.support.blocks import (
     BLOOM,
     LLAMA,
@@ -26,7 +25,7 @@ from tests.support.blocks import (
     need_blocks,
     served,
 )
-from tests.support.data_plane import JumpClock, connected, make_server
+from tests.support.data_plane import PATIENT, JumpClock, connected, make_server
 
 need_blocks()
 
@@ -115,9 +114,8 @@ async def talk(
     async def reroute(*_: Any) -> Plan:
         return Plan(REPLACEMENT, 0.0, 0.0)
 
-    # No limits: the clock jumps while blocks are computed.
-    limits = {"request_timeout_s": math.inf, "connect_timeout_s": math.inf}
-    rules = SessionRules(recovery=RecoveryRules(replay=replay or "at_once", **limits))
+    # Without limits, since the clock jumps while blocks are computed.
+    rules = SessionRules(recovery=replace(PATIENT, replay=replay or "at_once"))
     request = Request(0, 0.0, len(prompt), N_TOKENS, Generation(tuple(prompt)))
     async with connected(servers, clock) as connections:
         await HubSession(

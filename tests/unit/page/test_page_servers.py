@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from testbed.page.servers import ServerStates
+from testbed.records.events import events_in
 from tests.support.records import event_of
 
 TIMES = dict.fromkeys(("decided_at_s", "closed_at_s", "drained_at_s", "open_at_s"), 0.0)
@@ -71,4 +73,5 @@ def test_a_server_that_moves_drains_then_loads_then_serves_its_new_blocks() -> N
     "event", [{"event": "begun", "server": ["a"]}, {"event": "begun", "server": "a", "at_s": "x"}, {}]
 )
 def test_lines_that_no_run_writes_change_nothing(event: dict[str, Any]) -> None:
-    assert ServerStates(SERVERS).take({"at_s": None, **event}) is None
+    lines = [json.dumps({"at_s": at_s, **event}).encode() for at_s in (None, 1.0)]
+    assert [ServerStates(SERVERS).take(read) for read in events_in(lines)] == []
