@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figure import figure
+from testbed.experiments import load_experiment
 from testbed.runs.session import run_quietly
-from testbed.scenario import load_experiment
 
 _GOALS = {1: ("<= 1", "<= 3"), 10: ("<= 3", "<= 8")}
 

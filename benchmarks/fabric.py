@@ -31,13 +31,13 @@ from netem.probe import become_network_admin
 from netem.spec import NetworkSpec
 from policies.links import Link
 from testbed.control.placing import place_experiment
+from testbed.experiments import load_experiment
 from testbed.records.summary import RunSummary
 from testbed.rundir import make_run_dir
 from testbed.runs.session import run_quietly
 from testbed.runtime.emulation import Emulation
 from testbed.runtime.setup import RunSetup
 from testbed.runtime.stage import choose_stage
-from testbed.scenario import load_experiment
 
 T = TypeVar("T")
 _TRIES = 3

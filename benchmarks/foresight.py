@@ -22,8 +22,8 @@ from policies.problem import InfeasiblePlacement, Placement, PolicyError, Proble
 from policies.registry import PAIRS, resolve_placement, resolve_routing
 from policies.replay import replay
 from policies.workload import RequestPlan
+from testbed.experiments import load_experiment
 from testbed.results.intervals import mean_of
-from testbed.scenario import load_experiment
 
 COMPARED: dict[str, tuple[str, str]] = {
     "proposed": PAIRS["proposed"],

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.backends import netem_in_vm, networks_here
 from benchmarks.figure import figure
-from testbed.scenario import load_experiment
+from testbed.experiments import load_experiment
 from testbed.studies.links.check import links_command
 
 _SITES = (("near", "5 ms", "1 Gbit/s"), ("mid", "20 ms", "1 Gbit/s"), ("far", "100 ms", "100 Mbit/s"))

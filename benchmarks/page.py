@@ -25,11 +25,11 @@ from nodes.eventlog import EventLog, LogReader
 from nodes.records import Admitted, Arrived, HopRecord, Opening, Token
 from policies.problem import Hop
 from testbed.control.placing import place_experiment
+from testbed.experiments import dump_toml, load_experiment
 from testbed.records.base import data_of
 from testbed.records.events import EventWriter, Serving
 from testbed.records.plan import PLAN, Clock, PlacementRow, Plan
 from testbed.rundir import make_run_dir, write_json
-from testbed.scenario import dump_toml, load_experiment
 
 _SETS = ["servers.0.count=40", "servers.1.count=20", "workload.n_requests=200", "clock=real"]
 _SESSIONS = 200

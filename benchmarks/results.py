@@ -20,8 +20,8 @@ import msgspec
 from benchmarks.figure import figure
 from nodes.eventlog import EventLog, read_log
 from nodes.records import AnyRecord, Token
+from testbed.experiments import dump_toml, load_experiment
 from testbed.runs.session import run_quietly
-from testbed.scenario import dump_toml, load_experiment
 
 _HOPS = (100_000, 1_000_000)
 _OPTIONS = ["clock=virtual", "network.backend=memory"]

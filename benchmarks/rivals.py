@@ -25,7 +25,7 @@ import msgspec
 from policies.registry import PAIRS
 from testbed.codeversion import rules_digest
 from testbed.errors import UserError
-from testbed.scenario import load_experiment
+from testbed.experiments import load_experiment
 from testbed.studies.capacity.command import Options as CapacityOptions
 from testbed.studies.capacity.command import capacity_command
 from testbed.studies.capacity.search import TURNOVERS

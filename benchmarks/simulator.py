@@ -26,9 +26,8 @@ from policies.registry import resolve_pair, resolve_placement, resolve_routing
 from policies.replay import ReplayedRequest, replay
 from policies.workload import RequestPlan
 from testbed.control.placing import place
-from testbed.fast.engine import simulate_fast
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import (
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import (
     Calibration,
     ComputePart,
     Experiment,
@@ -36,9 +35,10 @@ from testbed.scenario.experiment import (
     PolicyPart,
     WorkloadPart,
 )
-from testbed.scenario.policy import PolicyChoice
-from testbed.simulate.cases import scenario_case
-from testbed.simulate.engine import simulate
+from testbed.experiments.policy import PolicyChoice
+from testbed.fast.engine import simulate_fast
+from testbed.simulator.cases import scenario_case
+from testbed.simulator.engine import simulate
 
 _SMALL = (
     # scenario, servers, goal in ms, the paper's MATLAB in ms: PETALS and proposed

@@ -18,11 +18,11 @@ import uvloop
 from benchmarks.figure import figure
 from benchmarks.proc import memory_bytes
 from testbed.control.placing import place_experiment
+from testbed.experiments import load_experiment
 from testbed.rundir import make_run_dir
 from testbed.runtime.emulation import Emulation
 from testbed.runtime.setup import RunSetup
 from testbed.runtime.stage import choose_stage
-from testbed.scenario import load_experiment
 
 _SIZES = {9: (7, 2), 60: (50, 10)}
 

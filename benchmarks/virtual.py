@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.figure import figure
+from testbed.experiments import load_experiment
 from testbed.records.summary import RunSummary
 from testbed.runs.session import run_quietly
-from testbed.scenario import load_experiment
 
 _BUSY_PER_CPU = 2
 _SPEED_GOALS = {"memory": (">= 150", ">= 30"), "fabric": (">= 50", ">= 15")}

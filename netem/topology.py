@@ -1,6 +1,6 @@
 """Topologies: sites joined by links, and the delay and rate of delay-shortest paths between them.
 
-Pure: reads no files and calls nothing of the system. ``testbed.scenario.topologies`` reads them from files.
+Pure: reads no files and calls nothing of the system. ``testbed.experiments.topologies`` reads them from files.
 """
 
 from __future__ import annotations

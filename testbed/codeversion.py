@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 _RULES = (
-    *("policies", "netem", "nodes", "testbed.scenario", "testbed.control", "testbed.fast"),
-    *("testbed.simulate", "testbed.results", "testbed.runtime"),
+    *("policies", "netem", "nodes", "testbed.experiments", "testbed.control", "testbed.fast"),
+    *("testbed.simulator", "testbed.results", "testbed.runtime"),
 )
 """Packages whose code decides the results of a run."""
 

@@ -29,7 +29,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _is_new(record: logging.LogRecord) -> bool:
-    return not record.name.startswith("testbed.scenario") or bool(unsaid([record.getMessage()]))
+    return not record.name.startswith("testbed.experiments") or bool(unsaid([record.getMessage()]))
 
 
 def warn_once() -> None:

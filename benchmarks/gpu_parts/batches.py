@@ -17,7 +17,7 @@ from benchmarks.gpu_parts.commands import up
 from benchmarks.gpu_parts.here import SITE, one_place
 from benchmarks.gpu_parts.record import Record
 from benchmarks.gpu_parts.sizes import Model, model_of
-from testbed.scenario.units import SIZE
+from testbed.experiments.units import SIZE
 from testbed.studies.calibrate.command import Options, calibrate_command
 
 GOAL_RATIO = 0.05

@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.gpu_parts.sizes import Model
 from nodes.blocks.spec import Weights
-from testbed.scenario.catalogue import Gpu, gpus
-from testbed.scenario.families import sizes_of
+from testbed.experiments.catalogue import Gpu, gpus
+from testbed.experiments.families import sizes_of
 
 _SHEET_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 

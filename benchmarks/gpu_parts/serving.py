@@ -24,11 +24,11 @@ from benchmarks.gpu_parts.sizes import Model, model_of, quantised_here
 from nodes.blocks.device import available_bytes, open_device
 from nodes.blocks.memory import amount, workspace_bytes
 from nodes.blocks.spec import Weights
+from testbed.experiments import load_experiment
+from testbed.experiments.units import SIZE
 from testbed.records.base import data_of
 from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import blocks_model
-from testbed.scenario import load_experiment
-from testbed.scenario.units import SIZE
 from testbed.studies.compare import compare_command
 from testbed.studies.compare.load import load_run
 from testbed.studies.compare.tables import is_decode, token_times

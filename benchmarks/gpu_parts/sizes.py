@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.gpu_parts.record import Job
 from nodes.blocks.sizes import config_of_size
-from testbed.scenario.families import VALUE_BYTES, make_config, sizes_of
+from testbed.experiments.families import VALUE_BYTES, make_config, sizes_of
 
 
 @dataclass(frozen=True)

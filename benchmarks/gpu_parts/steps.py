@@ -20,8 +20,8 @@ from nodes.blocks.compute import BlocksCompute
 from nodes.blocks.device import available_bytes, open_device
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
 from nodes.clock import ScaledClock
-from testbed.scenario.catalogue import shipped
-from testbed.scenario.units import DURATION
+from testbed.experiments.catalogue import shipped
+from testbed.experiments.units import DURATION
 from testbed.studies.calibrate.backend import hidden_states
 from testbed.studies.calibrate.batches import BatchCase, BatchPlan, measure_batches
 

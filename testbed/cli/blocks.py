@@ -21,7 +21,7 @@ from testbed.cli.options import (
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
-    from testbed.scenario import Change, Override
+    from testbed.experiments import Change, Override
 
 model_app = typer.Typer(
     help="List models, show the sizes of a model or a checkpoint, make a small checkpoint to try things with."
@@ -30,7 +30,7 @@ model_app = typer.Typer(
 
 def model_changes(model: str | None, random_weights: bool) -> list[Change]:
     """Return --model and --random-weights as changes to a scenario."""
-    from testbed.scenario import Change
+    from testbed.experiments import Change
 
     changes = [] if model is None else [Change("compute.model", model)]
     return [*changes, Change("compute.random_weights", True)] if random_weights else changes

@@ -45,7 +45,7 @@ from testbed.faultkinds import KINDS, any_of
 from testbed.terminal import warn_once
 
 if TYPE_CHECKING:
-    from testbed.scenario import Override
+    from testbed.experiments import Override
 
 
 class _Commands(TyperGroup):
@@ -74,7 +74,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 def _print_version(is_asked: bool) -> None:
     if is_asked:
         from testbed.codeversion import code_version
-        from testbed.scenario.provenance import commit
+        from testbed.experiments.provenance import commit
 
         known = commit()
         typer.echo(code_version() + (f", commit {known}" if known else ""))
@@ -129,10 +129,10 @@ def up(
 ) -> None:
     """Start the testbed, serve the scenario's workload, write tables and a trace, print a summary."""
     from testbed.control.placing import load_to_run
+    from testbed.experiments.policy import PolicyChoice
     from testbed.results.slo import parse_slo
     from testbed.runs.session import RunOptions
     from testbed.runs.up import up_command
-    from testbed.scenario.policy import PolicyChoice
 
     keys = {
         "clock": clock,
@@ -240,8 +240,8 @@ def serve(
     no_page: NoPageOption = False,
 ) -> None:
     """Start the testbed and serve requests from outside through OpenAI's API until Ctrl-C."""
+    from testbed.experiments.policy import PolicyChoice
     from testbed.runs.serve import ServeOptions, serve_command
-    from testbed.scenario.policy import PolicyChoice
 
     for name, value, known in (
         ("workload", workload, ("also", "none")),
@@ -376,9 +376,9 @@ def simulate(
     out: Annotated[Path | None, typer.Option("--out", help="Write tables to this new folder.")] = None,
 ) -> None:
     """Simulate scenarios or instance files: the decisions and tables of a run in a fraction of a second."""
+    from testbed.experiments.policy import PolicyChoice
     from testbed.results.slo import parse_slo
-    from testbed.scenario.policy import PolicyChoice
-    from testbed.simulate.command import Options, simulate_command
+    from testbed.simulator.command import Options, simulate_command
 
     _refuse_pair_and_half(bool(policy), placement, routing)
     if offline:
@@ -419,8 +419,8 @@ def solve(
     ] = False,
 ) -> None:
     """Place and route offline instances, in which all requests arrive at once."""
-    from testbed.simulate.offline import offline_command
-    from testbed.simulate.text import offline_text
+    from testbed.simulator.offline import offline_command
+    from testbed.simulator.text import offline_text
 
     answers = [answer for name in policy or ["cg-bprr"] for answer in offline_command(instances, name)]
     typer.echo("\n".join(map(json.dumps, answers)) if as_json else offline_text(answers))
@@ -429,7 +429,7 @@ def solve(
 @app.command(rich_help_panel=_SCENARIOS)
 def show(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Print the resolved scenario: every name looked up, every unit converted."""
-    from testbed.scenario import dump_toml, load_experiment
+    from testbed.experiments import dump_toml, load_experiment
 
     experiment = load_experiment(scenario, overrides or [])
     print_answer(dict(experiment.document), lambda: dump_toml(experiment), as_json)
@@ -449,11 +449,11 @@ def validate(
     A policy that the file names as module:Class is not imported, and the placement is not checked then.
     """
     from testbed.control.placing import load_to_run, place_experiment
+    from testbed.experiments import load_experiment
+    from testbed.experiments.units import counted
     from testbed.runs.session import check_online
     from testbed.runtime.gpus import missing_gpu, shared_out
     from testbed.runtime.wiring import check_frames
-    from testbed.scenario import load_experiment
-    from testbed.scenario.units import counted
 
     changes: list[Override] = [
         *(overrides or []),
@@ -504,7 +504,7 @@ def validate(
 @app.command(rich_help_panel=_SCENARIOS)
 def scenarios(as_json: JsonOption = False) -> None:
     """List the shipped scenarios."""
-    from testbed.scenario import shipped_scenarios
+    from testbed.experiments import shipped_scenarios
 
     rows = [{"name": name, "description": text} for name, text in shipped_scenarios()]
     print_answer(
@@ -658,7 +658,7 @@ def _misuse(error: Any) -> str:
     """Return what is wrong with the command line; of an option's value in the words that scenario files get."""
     from pydantic import ValidationError
 
-    from testbed.scenario.problems import explain
+    from testbed.experiments.problems import explain
 
     if isinstance(error.__cause__, ValidationError):  # Typer has read the value with pydantic
         return f"{error.param.opts[0]} {explain(error.__cause__).what}"

@@ -39,7 +39,7 @@ def links(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the emulated network: requested and achieved RTT and rate of every client-server pair."""
-    from testbed.scenario import load_experiment
+    from testbed.experiments import load_experiment
     from testbed.studies.links.check import links_command
 
     options = {"network.backend": network, "hosts": hosts, "time_scale": time_scale}
@@ -74,8 +74,8 @@ def topology(
     as_json: JsonOption = False,
 ) -> None:
     """Show a topology: nodes, links, round-trip times, and a map."""
+    from testbed.experiments import load_experiment
     from testbed.inspect.topology import topology_command
-    from testbed.scenario import load_experiment
 
     if overrides and scenario is None:
         raise UserError("--set changes a scenario: name one with --scenario, or leave out --set")

@@ -24,8 +24,8 @@ def net(
     out: OutOption = None,
 ) -> None:
     """Emulate only a scenario's network, with the programs of its node tables, until Ctrl-C."""
+    from testbed.experiments import load_experiment
     from testbed.runs.net import net_command
-    from testbed.scenario import load_experiment
 
     changes = [f"network.backend={network}"] if network is not None else []
     net_command(load_experiment(scenario, [*(overrides or []), *changes]), out)

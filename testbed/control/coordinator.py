@@ -16,8 +16,8 @@ from policies.waiting import fits
 from testbed.control.placing import PlacedExperiment
 from testbed.control.view import RouterView
 from testbed.control.waiting_room import Answer, CallAt, Wait, WaitingRoom
+from testbed.experiments.experiment import Experiment
 from testbed.records.summary import DecisionCounts
-from testbed.scenario.experiment import Experiment
 
 
 class Coordinator:

@@ -8,9 +8,9 @@ from typing import Any
 from policies.fixed import FixedPlacement, FixedRouting
 from policies.problem import BlockRange
 from testbed.errors import UserError
-from testbed.scenario.json_files import read_json
-from testbed.scenario.limits import MAX_SIZE_BYTES
-from testbed.scenario.policy import FIXED
+from testbed.experiments.json_files import read_json
+from testbed.experiments.limits import MAX_SIZE_BYTES
+from testbed.experiments.policy import FIXED
 
 
 def fixed_placement(name: str) -> FixedPlacement:

@@ -21,12 +21,12 @@ from nodes.messages import Question
 from policies.links import Link
 from testbed.control.live import ask_running
 from testbed.errors import TestbedError, UserError
+from testbed.experiments.events import between, members_of, unknown_place
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.fields import ratio
+from testbed.experiments.units import DURATION, RATE
+from testbed.experiments.whole import WholeNetwork
 from testbed.records.events import BY_HAND, BY_SCENARIO, EventWriter, LinkRow, LinksChanged
-from testbed.scenario.events import between, members_of, unknown_place
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.fields import ratio
-from testbed.scenario.units import DURATION, RATE
-from testbed.scenario.whole import WholeNetwork
 
 Pair = tuple[str, str]
 Action = Literal["cut", "restore", "set"]

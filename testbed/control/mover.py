@@ -10,8 +10,8 @@ from policies.online import OnlinePolicy, can_spare, kept, loading_s
 from policies.problem import BlockRange
 from testbed.control.coordinator import Coordinator
 from testbed.control.steering import Load, Steering
+from testbed.experiments.experiment import Experiment
 from testbed.records.events import AnyEvent, MoveBegun, Moved, MoveDrained, MoveLost, PlacementDecided
-from testbed.scenario.experiment import Experiment
 
 
 @dataclass(eq=False)

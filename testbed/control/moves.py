@@ -16,8 +16,8 @@ from testbed.control.faults.machine import Nodes
 from testbed.control.guarded import guarded
 from testbed.control.mover import Mover, ServerMove
 from testbed.errors import RunError
+from testbed.experiments.experiment import Experiment
 from testbed.records.events import EventWriter
-from testbed.scenario.experiment import Experiment
 
 _NEWS_S = 2.0
 """Event-loop seconds, real or virtual, within which the launcher reports a process that has ended."""

@@ -25,10 +25,10 @@ from policies.search import search_design_concurrency
 from policies.state import SystemState
 from testbed.control.fixed import fixed_placement, fixed_routing
 from testbed.errors import UserError
-from testbed.scenario import Override, load_experiment
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.policy import FIXED, UNREAD, Policies
-from testbed.scenario.schema import PolicyTable
+from testbed.experiments import Override, load_experiment
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.policy import FIXED, UNREAD, Policies
+from testbed.experiments.schema import PolicyTable
 from testbed.terminal import say, unsaid
 
 _NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})

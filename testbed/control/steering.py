@@ -12,8 +12,8 @@ from policies.online import OnlinePolicy, SystemView, TwoTimeScale, moves, rolli
 from policies.problem import BlockRange, Placement, PolicyError, Problem
 from policies.registry import resolve_online
 from testbed.control.placing import placement_policy, policy_code, prepare_users_code
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.policy import FIXED
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.policy import FIXED
 
 
 class Load:

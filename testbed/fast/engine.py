@@ -25,13 +25,13 @@ from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
 from testbed.control.mover import Mover, ServerMove
 from testbed.control.placing import PlacedExperiment
+from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
 from testbed.fast.outcome import FastRun, SimulatedRequest
 from testbed.fast.steps import ChainSession, Key, Part, Steps, delays_of, replay_of
 from testbed.records.events import AnyEvent, Moved
 from testbed.records.requests import COMPLETED, FAILED
 from testbed.records.summary import MoveRow
-from testbed.scenario.experiment import Experiment
 
 OnCache = Callable[[float, int, float], None]
 """Called with (instant, server, change in bytes) whenever cache is reserved or released."""

@@ -13,8 +13,8 @@ from nodes.records import HOP_COLUMNS, HopRecord
 from policies.problem import Hop, RequestSpec, hop_times_s, return_times_s
 from policies.steps import StepLaw
 from policies.workload import RequestPlan
+from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
-from testbed.scenario.experiment import Experiment
 
 Key = tuple[int, int]
 """A request's number, and which of its attempts to open a session this is."""

@@ -7,12 +7,12 @@ from typing import Any
 
 from policies.steps import StepTimes
 from testbed.errors import UserError
-from testbed.scenario.catalogue import DTYPES, Gpu, gpus, sizes_of_table
-from testbed.scenario.problems import KeyedError, unknown
-from testbed.scenario.profiles import Measured, measured_profiles, model_names, named_model
-from testbed.scenario.roofline import Block, RooflineError, block_of, roofline, times_of
-from testbed.scenario.schema import ModelTable
-from testbed.scenario.units import counted
+from testbed.experiments.catalogue import DTYPES, Gpu, gpus, sizes_of_table
+from testbed.experiments.problems import KeyedError, unknown
+from testbed.experiments.profiles import Measured, measured_profiles, model_names, named_model
+from testbed.experiments.roofline import Block, RooflineError, block_of, roofline, times_of
+from testbed.experiments.schema import ModelTable
+from testbed.experiments.units import counted
 from testbed.terminal import columns
 
 PROMPTS = (128, 1024)

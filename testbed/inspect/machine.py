@@ -11,9 +11,9 @@ from typing import Any
 
 from netem import probe
 from netem.networks import AUTO, CLOCKS, NETWORKS, Network, choose
+from testbed.experiments.checkpoints import INSTALL
 from testbed.runtime.blocks import blocks_missing
 from testbed.runtime.gpus import find_gpus
-from testbed.scenario.checkpoints import INSTALL
 
 _ASK_TORCH = """
 import json

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
+from testbed.experiments.checkpoints import checkpoint_sizes, find_checkpoint, read_config, require_weights
+from testbed.experiments.families import FAMILIES, VALUE_BYTES, make_config, sizes_of
+from testbed.experiments.problems import unknown
+from testbed.experiments.profiles import model_names
+from testbed.experiments.units import counted
 from testbed.inspect.hardware import model_command
 from testbed.rundir import check_new_folder
 from testbed.runtime.blocks import available_bytes, make_checkpoint, require_blocks
-from testbed.scenario.checkpoints import checkpoint_sizes, find_checkpoint, read_config, require_weights
-from testbed.scenario.families import FAMILIES, VALUE_BYTES, make_config, sizes_of
-from testbed.scenario.problems import unknown
-from testbed.scenario.profiles import model_names
-from testbed.scenario.units import counted
 
 MIN_VOCABULARY = 260
 """A token for each of 256 bytes, and four special tokens."""

@@ -12,15 +12,15 @@ import numpy as np
 
 from netem.topology import Topology, TopologyError, TopologyLink, TopologyNode
 from testbed.errors import ScenarioError, UserError
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.matrices import matrix_of_file
+from testbed.experiments.network import site_links
+from testbed.experiments.network_tables import MatrixTable
+from testbed.experiments.problems import KeyedError
+from testbed.experiments.topologies import DEFAULT_DETOUR, load_topology
+from testbed.experiments.topology_files import DEFAULT_RATE
 from testbed.results.plots import plotting, save
 from testbed.results.requests import stats
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.matrices import matrix_of_file
-from testbed.scenario.network import site_links
-from testbed.scenario.network_tables import MatrixTable
-from testbed.scenario.problems import KeyedError
-from testbed.scenario.topologies import DEFAULT_DETOUR, load_topology
-from testbed.scenario.topology_files import DEFAULT_RATE
 
 MATRICES = (".csv", ".json")
 PICTURES = (".png", ".svg", ".pdf")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from testbed.errors import UserError
+from testbed.experiments import load_experiment
+from testbed.experiments.problems import KeyedError
+from testbed.experiments.traces import TRACE_KINDS, read_trace, trace_text
+from testbed.experiments.units import counted
 from testbed.rundir import replacing
-from testbed.scenario import load_experiment
-from testbed.scenario.problems import KeyedError
-from testbed.scenario.traces import TRACE_KINDS, read_trace, trace_text
-from testbed.scenario.units import counted
 
 _SHARES = (50, 90, 99)
 

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from policies.links import Link
+from testbed.experiments.experiment import Experiment
 from testbed.faultkinds import KINDS
 from testbed.page.layout import beside_nearest, by_round_trips, places, site_rtts_s, sites_of
 from testbed.records.plan import Clock, Plan
-from testbed.scenario.experiment import Experiment
 
 
 def header(experiment: Experiment, plan: Plan) -> dict[str, Any]:

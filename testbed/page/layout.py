@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.scenario.experiment import Experiment
+from testbed.experiments.experiment import Experiment
 
 Array = NDArray[np.float64]
 Point = tuple[float, float]

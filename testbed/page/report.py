@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from testbed.errors import TestbedError
+from testbed.experiments.experiment import Experiment
 from testbed.page.follow import Follower
 from testbed.page.header import header
 from testbed.page.history import Position
@@ -24,7 +25,6 @@ from testbed.results.errors import Tables
 from testbed.results.figures import draw_figures
 from testbed.results.report import report_body, report_title
 from testbed.rundir import TWIN, replacing
-from testbed.scenario.experiment import Experiment
 
 MAX_TOKENS = 100_000
 """About the most tokens in a report, so that the file stays small enough to be sent."""

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import Experiment
 from testbed.page.header import header
 from testbed.page.history import History
 from testbed.records.plan import read_plan
 from testbed.records.requests import RequestRow
 from testbed.results.tables import read_requests
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Experiment
 
 _HOPS = (
     *("request", "token", "hop", "server", "sent_at_s", "arrived_at_s", "departed_at_s", "received_at_s"),

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from testbed.errors import RunError, UserError
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.provenance import read_provenance
 from testbed.records.base import data_of
 from testbed.records.plan import is_simulated, read_plan
 from testbed.records.summary import RunSummary, read_summary
@@ -27,8 +29,6 @@ from testbed.results.served import with_guests
 from testbed.results.summary import summarize
 from testbed.results.verified import read_verification
 from testbed.rundir import TWIN, not_a_run, write_json
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.provenance import read_provenance
 
 __all__ = ["finish_run", "load_run", "read_tables", "write_all"]
 
@@ -94,7 +94,7 @@ def _twin(run_dir: Path) -> Tables | None:
 
 def load_run(run_dir: Path) -> Experiment:
     """Load a run directory's experiment, with requests from outside. Raises ``UserError``."""
-    from testbed.scenario import load_experiment
+    from testbed.experiments import load_experiment
 
     if is_simulated(run_dir):
         raise UserError(

@@ -7,9 +7,9 @@ from dataclasses import replace
 from msgspec import UNSET
 
 from policies.links import Link
+from testbed.experiments.experiment import Experiment, NetworkChange
 from testbed.records.events import LinksChanged
 from testbed.results.logs import RunRecords
-from testbed.scenario.experiment import Experiment, NetworkChange
 
 
 def as_carried_out(experiment: Experiment, records: RunRecords) -> list[NetworkChange]:

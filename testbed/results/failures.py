@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from testbed.experiments.units import counted
 from testbed.faultkinds import KINDS
 from testbed.records.events import BY_SCENARIO, FaultHappened
 from testbed.records.plan import Plan
 from testbed.records.summary import RunSummary
 from testbed.results.logs import RunRecords
 from testbed.results.requests import stats
-from testbed.scenario.units import counted
 
 
 def add_failures(summary: RunSummary, records: RunRecords, plan: Plan, n_planned: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodes.records import Rerouted
+from testbed.experiments.experiment import Experiment
 from testbed.faultkinds import KINDS
 from testbed.records.events import FaultHappened
 from testbed.records.requests import RequestRow
@@ -17,7 +18,6 @@ from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
 from testbed.results.plots import plotting, save_both
 from testbed.rundir import own_folder
-from testbed.scenario.experiment import Experiment
 
 Array = NDArray[np.float64]
 Rows = Sequence[RequestRow]

@@ -29,12 +29,12 @@ from nodes.batching import Batches, Step, batches_of
 from nodes.compute import StubProfile, Turns
 from nodes.records import BATCH
 from policies.problem import Hop
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.timeline import Timeline
 from testbed.results.changes import as_carried_out, as_intended
 from testbed.results.logs import RunRecords
 from testbed.results.slow import SlowServers
 from testbed.runtime.wiring import stub_profile
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.timeline import Timeline
 
 Array = NDArray[np.float64]
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from policies.problem import Hop, RequestSpec, service_s
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.timeline import Timeline
 from testbed.records.requests import COMPLETED, METRICS, NOT_STARTED, RequestRow, Times, chain_text
 from testbed.records.summary import Stats
 from testbed.results.changes import as_carried_out
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable, model_setup_s, round_trip_s
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.timeline import Timeline
 
 
 def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) -> list[RequestRow]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed.experiments import changed
+from testbed.experiments.experiment import Experiment
 from testbed.results.logs import RequestRecord, read_logs
-from testbed.scenario import changed
-from testbed.scenario.experiment import Experiment
 
 
 def with_guests(experiment: Experiment, run_dir: Path) -> Experiment:

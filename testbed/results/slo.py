@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from testbed.errors import UserError
+from testbed.experiments.slo import Objective, parse_objectives, parse_statistics
 from testbed.records.requests import RequestRow
-from testbed.scenario.slo import Objective, parse_objectives, parse_statistics
 
 
 def parse_slo(text: str) -> dict[str, float]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from netem.networks import NETWORKS
 from policies.problem import Hop, RequestSpec, decode_step_s
+from testbed.experiments.experiment import Experiment
 from testbed.records.events import BY_HAND, ServerBegun
 from testbed.records.plan import Clock, Plan
 from testbed.records.requests import COMPLETED, FAILED, NOT_STARTED, RequestRow
@@ -38,7 +39,6 @@ from testbed.results.model import HopTable
 from testbed.results.requests import stats, times_stats
 from testbed.results.slo import goodput_rps
 from testbed.results.unused import unused_blocks
-from testbed.scenario.experiment import Experiment
 
 _MOST_REASONS = 3
 """Number of reasons of failed requests in the summary, the commonest first."""

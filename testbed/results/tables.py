@@ -9,11 +9,11 @@ from typing import Any, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from testbed.experiments.experiment import Experiment
 from testbed.records.hops import hop_columns
 from testbed.records.requests import RequestRow, flat, request_columns, row_of
 from testbed.results.model import HopTable
 from testbed.rundir import replacing
-from testbed.scenario.experiment import Experiment
 
 _ARROW: dict[Any, pa.DataType] = {
     int: pa.int64(),

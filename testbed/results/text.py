@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from netem.networks import NETWORKS
+from testbed.experiments.units import counted
 from testbed.records.summary import ErrorFigures, RunSummary
 from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
 from testbed.results.unused import unused_text
 from testbed.results.verified import ties
-from testbed.scenario.units import counted
 
 _ROWS = (
     ("per_token_s", "per token, all tokens"),

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from nodes.records import BATCH
+from testbed.experiments.experiment import Experiment
 from testbed.records.events import (
     BY_HAND,
     FaultEvent,
@@ -21,7 +22,6 @@ from testbed.records.events import (
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
 from testbed.rundir import replacing
-from testbed.scenario.experiment import Experiment
 
 _US = 1e6
 _LANES = 1000

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 from msgspec import UnsetType
 
+from testbed.experiments.experiment import Experiment
 from testbed.records.summary import Verification
-from testbed.scenario.experiment import Experiment
 
 VERIFY = "verify.json"
 """Written after a run with real blocks; see ``testbed.runs.verify``."""

@@ -15,17 +15,17 @@ from nodes.records import Token
 from nodes.request import Generation
 from testbed.control.placing import load_to_run
 from testbed.errors import EXIT_INTERRUPTED, UserError
+from testbed.experiments import Change, Override
+from testbed.experiments.checkpoints import checkpoint_sizes
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.families import ModelSizes
+from testbed.experiments.units import counted
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.results.verified import ties
 from testbed.runs.session import RunOptions, RunSession, exit_code, silent
 from testbed.runtime.blocks import BlocksModel, require_blocks
 from testbed.runtime.launching import Launcher
 from testbed.runtime.running import Outcome
-from testbed.scenario import Change, Override
-from testbed.scenario.checkpoints import checkpoint_sizes
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.families import ModelSizes
-from testbed.scenario.units import counted
 from testbed.serving.text import UNFINISHED
 from testbed.terminal import say
 

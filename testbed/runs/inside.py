@@ -22,8 +22,8 @@ from netem.programs import end_all_in, exec_program
 from netem.syscalls import CLONE_NEWUSER, set_death_signal, setns
 from testbed.control.live import keeps_virtual_time, running_testbed
 from testbed.errors import RunError, UserError
+from testbed.experiments.problems import unknown
 from testbed.rundir import HOSTS, NETWORK, NODE_VARIABLE, OWNER, marks, process_start
-from testbed.scenario.problems import unknown
 
 _FAILED = 126
 """Exit status of a child that could not start the program; it has printed why."""

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from netem.networks import named
 from testbed.errors import RunError, TestbedError, UserError
+from testbed.experiments import dump_toml
+from testbed.experiments.experiment import Experiment
 from testbed.rundir import make_run_dir
 from testbed.runtime.bare import hold_network
 from testbed.runtime.programs import check_programs, without_namespaces
 from testbed.runtime.real.handle import LauncherHandle
-from testbed.scenario import dump_toml
-from testbed.scenario.experiment import Experiment
 from testbed.terminal import say
 
 

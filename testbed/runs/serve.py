@@ -10,6 +10,9 @@ from pathlib import Path
 
 from testbed.control.placing import load_to_run
 from testbed.errors import UserError
+from testbed.experiments import Change, Override
+from testbed.experiments.checkpoints import checkpoint_sizes
+from testbed.experiments.experiment import Experiment
 from testbed.page.serve import bind
 from testbed.results.served import with_guests
 from testbed.results.text import summary_text
@@ -18,9 +21,6 @@ from testbed.runs.session import RunOptions, RunSession, check_can_run
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher
 from testbed.runtime.running import Outcome
-from testbed.scenario import Change, Override
-from testbed.scenario.checkpoints import checkpoint_sizes
-from testbed.scenario.experiment import Experiment
 from testbed.serving.app import Endpoint, Rules
 from testbed.serving.text import SMALL, BlocksCodec, Codec, StubCodec
 from testbed.terminal import say

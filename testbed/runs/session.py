@@ -17,6 +17,7 @@ from policies.problem import Placement, PolicyError
 from testbed.control.placing import PlacedExperiment, place_experiment
 from testbed.control.steering import Steering, online_policy
 from testbed.errors import RunError, TestbedError, UserError
+from testbed.experiments.experiment import Experiment
 from testbed.page.beside import bind_page, page_beside
 from testbed.page.report import write_report
 from testbed.records.summary import RunSummary
@@ -34,7 +35,6 @@ from testbed.runtime.setup import RunSetup
 from testbed.runtime.signals import Interruption
 from testbed.runtime.stage import Stage, choose_stage
 from testbed.runtime.wiring import check_frames
-from testbed.scenario.experiment import Experiment
 
 Announce = Callable[[str], None]
 """Called with what a user may want to know, a sentence or a line at a time."""

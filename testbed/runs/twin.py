@@ -15,6 +15,8 @@ from typing import Any
 from netem.networks import IN_PROCESS
 from testbed.control.placing import PlacedExperiment
 from testbed.errors import TestbedError
+from testbed.experiments import changed
+from testbed.experiments.experiment import Experiment
 from testbed.results import finish_run
 from testbed.results.logs import read_logs
 from testbed.results.served import as_replay
@@ -22,8 +24,6 @@ from testbed.rundir import TWIN, make_run_dir
 from testbed.runtime.running import run_to_end
 from testbed.runtime.signals import Interruption
 from testbed.runtime.stage import Stage
-from testbed.scenario import changed
-from testbed.scenario.experiment import Experiment
 
 _BLOCKS_KEYS = (
     "model",

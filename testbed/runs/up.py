@@ -8,10 +8,10 @@ from pathlib import Path
 import typer
 
 from testbed.errors import EXIT_INTERRUPTED
+from testbed.experiments.experiment import Experiment
 from testbed.records.base import data_of
 from testbed.results.text import summary_text
 from testbed.runs.session import RunOptions, RunSession, exit_code
-from testbed.scenario.experiment import Experiment
 from testbed.terminal import say
 
 

@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 
 from nodes.request import Generation
+from testbed.experiments.experiment import Experiment
 from testbed.records.base import data_of
 from testbed.records.summary import Verification
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.results.verified import VERIFY, unchecked
 from testbed.rundir import marks, write_json
 from testbed.runtime.blocks import BlocksModel, available_bytes
-from testbed.scenario.experiment import Experiment
 
 _HEADROOM_RATIO = 1.2
 """Free memory over the whole model's size that the comparison needs."""

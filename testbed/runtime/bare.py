@@ -14,6 +14,8 @@ from testbed.control.faults.byhand import Fault
 from testbed.control.guarded import guarded
 from testbed.control.links import ChangeLink, LinkChanges, Pair
 from testbed.control.live import LiveSocket
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.whole import whole_network
 from testbed.records.events import EventWriter, Holding, NetworkOpened, Stopped
 from testbed.runtime import wiring
 from testbed.runtime.launching import Launcher
@@ -21,8 +23,6 @@ from testbed.runtime.processes import Processes
 from testbed.runtime.programs import Programs, check_namespaces
 from testbed.runtime.signals import handling
 from testbed.runtime.whereabouts import write_whereabouts
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.whole import whole_network
 
 
 async def hold_network(

@@ -14,16 +14,16 @@ from nodes.request import Generation
 from policies.problem import Placement
 from policies.workload import longest_tokens
 from testbed.errors import UserError
-from testbed.runtime.gpus import shared_out
-from testbed.scenario.checkpoints import (
+from testbed.experiments.checkpoints import (
     INSTALL,
     checkpoint_folder,
     checkpoint_sizes,
     read_config,
     require_weights,
 )
-from testbed.scenario.experiment import BlocksSettings, Experiment
-from testbed.scenario.families import ModelSizes
+from testbed.experiments.experiment import BlocksSettings, Experiment
+from testbed.experiments.families import ModelSizes
+from testbed.runtime.gpus import shared_out
 
 _MAX_MADE_BYTES = 2e9
 """Largest checkpoint, in bytes, that is made in a run directory."""

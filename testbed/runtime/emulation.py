@@ -26,6 +26,7 @@ from testbed.control.live import LiveSocket
 from testbed.control.moves import Moves
 from testbed.control.steering import online_policy
 from testbed.errors import RunError
+from testbed.experiments.whole import whole_network
 from testbed.records.events import (
     CpusKeptAwake,
     EventWriter,
@@ -49,7 +50,6 @@ from testbed.runtime.reports import Reports
 from testbed.runtime.servermemory import ServerMemory
 from testbed.runtime.setup import RunSetup
 from testbed.runtime.whereabouts import write_whereabouts
-from testbed.scenario.whole import whole_network
 
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
 """Real seconds that clients have to close their sessions, at the end of a good and of a broken run."""

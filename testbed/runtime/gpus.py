@@ -15,9 +15,9 @@ from typing import Any
 from nodes.blocks.memory import amount
 from policies.workload import longest_tokens
 from testbed.errors import UserError
-from testbed.scenario.blocks import check_steps
-from testbed.scenario.experiment import BlocksSettings, Experiment
-from testbed.scenario.problems import KeyedError
+from testbed.experiments.blocks import check_steps
+from testbed.experiments.experiment import BlocksSettings, Experiment
+from testbed.experiments.problems import KeyedError
 
 _ROUNDING = 1 + 1e-9
 

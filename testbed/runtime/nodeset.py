@@ -15,12 +15,12 @@ from nodes.messages import A, Connect, Links, Message, Question, Reach, Start, W
 from policies.links import Link
 from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError
+from testbed.experiments.experiment import Experiment
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.runtime.peering import Ends, Peering
 from testbed.runtime.processes import Processes
-from testbed.scenario.experiment import Experiment
 
 Pair = tuple[str, str]
 

@@ -11,8 +11,8 @@ from nodes.messages import Links, Message, Peers, Reach, Warm
 from policies.links import Link
 from policies.problem import Placement
 from testbed.errors import RunError
+from testbed.experiments.experiment import Experiment
 from testbed.runtime import wiring
-from testbed.scenario.experiment import Experiment
 
 Pair = tuple[str, str]
 Ends = Mapping[str, tuple[str, int]]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from netem.networks import NETWORKS, instead
 from testbed.errors import RunError, UserError
+from testbed.experiments.experiment import Experiment, Program
 from testbed.records.events import EventWriter, ProgramBegun, ProgramEnded
 from testbed.rundir import HOSTS, NODE_VARIABLE, marks
 from testbed.runtime.launching import Launcher, OpenNetwork
-from testbed.scenario.experiment import Experiment, Program
 
 _WAIT_S = 5.0
 """Seconds that programs have to end after SIGTERM, and again after SIGKILL."""

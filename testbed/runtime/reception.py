@@ -12,9 +12,9 @@ from policies.problem import RequestSpec
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
 from testbed.control.links import LinkChanges
+from testbed.experiments.experiment import Experiment
 from testbed.runtime.nodeset import NodeSet
 from testbed.runtime.progress import Progress
-from testbed.scenario.experiment import Experiment
 
 _STATUS_S = 1.0
 """Seconds that a server has to report its status."""

@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from testbed.control.placing import PlacedExperiment, deciding, interrupt_policy
 from testbed.errors import RunError, TestbedError
+from testbed.experiments import dump_toml
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.provenance import PROVENANCE, provenance
 from testbed.rundir import write_json
 from testbed.runtime.emulation import Emulation
 from testbed.runtime.gpus import find_gpus
@@ -24,9 +27,6 @@ from testbed.runtime.setup import RunSetup
 from testbed.runtime.signals import Interruption, handling, in_main_thread
 from testbed.runtime.stage import Stage
 from testbed.runtime.virtual.stall import StallWatch
-from testbed.scenario import dump_toml
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.provenance import PROVENANCE, provenance
 
 
 class Outcome(NamedTuple):

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.control.placing import PlacedExperiment
+from testbed.experiments.experiment import Experiment
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.guests import Guests
 from testbed.runtime.launching import Launcher
 from testbed.runtime.stage import Stage
-from testbed.scenario.experiment import Experiment
 
 
 @dataclass(frozen=True)

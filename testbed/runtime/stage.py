@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from netem.networks import AUTO, JOINING, NETWORKS, Clock, Network, choose, named
 from testbed.errors import UserError
+from testbed.experiments.experiment import Experiment
 from testbed.runtime.launching import Launcher
-from testbed.scenario.experiment import Experiment
 
 T = TypeVar("T")
 

@@ -19,9 +19,9 @@ from policies.links import HEADER_BYTES, Link
 from policies.problem import Placement
 from policies.workload import longest_tokens
 from testbed.errors import UserError
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.whole import whole_network
 from testbed.runtime.blocks import BlocksModel
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.whole import whole_network
 
 _IDLE_S = 300.0
 

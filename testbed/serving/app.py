@@ -19,7 +19,7 @@ from aiohttp.http import HttpProcessingError
 
 from nodes.request import Generation
 from testbed.codeversion import project_version
-from testbed.scenario.experiment import Experiment
+from testbed.experiments.experiment import Experiment
 from testbed.serving.guests import Ended, Generated, Guests, Opened, Refused, Stream
 from testbed.serving.metrics import Metrics
 from testbed.serving.openai import (

@@ -9,8 +9,8 @@ import pytest
 
 from policies import BlockRange, Placement, Problem
 from policies.rules import RecoveryRules
+from testbed.experiments.experiment import After, Fault
 from testbed.runtime.stage import Stage
-from testbed.scenario.experiment import After, Fault
 from tests.support.failing import REAL, VIRTUAL, SystemRun, fail, pairs
 from tests.support.simulation import Scripted, arrivals
 

@@ -10,7 +10,7 @@ import pytest
 
 from policies import Hop, Placement, Problem
 from policies.rules import RecoveryRules
-from testbed.scenario.experiment import Fault
+from testbed.experiments.experiment import Fault
 from tests.support.failing import SystemRun, fail, kill, pairs
 from tests.support.simulation import arrivals
 

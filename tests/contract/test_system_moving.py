@@ -10,9 +10,9 @@ from policies import BlockRange, Placement
 from policies.membership import MembershipRules
 from policies.online import TwoTimeScale
 from policies.petals_rebalancing import PetalsRebalancing
-from testbed.scenario import load_experiment
-from testbed.simulate.cases import Case
-from testbed.simulate.engine import simulate
+from testbed.experiments import load_experiment
+from testbed.simulator.cases import Case
+from testbed.simulator.engine import simulate
 from tests.support.failing import fail, kill, pairs
 from tests.support.problems import make_problem
 from tests.support.simulation import Scripted, arrivals

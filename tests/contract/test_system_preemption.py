@@ -11,7 +11,7 @@ import pytest
 from policies import BlockRange, Placement, Problem
 from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff, RequestPlan
-from testbed.scenario.experiment import Fault
+from testbed.experiments.experiment import Fault
 from tests.support.failing import SystemRun, fail, kill, pairs
 
 N_TOKENS = 30

@@ -10,7 +10,7 @@ from policies import BlockRange, Hop, Placement, Problem
 from policies.membership import MembershipRules
 from policies.rules import RecoveryRules
 from policies.wsrr import WsRr
-from testbed.scenario.experiment import After, Fault
+from testbed.experiments.experiment import After, Fault
 from tests.support.failing import SystemRun, fail, kill, pairs
 from tests.support.simulation import arrivals
 

@@ -12,16 +12,16 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from testbed.errors import UserError
+from testbed.experiments import Change, Override, changed, dump_toml, load_experiment
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.sources import shipped_files
 from testbed.results.logs import RequestRecord, TokenTimes
 from testbed.results.served import as_replay
 from testbed.runs.generate import request_of
 from testbed.runs.serve import ServeOptions, experiment_to_serve
 from testbed.runs.twin import twin_of
-from testbed.scenario import Change, Override, changed, dump_toml, load_experiment
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.policy import PolicyChoice
-from testbed.scenario.sources import shipped_files
-from testbed.simulate.cases import Case, without_setup
+from testbed.simulator.cases import Case, without_setup
 from testbed.studies.advise.candidates import Fleet, parse_candidates
 
 QUICK = ("bloom-tiny", "chain-7b", "churn", "clustered", "gts-ce", "helix-24", "load-shift", "trace-replay")

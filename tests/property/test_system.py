@@ -19,10 +19,10 @@ from policies.petals_routing import PetalsRouting
 from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff, QueueRules, RequestPlan
 from policies.wsrr import ShortestPath, WsRr
+from testbed.experiments.experiment import After, Fault
 from testbed.fast.outcome import FastRun
 from testbed.fast.steps import COLUMNS
-from testbed.scenario.experiment import After, Fault
-from testbed.simulate.rows import outcome_rows
+from testbed.simulator.rows import outcome_rows
 from tests.support.failing import SystemRun, fail
 from tests.support.problems import make_problem
 from tests.support.simulation import run_fast

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.experiments import load_experiment
 from testbed.runs.session import run_quietly
-from testbed.scenario import load_experiment
 
 RECORD = ("events/client-0.log", "events.jsonl", "hops.parquet", "requests.parquet", "trace.json")
 

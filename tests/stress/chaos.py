@@ -31,9 +31,9 @@ from nodes.records import Token
 from nodes.request import Request
 from policies.problem import PolicyError
 from testbed.errors import TestbedError, UserError
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import Experiment
 from testbed.runs.session import run_quietly
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Experiment
 from tests.stress import chaos_cases, chaos_checks
 from tests.stress.chaos_cases import Document
 

@@ -16,9 +16,9 @@ from nodes.eventlog import read_log
 from nodes.records import ENDED, AnyRecord, Arrived, Cancelled, Completed, Failed, Rejected, Replayed, Token
 from policies.problem import Placement, Problem
 from testbed.control.placing import place_experiment
+from testbed.experiments.experiment import Experiment
 from testbed.records.summary import RunSummary
 from testbed.results.logs import RunRecords, read_logs
-from testbed.scenario.experiment import Experiment
 from tests.stress.chaos_cases import QUIET_S
 
 _BROKEN_PROTOCOL = re.compile(

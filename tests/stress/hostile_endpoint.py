@@ -21,9 +21,9 @@ from nodes import messages
 from nodes.records import Admitted, Arrived, Cancelled, Completed, Rejected, Routed
 from nodes.request import Generation, Request
 from policies.links import Link
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import Experiment
 from testbed.page.serve import bind
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Experiment
 from testbed.serving.app import Endpoint, Rules
 from testbed.serving.text import SMALL, Codec, StubCodec
 from tests.stress import hostile_http

@@ -26,9 +26,9 @@ from typing import Any
 
 from benchmarks.proc import TICKS, memory_bytes
 from testbed.errors import EXIT_INTERRUPTED, UserError
+from testbed.experiments.sources import read_source
 from testbed.rundir import process_start
 from testbed.runtime.real.handle import open_descriptors
-from testbed.scenario.sources import read_source
 from tests.stress import soak_figures
 from tests.stress.soak_figures import SERVER, Sample
 

@@ -17,6 +17,7 @@ from policies import BlockRange, Hop, Placement, Problem, RoutingPolicy
 from policies.online import OnlinePolicy
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
+from testbed.experiments.experiment import Fault
 from testbed.records.events import EVENTS
 from testbed.records.requests import RequestRow
 from testbed.records.summary import MoveRow, RunSummary
@@ -24,8 +25,7 @@ from testbed.results import read_tables
 from testbed.results.model import HopTable
 from testbed.rundir import make_run_dir
 from testbed.runtime.stage import Stage
-from testbed.scenario.experiment import Fault
-from testbed.simulate.virtual import serve_by_system
+from testbed.simulator.virtual import serve_by_system
 from tests.support.problems import make_problem
 from tests.support.simulation import experiment_of, placed_experiment
 

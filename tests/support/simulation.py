@@ -12,10 +12,10 @@ from policies.online import OnlinePolicy, SystemView
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
 from testbed.control.placing import PlacedExperiment
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import Calibration, Experiment
 from testbed.fast.engine import simulate_fast
 from testbed.fast.outcome import FastRun
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Calibration, Experiment
 
 WIRE_BPS = 1e15
 """Rate of links whose transmission takes no time."""

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_parts.run import SHARES, Options, run_parts
-from testbed.scenario import load_experiment
+from testbed.experiments import load_experiment
 from tests.support.blocks import need_blocks, source_of
 from tests.support.runs import processes
 

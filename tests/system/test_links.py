@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Experiment
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import Experiment
 from testbed.studies.links import check as linkcheck
 from tests.support.runs import Testbed, assert_one_sentence
 

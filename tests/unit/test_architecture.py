@@ -43,13 +43,13 @@ def test_a_command_changes_an_experiment_only_through_its_tables() -> None:
     """``replace(experiment, ...)`` would leave behind what is saved, and what the twin is made from."""
     found = []
     for path in sorted((*(ROOT / "testbed").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"))):
-        if (ROOT / "testbed" / "scenario") in path.parents:
+        if (ROOT / "testbed" / "experiments") in path.parents:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             text = ast.unparse(node) if isinstance(node, ast.Call) else ""
             if re.match(r"[\w.]*replace\((\w+\.)*_?(experiment|twin),", text):
                 found.append(f"{path.relative_to(ROOT)}: {text}")
-    assert not found, "use testbed.scenario.changed"
+    assert not found, "use testbed.experiments.changed"
 
 
 LAYERS = (
@@ -57,7 +57,7 @@ LAYERS = (
         "cli",
         "inspect",
         "studies",
-        "simulate",
+        "simulator",
         "runs",
         "serving",
         "page",
@@ -65,7 +65,7 @@ LAYERS = (
         "runtime",
         "fast",
         "control",
-        "scenario",
+        "experiments",
         "records",
     ),
     *("rundir", "cluster", "codeversion", "faultkinds", "terminal", "errors"),

@@ -11,8 +11,8 @@ import pytest
 from policies.problem import BlockRange
 from testbed.control.fixed import fixed_placement, fixed_routing
 from testbed.errors import UserError
-from testbed.scenario import load_experiment
-from testbed.scenario.sources import shipped_files
+from testbed.experiments import load_experiment
+from testbed.experiments.sources import shipped_files
 
 PAIRS = [[1, 40], [0, 0], [41, 30]]
 RANGES = (BlockRange(0, 40), BlockRange(0, 0), BlockRange(40, 70))

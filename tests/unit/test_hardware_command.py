@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import UserError
+from testbed.experiments.catalogue import gpus
 from testbed.inspect.hardware import errors_command, hardware_command, list_command
 from testbed.inspect.model import show_command
-from testbed.scenario.catalogue import gpus
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "hardware.md"
 

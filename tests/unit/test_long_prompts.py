@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import UserError
+from testbed.experiments import load_experiment
 from testbed.runtime.wiring import check_frames, client_config, idle_s, server_limits
-from testbed.scenario import load_experiment
 
 KILL = 'fault=[{kind="kill",server="a100-0",at="1 s"}]'
 

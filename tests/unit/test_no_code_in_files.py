@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from testbed.errors import UserError
-from testbed.scenario import load_experiment
-from testbed.scenario.json_files import read_json
-from testbed.scenario.problems import KeyedError
-from testbed.scenario.topology_files import read_foreign, unique_names
-from testbed.scenario.traces import read_trace
+from testbed.experiments import load_experiment
+from testbed.experiments.json_files import read_json
+from testbed.experiments.problems import KeyedError
+from testbed.experiments.topology_files import read_foreign, unique_names
+from testbed.experiments.traces import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("policies", "netem", "nodes", "scenarios", "testbed")

@@ -12,7 +12,7 @@ from policies.problem import InfeasiblePlacement
 from policies.registry import PLACEMENTS, resolve_placement
 from testbed.control.placing import RememberedPlacements, place, place_experiment
 from testbed.errors import UserError
-from testbed.scenario import load_experiment
+from testbed.experiments import load_experiment
 from tests.support.problems import make_problem
 
 POLICY = """

@@ -13,7 +13,7 @@ from testbed import terminal
 from testbed.cli.main import app
 from testbed.control.placing import place_experiment
 from testbed.errors import UserError
-from testbed.scenario import load_experiment
+from testbed.experiments import load_experiment
 
 EVIL = """
 from pathlib import Path

@@ -14,15 +14,15 @@ from nodes.blocks.spec import BlocksSpec, HubSpec, Sampling, WeightSource
 from testbed.cli.blocks import model_changes
 from testbed.control.placing import place_experiment
 from testbed.errors import UserError
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.families import make_config
 from testbed.inspect.machine import _blocks_rows
 from testbed.inspect.model import make_tiny_command
 from testbed.runs.generate import GenerateOptions, generate_command
 from testbed.runs.session import check_can_run, placed_experiment
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel, blocks_model
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.families import make_config
 from tests.support.blocks import need_blocks
 
 NOTHING = GenerateOptions(None, None, 4, None, None, None, None)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import rivals
 from benchmarks.rivals import PARTS, placeable, run, settings_of
-from testbed.scenario import load_experiment
+from testbed.experiments import load_experiment
 from testbed.studies.sweep.command import RUNS
 
 FEW = ("--scenarios", "clustered", "--workloads", "own", "--loads", "1", "--requests", "8", "--seeds", "2")

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import RunError, UserError
+from testbed.experiments import load_experiment
 from testbed.page.report import write_report
 from testbed.records.plan import is_simulated
 from testbed.results import finish_run, load_run
 from testbed.rundir import OWNER, check_new_folder, owner_alive, write_json
 from testbed.runs import clean, session
 from testbed.runs.clean import clean_command
-from testbed.scenario import load_experiment
 from tests.unit.results.conftest import SyntheticRun, make_experiment
 
 

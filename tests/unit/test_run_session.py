@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from testbed.errors import UserError
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import Experiment
 from testbed.runs.session import Ended, RunOptions, RunSession
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Experiment
 
 QUIET = RunOptions(report=False, trace=False, with_twin=False, live=False)
 

@@ -7,8 +7,8 @@ import contextlib
 
 from nodes.control import ControlError
 from nodes.messages import GetStatus, ServerStatus
+from testbed.experiments import load_experiment
 from testbed.runtime.servermemory import ServerMemory
-from testbed.scenario import load_experiment
 from tests.support.data_plane import status
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from netem.networks import NETWORKS, Network
 from testbed.errors import UserError
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import ComputePart
 from testbed.runtime.stage import choose_stage
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import ComputePart
 
 
 @pytest.fixture(autouse=True)

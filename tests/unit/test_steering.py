@@ -12,7 +12,7 @@ from policies.petals_rebalancing import PetalsRebalancing
 from testbed.control.placing import place_experiment
 from testbed.control.steering import Load, Steering, online_policy
 from testbed.errors import UserError
-from testbed.scenario import load_experiment
+from testbed.experiments import load_experiment
 from tests.support.problems import make_problem, placed
 from tests.support.simulation import Scripted
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.experiments import load_experiment
 from testbed.results.text import summary_text
 from testbed.runs.session import run_quietly
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.runtime.real.still import STILL_S, Spans, in_common, watch
-from testbed.scenario import load_experiment
 from tests.support.runs import processes, wait_until
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), max_size=5)

@@ -21,7 +21,7 @@ from testbed.cli.main import app
 from testbed.control import placing
 from testbed.control.placing import load_to_run, place_experiment
 from testbed.errors import UserError
-from testbed.scenario import dump_toml, load_experiment
+from testbed.experiments import dump_toml, load_experiment
 
 MINE = """
 from pathlib import Path

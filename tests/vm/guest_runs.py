@@ -48,7 +48,7 @@ RUNS = [
 IMPORTED = (
     *("testbed.cli.main", "testbed.runs.up", "testbed.studies.links.check", "testbed.runtime.real.handle"),
     *("testbed.runtime.virtual.memory", "testbed.runtime.virtual.processes", "testbed.runtime.nodeset"),
-    *("testbed.scenario.resolve", "testbed.control.mover", "testbed.control.faults.recoveries"),
+    *("testbed.experiments.resolve", "testbed.control.mover", "testbed.control.faults.recoveries"),
     *("testbed.results.summary", "testbed.results.tables", "testbed.results.text", "testbed.results.trace"),
     *("policies.foresight", "policies.milp", "nodes.server", "nodes.recovery", "networkx"),
 )

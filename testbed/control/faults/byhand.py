@@ -9,9 +9,9 @@ from typing import Any
 from nodes.messages import Question
 from testbed.control.live import ask_running
 from testbed.errors import UserError
+from testbed.experiments.limits import MAX_NUMBER
+from testbed.experiments.problems import unknown
 from testbed.faultkinds import KINDS, any_of
-from testbed.scenario.limits import MAX_NUMBER
-from testbed.scenario.problems import unknown
 
 ApplyFault = Callable[[str, int, float], Awaitable[str | None]]
 """Carries out (kind, server, factor). Returns the reason if that was not possible, else ``None``."""

@@ -18,9 +18,9 @@ from testbed.control.faults.machine import Nodes
 from testbed.control.faults.machines import Machines
 from testbed.control.faults.recoveries import Recoveries
 from testbed.control.faults.schedule import Schedule
+from testbed.experiments.experiment import Experiment
 from testbed.records.events import EventWriter, Leaked
 from testbed.records.summary import DecisionCounts
-from testbed.scenario.experiment import Experiment
 
 
 class Faults:

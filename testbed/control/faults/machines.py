@@ -15,9 +15,9 @@ from testbed.control.coordinator import Coordinator
 from testbed.control.faults.machine import Nodes, ServerProcess
 from testbed.control.guarded import guarded
 from testbed.errors import RunError
+from testbed.experiments.experiment import Experiment
 from testbed.faultkinds import DIED, KINDS, FaultKind
 from testbed.records.events import BY_HAND, BY_ITSELF, EventWriter, FaultHappened, FaultOver
-from testbed.scenario.experiment import Experiment
 
 
 class Machines:

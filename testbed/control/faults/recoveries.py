@@ -8,9 +8,9 @@ from nodes.wire import SESSION_MOVED
 from policies.problem import Hop, service_s
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.machines import Machines
+from testbed.experiments.experiment import Experiment
 from testbed.records import events
 from testbed.records.events import EventWriter
-from testbed.scenario.experiment import Experiment
 
 
 class Recoveries:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from testbed.control.faults.machines import Machines
+from testbed.experiments.experiment import Fault
 from testbed.records.events import BY_SCENARIO
-from testbed.scenario.experiment import Fault
 
 
 class Schedule:

@@ -15,9 +15,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from testbed.cluster import check_version, connected
 from testbed.codeversion import code_version
 from testbed.errors import RunError, TestbedError, UserError
+from testbed.experiments.experiment import Machine
+from testbed.experiments.machines import ANY_SHARE
 from testbed.runtime.hosts.agent import Agent, AgentOptions
-from testbed.scenario.experiment import Machine
-from testbed.scenario.machines import ANY_SHARE
 
 _BEGIN_S = 60.0
 """Seconds that the cluster has to provide the machines, and a machine to start its agent."""

@@ -21,6 +21,7 @@ from netem.spec import NetworkError, NetworkSpec
 from nodes import control
 from policies.links import Link
 from testbed.errors import RunError, UserError
+from testbed.experiments.experiment import Experiment
 from testbed.records.summary import MachineState
 from testbed.runtime.hosts.agent import SILENCE_S, AgentOptions
 from testbed.runtime.hosts.cluster import Cluster, Host
@@ -31,7 +32,6 @@ from testbed.runtime.hosts.sealed import STRANGER_S, AuthenticationError, Sealed
 from testbed.runtime.hosts.spread import spread
 from testbed.runtime.launching import Listener, OnExit, OpenNetwork
 from testbed.runtime.real.handle import LauncherHandle
-from testbed.scenario.experiment import Experiment
 from testbed.terminal import say
 
 HERE = "this-machine"

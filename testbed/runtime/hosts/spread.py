@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from testbed.errors import UserError
-from testbed.scenario.experiment import Machine
+from testbed.experiments.experiment import Machine
 
 
 def spread(

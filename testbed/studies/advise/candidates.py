@@ -10,8 +10,8 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from testbed.errors import UserError
-from testbed.scenario import Change
-from testbed.scenario.experiment import Experiment
+from testbed.experiments import Change
+from testbed.experiments.experiment import Experiment
 
 Counts = tuple[int, ...]
 """How many of each candidate are added, in the order of the candidates."""

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import ScenarioError, UserError
+from testbed.experiments import Change, load_experiment
+from testbed.experiments.policy import FIXED
+from testbed.experiments.provenance import n_cpus
+from testbed.experiments.slo import Objective, parse_statistic
 from testbed.results.slo import parse_slo_statistics
-from testbed.scenario import Change, load_experiment
-from testbed.scenario.policy import FIXED
-from testbed.scenario.provenance import n_cpus
-from testbed.scenario.slo import Objective, parse_statistic
 from testbed.studies.advise.candidates import Candidate, Fleet, parse_candidates, parse_cost
 from testbed.studies.advise.judging import Judging, Variant, numbers
 from testbed.studies.advise.search import LOOK_AHEAD, combinations, cost_of, everything, greedy, one_less

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from testbed.errors import RunError
-from testbed.scenario.slo import Objective
+from testbed.experiments.slo import Objective
 from testbed.studies.advise.candidates import Candidate, Counts, Fleet
 from testbed.studies.advise.search import Score, Search, without_one
 from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of

@@ -15,19 +15,19 @@ from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
 from nodes.compute import Compute, ComputeError, open_session
 from nodes.hub import HubModel
 from testbed.errors import UserError
-from testbed.runtime.blocks import require_blocks
-from testbed.scenario.catalogue import config_of
-from testbed.scenario.checkpoints import (
+from testbed.experiments.catalogue import config_of
+from testbed.experiments.checkpoints import (
     checkpoint_folder,
     checkpoint_sizes,
     find_checkpoint,
     read_config,
     require_weights,
 )
-from testbed.scenario.families import FAMILIES, VALUE_BYTES, ModelSizes
-from testbed.scenario.problems import KeyedError
-from testbed.scenario.profiles import profiled
-from testbed.scenario.schema import ModelTable
+from testbed.experiments.families import FAMILIES, VALUE_BYTES, ModelSizes
+from testbed.experiments.problems import KeyedError
+from testbed.experiments.profiles import profiled
+from testbed.experiments.schema import ModelTable
+from testbed.runtime.blocks import require_blocks
 from testbed.studies.calibrate.measure import CLIENT
 from testbed.studies.calibrate.memory import MemorySample
 from testbed.studies.calibrate.plan import Plan

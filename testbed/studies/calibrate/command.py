@@ -15,9 +15,9 @@ import uvloop
 from nodes.clock import ScaledClock
 from nodes.compute import Compute, ComputeError
 from testbed.errors import RunError, UserError
+from testbed.experiments.fields import checked_name
 from testbed.rundir import check_new_folder, write_json
 from testbed.runtime.real.awake import kept_awake
-from testbed.scenario.fields import checked_name
 from testbed.studies.calibrate.backend import (
     Device,
     Source,

@@ -12,9 +12,9 @@ import json
 from dataclasses import dataclass
 
 from policies.steps import StepTimes
-from testbed.scenario.catalogue import dtype_of
-from testbed.scenario.roofline import PETALS_ASSUMED_BPS, PETALS_PROMPT_TOKENS
-from testbed.scenario.units import DURATION, SIZE
+from testbed.experiments.catalogue import dtype_of
+from testbed.experiments.roofline import PETALS_ASSUMED_BPS, PETALS_PROMPT_TOKENS
+from testbed.experiments.units import DURATION, SIZE
 from testbed.studies.calibrate.batches import BatchFit
 from testbed.studies.calibrate.client import ClientFit
 from testbed.studies.calibrate.fit import Fit, time_s

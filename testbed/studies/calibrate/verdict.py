@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from policies.steps import StepTimes
-from testbed.scenario.units import DURATION, counted
+from testbed.experiments.units import DURATION, counted
 from testbed.studies.calibrate.batches import BatchFit, BatchPoint
 from testbed.studies.calibrate.client import ClientFit
 from testbed.studies.calibrate.fit import Contention, Fit

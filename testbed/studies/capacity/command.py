@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from testbed.errors import UserError
+from testbed.experiments import Change, Override, load_experiment
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.provenance import n_cpus
+from testbed.experiments.slo import Objective
 from testbed.results.intervals import Mean
 from testbed.results.slo import parse_slo_statistics
-from testbed.scenario import Change, Override, load_experiment
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.provenance import n_cpus
-from testbed.scenario.slo import Objective
 from testbed.studies.capacity.measures import load_measures
 from testbed.studies.capacity.search import STEPS_DOWN, STEPS_UP, RateTrial, Search, SearchResult, search
 from testbed.studies.capacity.text import capacity_text

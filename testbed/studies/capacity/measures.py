@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from testbed.experiments.slo import NAMES, STATISTICS
 from testbed.results.requests import stats
 from testbed.results.slo import goodput_rps
-from testbed.scenario.slo import NAMES, STATISTICS
-from testbed.simulate.engine import Simulation
+from testbed.simulator.engine import Simulation
 from testbed.studies.sweep.measures import GOODPUT
 
 N_FAILED = "n_failed"

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from testbed.experiments.slo import Objective
 from testbed.results.intervals import Mean, mean_of
-from testbed.scenario.slo import Objective
 from testbed.studies.capacity.measures import MEAN_TIME, N_FAILED, THIRDS
 from testbed.studies.sweep.measures import GOODPUT
 from testbed.studies.sweep.runs import FAILED, INFEASIBLE, OK, Record

@@ -8,10 +8,10 @@ from typing import Any
 
 from testbed.errors import UserError
 from testbed.rundir import scratch
-from testbed.simulate.cases import scenario_case
-from testbed.simulate.engine import VIRTUAL, simulate
-from testbed.simulate.summary import summarize_simulation
-from testbed.simulate.tables import write_simulation
+from testbed.simulator.cases import scenario_case
+from testbed.simulator.engine import VIRTUAL, simulate
+from testbed.simulator.summary import summarize_simulation
+from testbed.simulator.tables import write_simulation
 from testbed.studies.explain.account import account
 from testbed.studies.explain.text import explain_text
 from testbed.studies.sweep.runs import check_policy, choice_of

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from testbed.scenario.units import counted
+from testbed.experiments.units import counted
 from testbed.studies.explain.account import OF_HOPS, PARTS
 
 _LABELS = {

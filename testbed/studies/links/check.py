@@ -23,12 +23,12 @@ from nodes.node import DATA_PORT, NodeConfig
 from nodes.probe import KeepBusy, Measure, Measured, ProbePlan, Rest
 from policies.links import Link
 from testbed.errors import RunError, UserError
+from testbed.experiments.experiment import Experiment
 from testbed.results.requests import stats
 from testbed.rundir import check_new_folder, scratch
 from testbed.runtime import wiring
 from testbed.runtime.processes import Processes
 from testbed.runtime.stage import real_launcher
-from testbed.scenario.experiment import Experiment
 from testbed.studies.links.report import links_text, write_links
 
 _BULK_S = 0.25

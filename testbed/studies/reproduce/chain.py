@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from testbed.errors import UserError
+from testbed.experiments.provenance import n_cpus
 from testbed.results.intervals import mean_of
-from testbed.scenario.provenance import n_cpus
-from testbed.simulate.engine import Simulation
+from testbed.simulator.engine import Simulation
 from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import FAILED, Measures, Run, Runner, lost_record

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
-from testbed.scenario.provenance import n_cpus
+from testbed.experiments.provenance import n_cpus
 from testbed.studies.reproduce.commands import settings_lines
 from testbed.studies.reproduce.duel import duel_lines
 from testbed.studies.reproduce.explain import breakdown_lines, concurrency_lines

@@ -29,10 +29,10 @@ from policies.state import SystemState
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
 from testbed.codeversion import rules_digest
+from testbed.experiments.schema import CalibrationTable
+from testbed.experiments.sources import shipped_files
 from testbed.results.intervals import Mean, mean_of
-from testbed.scenario.schema import CalibrationTable
-from testbed.scenario.sources import shipped_files
-from testbed.simulate.engine import REFERENCE
+from testbed.simulator.engine import REFERENCE
 from testbed.studies.reproduce.settings import Setting
 from testbed.studies.reproduce.windows import STEPS, place_with
 from testbed.studies.sweep.runs import Measures, Record, Run, Setup, case_of

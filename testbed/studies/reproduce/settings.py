@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from testbed.scenario.changes import toml_text
-from testbed.scenario.sources import value_of
+from testbed.experiments.changes import toml_text
+from testbed.experiments.sources import value_of
 from testbed.studies.sweep.axes import LABEL, SCENARIO, Point, words_of
 from testbed.studies.sweep.runs import Run
 from testbed.studies.sweep.study import Options, Study, read_study

@@ -14,17 +14,17 @@ import typer
 
 from policies.problem import InfeasiblePlacement
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
+from testbed.experiments import Override
+from testbed.experiments.policy import PolicyChoice
 from testbed.rundir import SEED, check_new_folder
 from testbed.runs.session import RunOptions, RunSession, exit_code
 from testbed.runtime.stage import choose_stage
-from testbed.scenario import Override
-from testbed.scenario.policy import PolicyChoice
-from testbed.simulate.answer import answer
-from testbed.simulate.cases import Case
-from testbed.simulate.engine import EMULATED, Simulation
-from testbed.simulate.runs import aggregate, cases_of, drawn_of, fingerprint, same_run_error
-from testbed.simulate.text import comparison_text
-from testbed.simulate.virtual import served_by
+from testbed.simulator.answer import answer
+from testbed.simulator.cases import Case
+from testbed.simulator.engine import EMULATED, Simulation
+from testbed.simulator.runs import aggregate, cases_of, drawn_of, fingerprint, same_run_error
+from testbed.simulator.text import comparison_text
+from testbed.simulator.virtual import served_by
 from testbed.terminal import say
 
 

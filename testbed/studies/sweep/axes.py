@@ -15,7 +15,7 @@ from itertools import product
 from typing import Literal
 
 from testbed.errors import UserError
-from testbed.scenario.sources import value_of
+from testbed.experiments.sources import value_of
 
 POLICY, SCENARIO = "policy", "scenario"
 """Axes that are not keys of the scenario file: their values are names of policies, and scenarios."""

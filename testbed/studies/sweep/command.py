@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from testbed.errors import UserError
+from testbed.experiments import load_experiment
+from testbed.experiments.provenance import PROVENANCE, n_cpus, provenance
+from testbed.experiments.units import counted
 from testbed.rundir import STUDY, STUDY_PAGE, write_json
-from testbed.scenario import load_experiment
-from testbed.scenario.provenance import PROVENANCE, n_cpus, provenance
-from testbed.scenario.units import counted
 from testbed.studies.sweep.axes import Point
 from testbed.studies.sweep.contrast import cells_of
 from testbed.studies.sweep.disk import make_folder, save_text, writing

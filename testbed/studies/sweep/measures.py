@@ -10,9 +10,9 @@ from testbed.records.requests import RequestRow, flat, request_columns
 from testbed.results.requests import stats
 from testbed.results.slo import goodput_rps, n_met, served_span_s
 from testbed.results.summary import active_sessions
-from testbed.simulate.engine import Simulation
-from testbed.simulate.gaps import token_gaps_s
-from testbed.simulate.summary import whole_rows
+from testbed.simulator.engine import Simulation
+from testbed.simulator.gaps import token_gaps_s
+from testbed.simulator.summary import whole_rows
 
 GAP = "token_gap_s"
 TIMES = ("queue_s", "setup_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s", GAP)

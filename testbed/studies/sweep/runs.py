@@ -19,16 +19,16 @@ from policies.registry import resolve_pair, resolve_placement, resolve_routing
 from testbed.codeversion import rules_digest
 from testbed.control.placing import RememberedPlacements, import_from_here
 from testbed.errors import RunError, UserError
+from testbed.experiments import Change, Override
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.provenance import source_digest
 from testbed.rundir import scratch
 from testbed.runs.session import RunOptions, RunSession
-from testbed.scenario import Change, Override
-from testbed.scenario.experiment import Experiment
-from testbed.scenario.policy import PolicyChoice
-from testbed.scenario.provenance import source_digest
-from testbed.simulate.cases import Case, scenario_case
-from testbed.simulate.engine import REFERENCE, TESTBED, VIRTUAL, Simulation, simulate
-from testbed.simulate.runs import draw_of, drawn_of, recorded_share
-from testbed.simulate.virtual import served_by
+from testbed.simulator.cases import Case, scenario_case
+from testbed.simulator.engine import REFERENCE, TESTBED, VIRTUAL, Simulation, simulate
+from testbed.simulator.runs import draw_of, drawn_of, recorded_share
+from testbed.simulator.virtual import served_by
 from testbed.studies.sweep.measures import columns_of, measures_of
 
 FAST, REAL = "fast", "real"

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from testbed.errors import ScenarioError, UserError
+from testbed.experiments import load_experiment
+from testbed.experiments.changes import toml_text
+from testbed.experiments.fields import Table
+from testbed.experiments.problems import explain, unknown
+from testbed.experiments.sources import read_toml, shipped_documents, value_of
 from testbed.results.slo import parse_slo
-from testbed.scenario import load_experiment
-from testbed.scenario.changes import toml_text
-from testbed.scenario.fields import Table
-from testbed.scenario.problems import explain, unknown
-from testbed.scenario.sources import read_toml, shipped_documents, value_of
 from testbed.studies.sweep.axes import (
     LABEL,
     POLICY,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from testbed.experiments.sources import value_of
 from testbed.results.tables import write_table
-from testbed.scenario.sources import value_of
 from testbed.studies.sweep.axes import POLICY, SEED, Axis
 from testbed.studies.sweep.measures import COUNTS
 from testbed.studies.sweep.runs import OK, Record

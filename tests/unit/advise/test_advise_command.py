@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from testbed.errors import UserError
-from testbed.scenario import load_experiment
-from testbed.scenario.policy import PolicyChoice
-from testbed.simulate.cases import scenario_case
-from testbed.simulate.engine import simulate
+from testbed.experiments import load_experiment
+from testbed.experiments.policy import PolicyChoice
+from testbed.simulator.cases import scenario_case
+from testbed.simulator.engine import simulate
 from testbed.studies.advise.candidates import Fleet, parse_candidates
 from testbed.studies.advise.command import RUNS, Options, advise_command
 

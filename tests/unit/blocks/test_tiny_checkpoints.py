@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from testbed.errors import UserError
+from testbed.experiments.families import make_config, sizes_of
 from testbed.inspect.model import make_tiny_command, show_command
-from testbed.scenario.families import make_config, sizes_of
 from tests.support.blocks import need_blocks
 
 need_blocks()

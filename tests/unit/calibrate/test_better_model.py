@@ -10,13 +10,13 @@ from numpy.testing import assert_allclose
 
 from policies.problem import Placement, Problem, ServerSpec
 from testbed.errors import UserError
+from testbed.experiments.experiment import Experiment
 from testbed.results.logs import read_logs
 from testbed.results.model import HopTable, hop_table
 from testbed.runtime.wiring import stub_profile
-from testbed.scenario.experiment import Experiment
-from testbed.simulate.cases import Case
-from testbed.simulate.engine import simulate
-from testbed.simulate.hops import hop_table as simulated_hops
+from testbed.simulator.cases import Case
+from testbed.simulator.engine import simulate
+from testbed.simulator.hops import hop_table as simulated_hops
 from tests.support.failing import fail
 from tests.support.problems import make_problem, placed
 from tests.support.simulation import arrivals, run_fast

@@ -13,8 +13,8 @@ from nodes.clock import ManualClock
 from nodes.hub import StubHub
 from policies.steps import StepTimes
 from testbed.errors import ScenarioError
-from testbed.scenario import dump_toml, load_experiment
-from testbed.scenario.experiment import Experiment
+from testbed.experiments import dump_toml, load_experiment
+from testbed.experiments.experiment import Experiment
 from testbed.studies.calibrate.client import ClientFit, ClientSample, ClientTime, fit_client, measure_client
 from testbed.studies.calibrate.fit import Fit
 from testbed.studies.calibrate.plan import N_STEPS, Case, Plan

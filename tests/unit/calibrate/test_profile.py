@@ -9,9 +9,9 @@ import pytest
 from policies.problem import Hop, RequestSpec, service_s
 from policies.steps import StepTimes
 from testbed.errors import ScenarioError
+from testbed.experiments import dump_toml, load_experiment
+from testbed.experiments.experiment import Experiment
 from testbed.runtime.wiring import stub_profile
-from testbed.scenario import dump_toml, load_experiment
-from testbed.scenario.experiment import Experiment
 from testbed.studies.calibrate.fit import Fit, time_s
 from testbed.studies.calibrate.points import Point
 from testbed.studies.calibrate.profile import Subject, profile_text

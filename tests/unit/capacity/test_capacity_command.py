@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from testbed.errors import UserError
-from testbed.scenario.policy import PolicyChoice
-from testbed.simulate.cases import scenario_case
-from testbed.simulate.engine import simulate
+from testbed.experiments.policy import PolicyChoice
+from testbed.simulator.cases import scenario_case
+from testbed.simulator.engine import simulate
 from testbed.studies.capacity.command import Options, capacity_command
 
 ONE_SERVER = (

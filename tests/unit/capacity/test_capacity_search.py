@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from testbed.experiments.slo import Objective
 from testbed.results.intervals import Mean
-from testbed.scenario.slo import Objective
 from testbed.studies.capacity.measures import THIRDS
 from testbed.studies.capacity.search import STEPS_DOWN, STEPS_UP, TURNOVERS, RateTrial, SearchResult, search
 from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of

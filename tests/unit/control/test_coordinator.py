@@ -7,8 +7,8 @@ import pytest
 from policies import Hop, Route
 from testbed.control.coordinator import Coordinator
 from testbed.control.placing import place_experiment
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Experiment
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import Experiment
 
 CHURN = ["policy.name=petals-optimized-rr", "churn.until=1 s"]
 

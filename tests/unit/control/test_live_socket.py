@@ -19,8 +19,8 @@ from nodes import control
 from testbed.control.faults.byhand import Fault, fault_by_hand, fault_command
 from testbed.control.live import SOCKET, LiveSocket
 from testbed.errors import UserError
+from testbed.experiments.limits import MAX_NUMBER
 from testbed.faultkinds import KINDS as ALL_KINDS
-from testbed.scenario.limits import MAX_NUMBER
 
 NAMES = ["a100-0", "mig-1g-0"]
 KINDS = list(ALL_KINDS)

@@ -20,10 +20,10 @@ from testbed.control.faults.machines import Machines
 from testbed.control.faults.schedule import Schedule
 from testbed.control.placing import place_experiment
 from testbed.errors import TestbedError
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import After, Fault
 from testbed.faultkinds import IN_CHURN, IN_FILES, KINDS, FaultKind
 from testbed.records.events import EventWriter
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import After, Fault
 from tests.support.data_plane import status, until
 
 LATE = [

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from testbed.errors import UserError
-from testbed.scenario.policy import PolicyChoice
-from testbed.simulate.cases import scenario_case
-from testbed.simulate.engine import simulate
+from testbed.experiments.policy import PolicyChoice
+from testbed.simulator.cases import scenario_case
+from testbed.simulator.engine import simulate
 from testbed.studies.explain.account import OF_HOPS, PARTS
 from testbed.studies.explain.command import explain_command
 from testbed.studies.explain.text import explain_text
@@ -76,7 +76,7 @@ def test_waiting_counts_attempts_and_hindsight_shows_a_worse_chain() -> None:
 
 
 def test_a_session_that_outlived_a_server_has_its_replays_named(tmp_path: Path) -> None:
-    from testbed.simulate.command import Options, simulate_command
+    from testbed.simulator.command import Options, simulate_command
 
     overrides = (*SHORT, *VARIANTS["a server that dies"])
     options = Options((PolicyChoice(),), overrides=overrides, out=tmp_path / "run")
@@ -101,7 +101,7 @@ def test_a_session_that_outlived_a_server_has_its_replays_named(tmp_path: Path) 
 
 
 def test_a_run_s_folder_says_the_same_as_its_scenario(tmp_path: Path) -> None:
-    from testbed.simulate.command import Options, simulate_command
+    from testbed.simulator.command import Options, simulate_command
 
     options = Options((PolicyChoice("petals"),), overrides=SHORT, out=tmp_path / "run")
     simulate_command(["clustered"], options, as_json=True)

@@ -13,8 +13,8 @@ from nodes.hub import StubHub
 from nodes.node import StubHubSpec
 from nodes.request import Request, WrongTokenError
 from nodes.session import HubSession
+from testbed.experiments import load_experiment
 from testbed.runtime.wiring import client_config
-from testbed.scenario import load_experiment
 from tests.support.data_plane import TOKEN_BYTES, JumpClock
 from tests.support.farm import Session, expected_tokens
 from tests.support.forwarding import forwarding_farm

@@ -29,7 +29,7 @@ from policies.search import (
     typical_lengths,
 )
 from policies.wsrr import WsRr
-from testbed.scenario import load_experiment
+from testbed.experiments import load_experiment
 from tests.support.problems import make_problem, placed
 
 FEW = ("calibration.set=petals-scattered", "servers.0.count=4", "servers.1.count=1", "workload.rate=0.1")

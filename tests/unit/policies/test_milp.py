@@ -205,7 +205,7 @@ def test_the_pair_routes_exactly_on_the_exact_placement() -> None:
 
 def test_naming_the_policies_does_not_load_the_solver() -> None:
     code = (
-        "import sys, policies.registry, testbed.simulate.offline;"
+        "import sys, policies.registry, testbed.simulator.offline;"
         "print([m for m in ('highspy', 'scipy', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ from policies.petals import PetalsPlacement
 from policies.petals_routing import PetalsRouting
 from policies.registry import PAIRS, list_policies, resolve_pair, resolve_placement, resolve_routing
 from policies.wsrr import WsRr
-from testbed.scenario import load_experiment
+from testbed.experiments import load_experiment
 
 OWN = '''
 class Mine:

@@ -22,10 +22,10 @@ from policies.search import likely_requests, typical_lengths
 from policies.shared_replay import replay_shared
 from policies.sharing import Cycle, Sharing
 from testbed.control.placing import place
+from testbed.experiments import load_experiment
+from testbed.experiments.policy import PolicyChoice
 from testbed.fast.engine import simulate_fast
-from testbed.scenario import load_experiment
-from testbed.scenario.policy import PolicyChoice
-from testbed.simulate.cases import scenario_case
+from testbed.simulator.cases import scenario_case
 from tests.support.problems import make_problem, placed, problems
 
 SLOPED = 0.001

@@ -8,10 +8,10 @@ import pytest
 
 from testbed.cli.main import app
 from testbed.errors import UserError
+from testbed.experiments.policy import PolicyChoice
 from testbed.results.intervals import t_quantile
-from testbed.scenario.policy import PolicyChoice
-from testbed.simulate.cases import scenario_case
-from testbed.simulate.engine import simulate
+from testbed.simulator.cases import scenario_case
+from testbed.simulator.engine import simulate
 from testbed.studies.reproduce import chain
 from testbed.studies.reproduce.chain import METRIC, chain_command
 from testbed.studies.sweep.runs import Run

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from testbed.scenario.sources import value_of
+from testbed.experiments.sources import value_of
 from testbed.studies.reproduce.paper import (
     METRICS,
     PRINTED_POLICIES,

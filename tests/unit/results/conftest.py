@@ -19,8 +19,8 @@ from nodes.records import Admitted, AnyRecord, Arrived, Completed, HopRecord, Op
 from policies.links import Link
 from policies.problem import Batching, ModelSpec, Problem, ServerSpec
 from policies.workload import RequestPlan
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Calibration, ComputePart, Experiment, NetworkPart, PolicyPart
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import Calibration, ComputePart, Experiment, NetworkPart, PolicyPart
 
 LINK = Link(0.05, 84_160.0)
 Hop = tuple[int, int, int, float, float, float, float, int, int]

@@ -9,9 +9,9 @@ import pytest
 
 from nodes.records import Failed
 from testbed.errors import RunError, UserError
+from testbed.experiments import dump_toml, load_experiment
 from testbed.page.report import write_report
 from testbed.results import finish_run, load_run
-from testbed.scenario import dump_toml, load_experiment
 from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
 
 CHAIN = [(0, 0, 2), (1, 2, 4)]

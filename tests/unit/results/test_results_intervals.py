@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from testbed.experiments.draws import Draw, drawn
 from testbed.results.intervals import mean_of
-from testbed.scenario.draws import Draw, drawn
 
 N_RECORDINGS, N_RECORDED, N_RUNS, TRUE_MEAN = 300, 400, 20, 100.0
 

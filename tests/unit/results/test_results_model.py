@@ -8,12 +8,12 @@ import pytest
 from numpy.testing import assert_allclose
 
 from policies.links import Link
+from testbed.experiments.experiment import Calibration, NetworkChange
+from testbed.experiments.timeline import Timeline
 from testbed.records.events import EventWriter, LinksChanged, Serving
 from testbed.results.logs import read_logs
 from testbed.results.model import HopTable, hop_table, model_setup_s
 from testbed.results.trace import write_trace
-from testbed.scenario.experiment import Calibration, NetworkChange
-from testbed.scenario.timeline import Timeline
 from tests.unit.results.conftest import LINK, MakeRun, SyntheticRun, perfect_hop
 
 CHAIN = [(0, 0, 2), (1, 2, 4)]

@@ -5,12 +5,12 @@ import pytest
 
 from nodes.records import Completed, Failed, Interrupted
 from testbed.errors import UserError
+from testbed.experiments.experiment import Calibration
 from testbed.records.base import data_of
 from testbed.records.summary import ErrorFigures, RunSummary, Stats, read_summary
 from testbed.results import finish_run
 from testbed.results.slo import parse_slo, parse_slo_statistics
 from testbed.results.text import summary_text
-from testbed.scenario.experiment import Calibration
 from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
 
 CHAIN = [(0, 0, 2), (1, 2, 4)]

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from nodes.records import Completed
+from testbed.experiments.experiment import BlocksSettings
 from testbed.results import finish_run
 from testbed.results.text import summary_text
 from testbed.results.verified import VERIFY
 from testbed.runs.session import exit_code
-from testbed.scenario.experiment import BlocksSettings
 from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
 
 CHAIN = [(0, 0, 4)]

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.errors import UserError
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import Experiment
 from testbed.inspect.machine import _uuid_rows
 from testbed.runs import session
 from testbed.runtime import gpus as module
 from testbed.runtime.blocks import blocks_model
 from testbed.runtime.gpus import Gpu, find_gpus, missing_gpu, shared_out
-from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Experiment
 
 WHOLE = Gpu(0, "GPU-aaaa", "NVIDIA A100", 80e9)
 PARTS = [Gpu(1, f"MIG-bbb{n}", f"NVIDIA A100 MIG {n}g.10gb", n * 50e6) for n in (1, 2)]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import UserError
-from testbed.scenario.changes import toml_text
-from testbed.scenario.sources import shipped_files, value_of
+from testbed.experiments.changes import toml_text
+from testbed.experiments.sources import shipped_files, value_of
 from testbed.studies.sweep.axes import (
     Span,
     checked_axis,

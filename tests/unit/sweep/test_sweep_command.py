@@ -10,14 +10,14 @@ import pytest
 
 from testbed.codeversion import code_version
 from testbed.errors import RunError, UserError
+from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.provenance import read_provenance
 from testbed.records.requests import request_columns
 from testbed.rundir import STUDY, not_a_run
-from testbed.scenario.policy import PolicyChoice
-from testbed.scenario.provenance import read_provenance
-from testbed.simulate import engine
-from testbed.simulate.cases import scenario_case
-from testbed.simulate.engine import simulate
-from testbed.simulate.summary import summarize_simulation
+from testbed.simulator import engine
+from testbed.simulator.cases import scenario_case
+from testbed.simulator.engine import simulate
+from testbed.simulator.summary import summarize_simulation
 from testbed.studies.sweep import command, runs
 from testbed.studies.sweep.command import PAGE, RUNS, TABLES, sweep_command
 from testbed.studies.sweep.kept import REQUESTS, STORED

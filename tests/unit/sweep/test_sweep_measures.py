@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testbed.experiments.policy import PolicyChoice
 from testbed.records.requests import RequestRow, Times
 from testbed.results.slo import goodput_rps, n_met
-from testbed.scenario.policy import PolicyChoice
-from testbed.simulate.cases import scenario_case
-from testbed.simulate.engine import Simulation, simulate
-from testbed.simulate.gaps import token_gaps_s
+from testbed.simulator.cases import scenario_case
+from testbed.simulator.engine import Simulation, simulate
+from testbed.simulator.gaps import token_gaps_s
 from testbed.studies.sweep.measures import FAIRNESS, MEASURES, MET, measures_of
 from testbed.studies.sweep.runs import Run, Runner, Setup
 

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from testbed.errors import UserError
+from testbed.experiments.experiment import Machine
 from testbed.runtime.hosts.spread import spread
-from testbed.scenario.experiment import Machine
 
 SITES = {"a": "Cluster0", "b": "Cluster0", "c": "Cluster1", "d": "Cluster1"}
 

@@ -1,0 +1,146 @@
+"""GPUs and models by name: ``scenarios/profiles/{gpus,sizes}.toml`` and ``nodes.blocks.sizes``."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from nodes.blocks.sizes import SIZES
+from testbed.experiments.families import SIZED, VALUE_BYTES, ModelSizes, make_config, sizes_of
+from testbed.experiments.schema import Dtype, ModelTable
+from testbed.experiments.units import SIZE
+
+DTYPES: Mapping[Dtype, tuple[str, str]] = {
+    "fp32": ("float32", "plain"),
+    "fp16": ("float16", "plain"),
+    "bf16": ("bfloat16", "plain"),
+    "int8": ("bfloat16", "int8"),
+    "nf4": ("bfloat16", "nf4"),
+}
+"""For each ``dtype`` of a model: (type of hidden states and caches, how matrices are stored)."""
+OF_REPRESENTATION = ("value_bytes", "block_size", "cache_per_token")
+"""The sizes in ``[model]`` that depend on ``dtype``."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU's data sheet. ``flops`` are dense operations per second by type (fp32, fp16, bf16)."""
+
+    name: str
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+    flops: Mapping[str, float]
+    source: str
+
+
+@cache
+def shipped(kind: str) -> dict[str, dict[str, Any]]:
+    """Return the data of ``scenarios/profiles/KIND.toml``."""
+    text = (resources.files("scenarios") / "profiles" / f"{kind}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@cache
+def gpus() -> Mapping[str, Gpu]:
+    """Return every GPU, and every MIG slice of one, by name."""
+    found: dict[str, Gpu] = {}
+    for name, row in shipped("gpus").items():
+        if "of" not in row:
+            flops = {t: row[f"{t}_tflops"] * 1e12 for t in ("fp32", "fp16", "bf16") if f"{t}_tflops" in row}
+            memory = SIZE.parse(row["memory"])
+            found[name] = Gpu(name, memory, row["bandwidth_gbps"] * 1e9, flops, row["source"])
+            continue
+        whole, share = found[row["of"]], row["eighths"] / 8
+        found[name] = Gpu(
+            name,
+            whole.memory_bytes * share,
+            whole.bandwidth_bytes_per_s * share,
+            {t: rate * row["sms"] / row["of_sms"] for t, rate in whole.flops.items()},
+            f"{row['source']}, of {whole.source}",
+        )
+    return found
+
+
+@cache
+def models() -> Mapping[str, ModelTable]:
+    """Return every model of known sizes by name, with the ``dtype`` that it was published in."""
+    tables = shipped("sizes")
+    found = {name: _table(SIZES[name], dtype) for name, dtype in tables["published"].items()}
+    for name, row in tables["sizes"].items():
+        found[name] = ModelTable.model_validate(row)
+    return {name: _as_petals(found[name]) for name in sorted(found)}
+
+
+def _table(config: Mapping[str, Any], dtype: Any) -> ModelTable:
+    return ModelTable(dtype=dtype, **_keys_of(sizes_of(config)))
+
+
+def _as_petals(table: ModelTable) -> ModelTable:
+    """Set PETALS' cache reservation to 16,384 tokens where heads share keys and values (else 4,096)."""
+    return table if table.kv_heads is None else table.model_copy(update={"petals_cache_tokens": 16384})
+
+
+def _keys_of(sizes: ModelSizes) -> dict[str, Any]:
+    """Return ``sizes`` as keys of ``[model]``; a key that follows from others is ``None``."""
+    is_even = sizes.head_size * sizes.n_heads == sizes.hidden_size
+    return {
+        "family": sizes.family,
+        "n_blocks": sizes.n_blocks,
+        "hidden_size": sizes.hidden_size,
+        "heads": sizes.n_heads,
+        "kv_heads": sizes.n_kv_heads if sizes.n_kv_heads != sizes.n_heads else None,
+        "head_size": None if is_even else sizes.head_size,
+        "feed_forward": sizes.feed_forward,
+        "vocab": sizes.vocabulary,
+    }
+
+
+def config_of(table: ModelTable) -> dict[str, Any] | None:
+    """Return the data of a ``config.json`` with the table's sizes; ``None`` if a needed size is missing."""
+    if not (table.family and table.n_blocks and table.hidden_size and table.heads and table.vocab):
+        return None
+    return make_config(
+        table.family,
+        table.n_blocks,
+        table.hidden_size,
+        table.heads,
+        table.vocab,
+        table.kv_heads,
+        feed_forward=table.feed_forward,
+        head_size=table.head_size,
+    )
+
+
+def sizes_of_table(table: ModelTable) -> ModelSizes | None:
+    """Return all sizes that follow from a table; ``None`` if a needed size is missing."""
+    config = config_of(table)
+    return None if config is None else sizes_of(config, SIZED)
+
+
+def dtype_of(values: str, weights: str) -> Dtype:
+    """Return ``model.dtype`` for hidden states of type ``values`` and matrices stored as ``weights``."""
+    plain: dict[str, Dtype] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+    quantised: dict[str, Dtype] = {"int8": "int8", "nf4": "nf4"}
+    return plain[values] if weights == "plain" else quantised[weights]
+
+
+def filled(table: ModelTable, sizes: ModelSizes, values: str, weights: str, name: str) -> ModelTable:
+    """Return ``table`` with missing keys filled in from ``sizes``, byte sizes included.
+
+    ``values`` is the type of hidden states and caches ("float32", ...), ``weights`` how matrices are stored.
+    """
+    value_bytes = VALUE_BYTES[values]
+    keys = {
+        "name": name,
+        **_keys_of(sizes),
+        "dtype": dtype_of(values, weights),
+        "value_bytes": value_bytes,
+        "block_size": sizes.block_bytes(weights, value_bytes),
+        "cache_per_token": float(sizes.cache_values * value_bytes),
+    }
+    left_out = {key: value for key, value in keys.items() if getattr(table, key) is None}
+    return table.model_copy(update={"profile": None, **left_out})

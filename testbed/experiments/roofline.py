@@ -1,0 +1,175 @@
+"""Computes block times from GPU data sheets, at an assumed efficiency (docs/hardware.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.steps import StepTimes
+from testbed.experiments.catalogue import Gpu, sizes_of_table
+from testbed.experiments.schema import Dtype, HardwareTable, ModelTable
+
+MEMORY_EFFICIENCY = 0.8
+"""Share of the data sheet's bandwidth that is reached; fitted to one case, Helix' A100 (docs/hardware.md)."""
+COMPUTE_EFFICIENCY = 0.8
+"""Share of the data sheet's dense throughput that is reached; fitted to the same case."""
+BLOCK_OVERHEAD_S = 50e-6
+"""Assumed time to launch the kernels of one block: ten of 5 us."""
+PETALS_PROMPT_TOKENS = 1024
+"""Length of the prompt with which PETALS measures ``forward_rps``."""
+PETALS_ASSUMED_BPS = 100e6
+"""Rate that PETALS assumes of a connection that it has not measured."""
+
+
+class RooflineError(Exception):
+    """Times cannot be computed. The message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One transformer block of a model.
+
+    ``values`` is the number of values in its matrices, ``width`` that of all its heads together,
+    ``token_bytes`` the size of a hidden state. ``cache_bytes_per_token`` is for this one block.
+    """
+
+    model: str
+    dtype: Dtype
+    values: int
+    width: int
+    block_bytes: float
+    cache_bytes_per_token: float
+    token_bytes: int
+
+    @property
+    def words(self) -> str:
+        return f"{self.model} ({self.dtype})"
+
+    def computes_as(self, other: Block) -> bool:
+        """Whether ``other`` takes as long to compute: same size of matrices and heads, same ``dtype``."""
+        return (self.values, self.width, self.dtype) == (other.values, other.width, other.dtype)
+
+
+def block_of(table: ModelTable) -> Block | None:
+    """Return the block of a complete table; ``None`` if the table has only sizes in bytes."""
+    sizes = sizes_of_table(table)
+    if sizes is None or not (
+        table.dtype and table.block_size and table.cache_per_token and table.value_bytes
+    ):
+        return None
+    return Block(
+        model=table.name or sizes.family,
+        dtype=table.dtype,
+        values=sum(rows * columns for rows, columns in sizes.matrices),
+        width=sizes.n_heads * sizes.head_size,
+        block_bytes=table.block_size,
+        cache_bytes_per_token=table.cache_per_token,
+        token_bytes=sizes.hidden_size * table.value_bytes,
+    )
+
+
+def roofline(gpu: Gpu, block: Block) -> StepTimes:
+    """Return the times of a block on a GPU.
+
+    Raises ``RooflineError`` if the GPU does not support its ``dtype``.
+
+    A decode step reads the weights and the caches once. A prefill takes the larger of the time to read the
+    weights and the time to compute (2 operations per value and token, and 2 x width per squared token for
+    causal attention). Before a prefill, matrices in int8 and nf4 are written out in 16 bits. Each further
+    decode in one step adds its arithmetic.
+    """
+    memory = gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY
+    compute = _flops(gpu, block.dtype) * COMPUTE_EFFICIENCY
+    base_s, read_bytes = BLOCK_OVERHEAD_S, block.block_bytes
+    if block.dtype in ("int8", "nf4"):
+        base_s += (block.block_bytes + 2 * block.values) / memory
+        read_bytes = 2 * block.values
+    return StepTimes(
+        decode_s=_rounded(BLOCK_OVERHEAD_S + block.block_bytes / memory),
+        prefill_base_s=_rounded(base_s),
+        prefill_slope_s=_rounded(2 * block.values / compute),
+        prefill_curve_s=_rounded(2 * block.width / compute),
+        prefill_least_s=_rounded(base_s + read_bytes / memory),
+        context_slope_s=_rounded(block.cache_bytes_per_token / memory),
+        session_slope_s=_rounded(2 * block.values / compute),
+    )
+
+
+def _flops(gpu: Gpu, dtype: Dtype) -> float:
+    known = gpu.flops
+    if dtype in ("int8", "nf4"):
+        return known["bf16"] if "bf16" in known else known["fp16"]
+    if dtype not in known:
+        raise RooflineError(
+            f"{gpu.name} does not support {dtype}; use one of {', '.join((*known, 'int8', 'nf4'))}"
+        )
+    return known[dtype]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def derived(gpu: Gpu, block: Block) -> HardwareTable:
+    """Return a hardware profile with the roofline's times. Raises ``RooflineError``."""
+    times = roofline(gpu, block)
+    return HardwareTable.model_construct(
+        memory=gpu.memory_bytes,
+        decode=times.decode_s,
+        prefill_base=times.prefill_base_s,
+        prefill_per_token=times.prefill_slope_s,
+        petals_forward_rps=forward_rps(times),
+        petals_network_rps=network_rps(block.token_bytes),
+        context_slope=times.context_slope_s,
+        prefill_curve=times.prefill_curve_s,
+        session_slope=times.session_slope_s,
+        prefill_least=times.prefill_least_s,
+    )
+
+
+def forward_rps(times: StepTimes) -> float:
+    """Return tokens per second of one block, as PETALS measures it."""
+    return PETALS_PROMPT_TOKENS / times.step_s(0, PETALS_PROMPT_TOKENS, 1)
+
+
+def network_rps(token_bytes: float) -> float:
+    """Return tokens per second over a connection that PETALS has not measured."""
+    return PETALS_ASSUMED_BPS / (8 * token_bytes)
+
+
+def times_of(table: HardwareTable) -> StepTimes:
+    """Return the step times of a complete profile."""
+    assert table.decode is not None
+    assert table.prefill_base is not None and table.prefill_per_token is not None
+    return StepTimes(
+        decode_s=table.decode,
+        prefill_base_s=table.prefill_base,
+        prefill_slope_s=table.prefill_per_token,
+        step_base_s=table.step_base or 0.0,
+        context_slope_s=table.context_slope or 0.0,
+        prefill_curve_s=table.prefill_curve or 0.0,
+        contention_ratio=table.contention or 0.0,
+        session_slope_s=table.session_slope or 0.0,
+        prefill_least_s=table.prefill_least or 0.0,
+    )
+
+
+def rescaled(table: HardwareTable, gpu: Gpu, measured: Block, block: Block) -> HardwareTable:
+    """Return a profile that was measured on ``gpu`` with the block ``measured``, scaled to another ``block``.
+
+    Each time is multiplied by the ratio of the two blocks' roofline times. A limit on the number of blocks
+    was for the measured model, and is removed. Raises ``RooflineError``.
+    """
+    old, new = roofline(gpu, measured), roofline(gpu, block)
+    ratios = {
+        "decode": new.decode_s / old.decode_s,
+        "prefill_base": new.prefill_least_s / old.prefill_least_s,
+        "prefill_per_token": new.prefill_slope_s / old.prefill_slope_s,
+        "prefill_curve": new.prefill_curve_s / old.prefill_curve_s,
+        "context_slope": new.context_slope_s / old.context_slope_s,
+        "session_slope": new.session_slope_s / old.session_slope_s,
+        "petals_forward_rps": forward_rps(new) / forward_rps(old),
+        "petals_network_rps": measured.token_bytes / block.token_bytes,
+    }
+    given = {key: value for key in ratios if (value := getattr(table, key)) is not None}
+    update: dict[str, object] = {key: _rounded(value * ratios[key]) for key, value in given.items()}
+    return table.model_copy(update={**update, "block_cap": "none" if table.block_cap else None})

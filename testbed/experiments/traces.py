@@ -1,0 +1,248 @@
+"""Reads traces: Mooncake and Qwen-Bailian JSONL, Azure and BurstGPT CSV, and a run's ``requests.parquet``.
+
+The content decides which kind a file is; text may be compressed with gzip. Every reader yields rows of
+(arrival in seconds, input tokens, output tokens).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import logging
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from policies.workload import RequestPlan
+from testbed.experiments.limits import MAX_REQUESTS, MAX_TOKENS
+from testbed.experiments.problems import KeyedError
+
+Row = tuple[float, int, int]
+_KEY = ("workload", "file")
+_log = logging.getLogger(__name__)
+MAX_FILE_BYTES = 4 * 1024**3
+
+
+class Trace(NamedTuple):
+    """A recorded workload: its kind, and its requests as [arrival in s, input tokens, output tokens]."""
+
+    kind: str
+    requests: list[list[int | float]]
+
+
+def read_trace(path: Path) -> Trace:
+    """Return the requests of ``path``, sorted by arrival, the first at 0 s.
+
+    Requests without input or output tokens (failed ones) are left out with a warning.
+    Raises ``KeyedError`` if the file cannot be read or is of no known kind.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise KeyedError(_KEY, f'"{path}" is larger than {MAX_FILE_BYTES:,} bytes; use a part of it')
+        rows = []
+        kind, found = ("run", _parquet(path)) if start == b"PAR1" else _text(path)
+        for row in found:
+            rows.append(row)
+            if len(rows) > MAX_REQUESTS:
+                raise KeyedError(
+                    _KEY, f'"{path}" holds more than {MAX_REQUESTS:,} requests; use a part of it'
+                )
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise KeyedError(_KEY, f'"{path}" cannot be unpacked: {error}') from None
+    except OSError as error:
+        raise KeyedError(_KEY, f'cannot read "{path}": {error.strerror}') from None
+    except UnicodeDecodeError:
+        raise KeyedError(_KEY, f'"{path}" is neither text nor Parquet') from None
+    except csv.Error as error:  # a field of more than 131,072 characters
+        raise KeyedError(_KEY, f'"{path}" cannot be read as CSV: {error}') from None
+    served = sorted((row for row in rows if row[1] >= 1 and row[2] >= 1), key=lambda row: row[0])
+    if not served:
+        raise KeyedError(_KEY, f'"{path}" holds no request with input and output tokens')
+    if len(served) < len(rows):
+        _log.warning(
+            "%s: left out %d of %d requests that have no input or no output tokens",
+            path,
+            len(rows) - len(served),
+            len(rows),
+        )
+    return Trace(kind, [[at_s - served[0][0], n_in, n_out] for at_s, n_in, n_out in served])
+
+
+class _Unpacked(gzip.GzipFile):
+    """A gzip file that raises ``KeyedError`` after ``MAX_FILE_BYTES``; a small one can expand to any size."""
+
+    n_read = 0
+
+    def read1(self, size: int = -1) -> bytes:
+        found = super().read1(size)
+        self.n_read += len(found)
+        if self.n_read > MAX_FILE_BYTES:
+            raise KeyedError(
+                _KEY, f'"{self.name}" unpacks to more than {MAX_FILE_BYTES:,} bytes; use a part of it'
+            )
+        return found
+
+
+def _open(path: Path) -> io.TextIOBase:
+    """Open a text file, compressed with gzip or not. Line ends are not changed."""
+    with path.open("rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    if is_packed:
+        return io.TextIOWrapper(_Unpacked(path), encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _text(path: Path) -> tuple[str, Iterator[Row]]:
+    with _open(path) as file:
+        first = file.readline()
+        file.seek(0)
+        if first.lstrip().startswith("{"):
+            return ("Qwen-Bailian" if _IS_TURN.search(first) else "Mooncake"), _json_lines(path)
+        columns = set(csv.DictReader(file).fieldnames or ())
+    for kind, needed, read in _CSV:
+        if needed <= columns:
+            return kind, _csv_lines(path, read)
+    kinds = "; ".join(", ".join(sorted(needed)) for _, needed, _ in _CSV)
+    raise KeyedError(
+        _KEY,
+        f'"{path}" is not a known kind of trace: it must be JSON lines (timestamp, input_length, '
+        f"output_length), a CSV with the columns {kinds}, or a run's requests.parquet",
+    )
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with _open(path) as file:
+        yield from _rows(path, ((n, line) for n, line in enumerate(file, 1) if line.strip()), _json_line)
+
+
+def _csv_lines(path: Path, read: Callable[[dict[str, str]], Row]) -> Iterator[Row]:
+    with _open(path) as file:
+        reader = csv.DictReader(file)
+        yield from _rows(path, ((reader.line_num, record) for record in reader), read)
+
+
+def _rows(path: Path, records: Iterator[tuple[int, Any]], read: Callable[[Any], Row]) -> Iterator[Row]:
+    for line, record in records:
+        try:
+            row = read(record)
+            if not math.isfinite(row[0]):
+                raise ValueError(f"arrival {row[0]} is not a finite time")
+            if max(row[1:]) > MAX_TOKENS:
+                raise ValueError(f"{max(row[1:]):.0g} tokens are more than {MAX_TOKENS:,}")
+            yield row
+        except RecursionError:
+            raise KeyedError(_KEY, f'"{path}" line {line} cannot be read: it is nested too deeply') from None
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise KeyedError(_KEY, f'"{path}" line {line} cannot be read: {what}') from None
+
+
+def _json_line(line: str) -> Row:
+    """Read a line.
+
+    ``timestamp`` is in milliseconds in Mooncake, in seconds in Qwen-Bailian (turns of chats).
+    """
+    record = json.loads(line)
+    is_bailian = "chat_id" in record or "turn" in record
+    at_s = float(record["timestamp"]) / (1 if is_bailian else 1000)
+    return at_s, int(record["input_length"]), int(record["output_length"])
+
+
+def _azure(record: dict[str, str]) -> Row:
+    at = datetime.fromisoformat(record["TIMESTAMP"])
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)  # not this machine's time zone: see _azure_text
+    return at.timestamp(), int(record["ContextTokens"]), int(record["GeneratedTokens"])
+
+
+def _burstgpt(record: dict[str, str]) -> Row:
+    return float(record["Timestamp"]), int(record["Request tokens"]), int(record["Response tokens"])
+
+
+_CSV: tuple[tuple[str, frozenset[str], Callable[[dict[str, str]], Row]], ...] = (
+    ("Azure", frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}), _azure),
+    ("BurstGPT", frozenset({"Timestamp", "Request tokens", "Response tokens"}), _burstgpt),
+)
+_IS_TURN = re.compile(r'"(chat_id|turn)"\s*:')
+
+
+def trace_text(kind: str, requests: Sequence[RequestPlan]) -> str:
+    """Return a trace of ``kind`` (one of ``TRACE_KINDS``) as text; times are rounded as it requires."""
+    return _WRITERS[kind](requests)
+
+
+def _azure_text(requests: Sequence[RequestPlan]) -> str:
+    began_at = datetime(2000, 1, 1, tzinfo=UTC)  # UTC: a time zone's change of clocks would change arrivals
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    for r in requests:
+        at = began_at + timedelta(seconds=r.arrival_at_s)
+        lines.append(
+            f"{at.isoformat(sep=' ', timespec='microseconds')},{r.n_input_tokens},{r.n_output_tokens}"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _burstgpt_text(requests: Sequence[RequestPlan]) -> str:
+    lines = ["Timestamp,Request tokens,Response tokens"]
+    lines += [f"{r.arrival_at_s:.6f},{r.n_input_tokens},{r.n_output_tokens}" for r in requests]
+    return "\n".join([*lines, ""])
+
+
+def _mooncake_text(requests: Sequence[RequestPlan]) -> str:
+    fields = (
+        {
+            "timestamp": round(1000 * r.arrival_at_s, 3),
+            "input_length": r.n_input_tokens,
+            "output_length": r.n_output_tokens,
+        }
+        for r in requests
+    )
+    return "".join(json.dumps(line) + "\n" for line in fields)
+
+
+_WRITERS: dict[str, Callable[[Sequence[RequestPlan]], str]] = {
+    "azure": _azure_text,
+    "burstgpt": _burstgpt_text,
+    "mooncake": _mooncake_text,
+}
+TRACE_KINDS = tuple(_WRITERS)
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow as pa  # imported only here: most scenarios replay nothing
+    import pyarrow.parquet as pq
+
+    columns = ["arrival_at_s", "n_input_tokens", "n_output_tokens"]
+    try:
+        with pq.ParquetFile(path) as file:
+            missing = [name for name in columns if name not in file.schema_arrow.names]
+            if missing:
+                raise KeyedError(
+                    _KEY, f'"{path}" cannot be read as requests of a run: no column {missing[0]}'
+                )
+            n_rows = file.metadata.num_rows
+            if n_rows > MAX_REQUESTS:  # a few kilobytes can hold any number of equal rows
+                raise KeyedError(
+                    _KEY,
+                    f'"{path}" holds {n_rows:,} requests, but at most {MAX_REQUESTS:,} are allowed; use a '
+                    "part of it",
+                )
+            batches = file.iter_batches(columns=columns)
+            records = enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1)
+            yield from _rows(path, records, _recorded)
+    except (pa.ArrowException, KeyError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise KeyedError(_KEY, f'"{path}" cannot be read as requests of a run: {reason}') from None
+
+
+def _recorded(record: dict[str, Any]) -> Row:
+    return float(record["arrival_at_s"]), int(record["n_input_tokens"]), int(record["n_output_tokens"])

@@ -1,0 +1,381 @@
+"""Makes the requests of a run: arrivals, lengths and clients, each from its own random stream of the seed.
+
+``random.Random`` seeded with text gives the same numbers on every machine and Python version.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from policies.workload import RequestPlan
+from testbed.experiments.draws import Sample, drawn
+from testbed.experiments.limits import MAX_DURATION_S, MAX_NUMBER, MAX_TOKENS, too_late
+from testbed.experiments.problems import KeyedError, shown
+from testbed.experiments.schema import Choice, Lognormal, Uniform, WorkloadTable
+from testbed.experiments.traces import read_trace
+
+LengthTable = int | Uniform | Lognormal | Choice
+Listed = list[list[int | float]]
+Lengths = tuple[int, int]
+"""(input, output) tokens of a request."""
+_MOST_KNOWN = 256
+"""Most past requests whose lengths policies know."""
+
+
+def stream(seed: int, concern: str) -> random.Random:
+    """Return the random stream of one concern.
+
+    Streams of different concerns are independent of each other.
+    """
+    return random.Random(f"{seed}:{concern}")
+
+
+def join_order(seed: int, n_servers: int) -> tuple[int, ...]:
+    """Return the order in which servers join under PETALS: a random permutation."""
+    order = list(range(n_servers))
+    stream(seed, "join order").shuffle(order)
+    return tuple(order)
+
+
+def _gaps(table: WorkloadTable, rng: random.Random) -> Callable[[], float]:
+    """Return a function that draws the seconds to the next arrival, with mean 1 / rate."""
+    rate = table.rate or 0.0
+    if table.arrivals == "poisson":
+        return lambda: rng.expovariate(rate)
+    if table.arrivals == "gamma":
+        shape = table.shape or 1.0
+        return lambda: rng.gammavariate(shape, 1 / (rate * shape))
+    return lambda: 1 / rate
+
+
+def _warped(table: WorkloadTable, gap: Callable[[], float], n: int) -> list[float]:
+    """Return ``n`` arrivals in s.
+
+    Gaps are drawn for ``table.rate`` and scaled to the rate in force (``changes``).
+    """
+    assert table.rate is not None, "generated arrivals have a rate"
+    changes = [(change.at, change.rate) for change in table.changes or ()]
+    at_s, rate, arrivals = 0.0, table.rate, [0.0]
+    while len(arrivals) < n:
+        left = gap() * table.rate  # what is left of a gap with mean 1
+        while changes and at_s + left / rate > changes[0][0]:
+            change_at_s, next_rate = changes.pop(0)
+            left -= (change_at_s - at_s) * rate
+            at_s, rate = change_at_s, next_rate
+        at_s += left / rate
+        arrivals.append(at_s)
+    return arrivals
+
+
+def _length(table: LengthTable, rng: random.Random) -> Callable[[], int]:
+    if isinstance(table, int):
+        return lambda: table
+    if isinstance(table, Uniform):
+        return lambda: rng.randint(table.low, table.high)
+    if isinstance(table, Choice):
+        return lambda: rng.choices(table.values, table.weights)[0]
+    mu = math.log(table.mean) - table.sigma**2 / 2
+    return lambda: min(max(round(rng.lognormvariate(mu, table.sigma)), 1), table.max)
+
+
+def _longest(table: LengthTable | None, seen: list[int]) -> int:
+    """Return the length that the placement is designed for: the largest that can occur."""
+    if isinstance(table, int):
+        return table
+    if isinstance(table, Uniform):
+        return table.high
+    if isinstance(table, Lognormal):
+        return table.max
+    return max(table.values if isinstance(table, Choice) else seen)
+
+
+def _is_request(row: list[Any]) -> bool:
+    if len(row) not in (3, 4, 5) or any(isinstance(value, bool) for value in row):
+        return False
+    at_s, *lengths = *row[:3], *row[4:]
+    in_time = isinstance(at_s, int | float) and 0 <= at_s <= MAX_DURATION_S
+    return in_time and all(isinstance(length, int) and 1 <= length <= MAX_TOKENS for length in lengths)
+
+
+def _checked(listed: list[Any], n_clients: int, is_hidden: bool) -> Listed:
+    last_s = 0.0
+    for index, row in enumerate(listed):
+        if not (isinstance(row, list) and _is_request(row) and row[0] >= last_s):
+            raise KeyedError(
+                ("workload", "requests", index),
+                "must be [arrival in seconds, input tokens, output tokens] with arrivals in order, "
+                f"from 0 to {MAX_DURATION_S:,.0f} s, and 1 to {MAX_TOKENS:,} tokens each, "
+                f"not {shown(row)}",
+            )
+        if len(row) > 3 and row[3] not in range(n_clients):
+            raise KeyedError(
+                ("workload", "requests", index),
+                f"has {shown(row[3])} as its client, which must be a client's number from 0 to "
+                f"{n_clients - 1}",
+            )
+        if len(row) == 5 and not is_hidden:
+            raise KeyedError(
+                ("workload", "requests", index),
+                'has its own max_new_tokens, which needs lengths = "hidden"; leave the fifth number out',
+            )
+        last_s = row[0]
+    if not listed:
+        raise KeyedError(("workload", "requests"), "needs at least one request")
+    return listed
+
+
+def _recorded(table: WorkloadTable, folder: Path) -> tuple[Listed, str]:
+    """Return the trace's requests with at most ``max_input_tokens``, and in words where they come from."""
+    kind, rows = read_trace(folder / (table.file or ""))
+    origin, most = f"{kind} trace {Path(table.file or '').name}", table.max_input_tokens
+    if most is None:
+        return rows, origin
+    short = [row for row in rows if row[1] <= most]
+    if not short:
+        raise KeyedError(
+            ("workload", "max_input_tokens"), f"is {most:,}, and every recorded prompt is longer; raise it"
+        )
+    n_out = len(rows) - len(short)
+    if n_out:
+        origin += (
+            f" without {n_out:,} of {len(rows):,} requests, whose prompts have more than {most:,} tokens"
+        )
+    return [[at_s - short[0][0], *rest] for at_s, *rest in short], origin
+
+
+def _replayed(
+    table: WorkloadTable, seed: int, folder: Path, n_clients: int
+) -> tuple[Listed, float, str, Sample, list[Lengths]]:
+    """Choose recorded requests and stretch their arrivals.
+
+    Returns the requests, their mean rate per second, in words where they come from, how many were recorded,
+    and the lengths of the requests that were not chosen. With ``draw`` "first" (the default) the chosen
+    requests get the mean rate ``table.rate``. With another ``draw`` the whole recording gets it, so that the
+    requests of one run may have a higher or lower rate, as they were recorded.
+    """
+    if table.arrivals == "trace":
+        rows, origin = _recorded(table, folder)
+    else:
+        rows, origin = (
+            _checked(table.requests or [], n_clients, table.lengths == "hidden"),
+            table.origin or "listed",
+        )
+    sample = Sample(table.draw, len(rows))
+    n = table.n_requests or len(rows)
+    if n > len(rows):
+        raise KeyedError(
+            ("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests; lower it"
+        )
+    recorded = Counter(map(_lengths_of, rows))
+    if table.draw in (None, "first"):
+        if n < len(rows):
+            rows, which = drawn(rows, n, "first", seed, stream(seed, "draw"))
+            origin += f", {which}"
+        rows, rate, stretched = _stretched(rows, table.rate)
+        return rows, rate, origin + stretched, sample, _others(recorded, rows)
+    assert table.draw is not None
+    rows, rate, stretched = _stretched(rows, table.rate)
+    rows, which = drawn(rows, n, table.draw, seed, stream(seed, "draw"))
+    span_s = rows[-1][0] - rows[0][0]
+    # The rate of the chosen requests: with another, loading the resolved scenario would stretch them again.
+    drawn_rate = (n - 1) / span_s if span_s > 0 else rate
+    return rows, drawn_rate, f"{origin}{stretched}, {which}", sample, _others(recorded, rows)
+
+
+def _lengths_listed(
+    table: WorkloadTable, seed: int, folder: Path
+) -> tuple[list[list[int]], str | None, list[Lengths]]:
+    """Choose [input, output] tokens for requests whose arrivals are generated.
+
+    Returns them, in words where they come from, and the lengths of the recorded requests that were not chosen:
+    nobody knows before what is about to come. With a trace, each request has both lengths of one recorded
+    request, all equally likely, so that long prompts keep their recorded outputs.
+    """
+    n = table.n_requests or 1
+    if table.file is not None:
+        rows, origin = _recorded(table, folder)
+        rng = stream(seed, "recorded lengths")
+        chosen = [rng.randrange(len(rows)) for _ in range(n)]
+        is_chosen = set(chosen)
+        others = [_lengths_of(row) for number, row in enumerate(rows) if number not in is_chosen]
+        said = f"lengths drawn from the {len(rows):,} requests of {origin}"
+        return [list(_lengths_of(rows[number])) for number in chosen], said, others
+    listed = table.request_lengths or []
+    if n > len(listed):
+        raise KeyedError(
+            ("workload", "n_requests"), f"is {n}, but there are only {len(listed)} request_lengths; lower it"
+        )
+    for index, row in enumerate(listed):
+        if not (isinstance(row, list) and len(row) == 2 and _is_request([0, *row])):
+            raise KeyedError(
+                ("workload", "request_lengths", index),
+                f"must be [input tokens, output tokens], 1 to {MAX_TOKENS:,} each, not {shown(row)}",
+            )
+    return listed[:n], table.origin, []
+
+
+def _stretched(rows: Listed, to_rate: float | None) -> tuple[Listed, float, str]:
+    """Stretch ``rows`` to the mean rate ``to_rate`` (default: not at all).
+
+    Returns them, their rate per second, and the change in words. Raises ``KeyedError`` if there is no rate.
+    """
+    n, span_s = len(rows), rows[-1][0] - rows[0][0]
+    if to_rate is None and span_s <= (n - 1) / MAX_NUMBER:
+        raise KeyedError(
+            ("workload", "rate"), "is missing; give it, since all requests arrive at the same time"
+        )
+    rate = to_rate or (n - 1) / span_s
+    stretch = (n - 1) / rate / span_s if span_s > 0 else 1.0
+    # Rounding alone must not move arrivals: a resolved scenario must have the same ones again.
+    if math.isclose(stretch, 1.0, rel_tol=1e-9):
+        return rows, rate, ""
+    return [[at_s * stretch, *rest] for at_s, *rest in rows], rate, f", stretched to {rate:g} per second"
+
+
+def _lengths_of(row: list[int | float]) -> Lengths:
+    return int(row[1]), int(row[2])
+
+
+def _others(recorded: Counter[Lengths], rows: Listed) -> list[Lengths]:
+    """Return the lengths of recorded requests that are not among ``rows``."""
+    return list((recorded - Counter(map(_lengths_of, rows))).elements())
+
+
+def _known_lengths(table: WorkloadTable, seed: int, recorded: list[Lengths]) -> list[Lengths]:
+    """Return lengths of past requests, as an operator knows them; empty if nothing is known.
+
+    ``recorded`` are lengths of the trace's requests: those that the workload does not replay or draw from.
+    """
+    if table.known_lengths is not None:
+        return [(n_input, n_output) for n_input, n_output in table.known_lengths]
+    rng, past = stream(seed, "known lengths"), _spread(recorded)
+    is_drawn = table.n_input_tokens is not None and table.n_output_tokens is not None
+    columns = []
+    for column, spec in enumerate((table.n_input_tokens, table.n_output_tokens)):
+        if spec is None:
+            columns.append([lengths[column] for lengths in past])
+        else:
+            draw = _length(spec, rng)
+            columns.append([draw() for _ in range(_MOST_KNOWN if is_drawn else len(past))])
+    return list(zip(*columns, strict=True))
+
+
+def _spread(lengths: list[Lengths]) -> list[Lengths]:
+    """Return at most ``_MOST_KNOWN`` of them, evenly spread."""
+    n = min(len(lengths), _MOST_KNOWN)
+    return [lengths[i * len(lengths) // n] for i in range(n)]
+
+
+def _said(table: LengthTable | None) -> str:
+    """Describe a length in words."""
+    if table is None:
+        return "as recorded"
+    if isinstance(table, Uniform):
+        return f"{table.low} to {table.high}"
+    if isinstance(table, Lognormal):
+        return f"lognormal, mean {table.mean:g}, at most {table.max}"
+    if isinstance(table, Choice):
+        return "of " + ", ".join(map(str, table.values))
+    return str(table)
+
+
+def workload_source(table: WorkloadTable) -> str:
+    """Describe in words where arrivals and lengths of a resolved ``[workload]`` come from."""
+    if table.arrivals == "listed":
+        arrivals = table.origin or "listed"
+    else:
+        arrivals = f"{table.arrivals}, {table.rate:g} per second" + (" at first" if table.changes else "")
+        if table.origin:
+            arrivals += f"; {table.origin}"
+    lengths = f"input tokens {_said(table.n_input_tokens)}, output tokens {_said(table.n_output_tokens)}"
+    if table.lengths == "hidden":
+        lengths += f", of which at most {table.max_new_tokens} are known of before"
+    return f"{arrivals}; {lengths}"
+
+
+def make_requests(
+    table: WorkloadTable, seed: int, n_clients: int, folder: Path
+) -> tuple[WorkloadTable, tuple[RequestPlan, ...], tuple[int, int], Sample | None, tuple[Lengths, ...]]:
+    """Make the requests of ``[workload]``; the first generated one arrives at 0 s.
+
+    Returns the resolved table, the requests, the (input, output) lengths that the placement is designed for,
+    how recorded requests were chosen (``None`` if generated), and lengths of past requests. The placement is
+    designed for the longest prompt, and for the longest output that can occur or, if lengths are hidden, that
+    a request may ask for. A relative trace file is looked for in ``folder``. Raises ``KeyedError``.
+    """
+    arrivals = stream(seed, "arrivals")
+    replayed: Listed | None = None
+    sample: Sample | None = None
+    past: list[Lengths] = []
+    update: dict[str, Any] = {}
+    if table.arrivals in ("trace", "listed"):
+        replayed, rate, origin, sample, past = _replayed(table, seed, folder, n_clients)
+        arrives_at_s = [float(row[0]) for row in replayed]
+        update = {
+            "arrivals": "listed",
+            "file": None,
+            "max_input_tokens": None,
+            "rate": rate,
+            "n_requests": len(replayed),
+            "origin": origin,
+            "draw": None,
+        }
+    else:
+        gap, n = _gaps(table, arrivals), table.n_requests or 1
+        if table.changes:
+            arrives_at_s = _warped(table, gap, n)
+        else:
+            arrives_at_s = list(accumulate((gap() for _ in range(n - 1)), initial=0.0))
+    wrong = too_late(arrives_at_s[-1])
+    if wrong is not None:
+        raise KeyedError(("workload", "rate"), wrong)
+    is_listed = replayed is None and None in (table.n_input_tokens, table.n_output_tokens)
+    if replayed is not None:
+        pairs = [[int(row[1]), int(row[2])] for row in replayed]
+    elif is_listed:
+        pairs, said, past = _lengths_listed(table, seed, folder)
+        update = {"file": None, "max_input_tokens": None, "origin": said, "request_lengths": pairs}
+    lengths = []
+    for column, spec, concern in (
+        (0, table.n_input_tokens, "input lengths"),
+        (1, table.n_output_tokens, "output lengths"),
+    ):
+        if spec is not None:
+            draw = _length(spec, stream(seed, concern))
+            lengths.append([draw() for _ in arrives_at_s])
+        else:
+            lengths.append([pair[column] for pair in pairs])
+    choice = stream(seed, "client choice")
+    clients = [choice.randrange(n_clients) for _ in arrives_at_s]
+    limits: list[int | None] = [None] * len(clients)
+    longest = (_longest(table.n_input_tokens, lengths[0]), _longest(table.n_output_tokens, lengths[1]))
+    if table.lengths == "hidden":
+        most = table.max_new_tokens or longest[1]
+        limits = [most] * len(clients)
+        update["max_new_tokens"] = most
+    for index, row in enumerate(replayed or ()):
+        clients[index] = int(row[3]) if len(row) > 3 else clients[index]
+        limits[index] = int(row[4]) if len(row) > 4 else limits[index]
+    requests = tuple(
+        RequestPlan(index, client, at_s, n_in, n_out if limit is None else min(n_out, limit), limit)
+        for index, (client, at_s, n_in, n_out, limit) in enumerate(
+            zip(clients, arrives_at_s, *lengths, limits, strict=True)
+        )
+    )
+    if replayed is not None:
+        update["requests"] = [
+            [r.arrival_at_s, r.n_input_tokens, r.n_output_tokens, *row[3:]]
+            for r, row in zip(requests, replayed, strict=True)
+        ]
+    if table.lengths == "hidden":
+        longest = (longest[0], max(r.known.n_output_tokens for r in requests))
+    known = _known_lengths(table, seed, past)
+    if (replayed is not None or is_listed) and table.known_lengths is None and known:
+        update["known_lengths"] = [list(lengths) for lengths in known]
+    return table.model_copy(update=update), requests, longest, sample, tuple(known)

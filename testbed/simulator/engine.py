@@ -1,0 +1,217 @@
+"""Runs one case: decides the placement, then serves every request in one of three engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from policies.online import OnlinePolicy
+from policies.problem import InfeasiblePlacement, Placement, PolicyError
+from policies.registry import ROUTINGS
+from policies.replay import replay
+from testbed.control.placing import PlacedExperiment, RememberedPlacements, place
+from testbed.control.steering import online_policy
+from testbed.errors import UserError
+from testbed.experiments.experiment import Experiment
+from testbed.fast.engine import Disturbed, goes_step_by_step, simulate_fast
+from testbed.fast.outcome import SimulatedRequest
+from testbed.records.plan import PlacementRow, Plan
+from testbed.records.requests import COMPLETED, RequestRow
+from testbed.records.summary import SIMULATED
+from testbed.simulator.cases import Case, Served
+from testbed.simulator.rows import outcome_rows
+from testbed.simulator.virtual import serve_virtually
+
+TESTBED, REFERENCE = MODES = "testbed", "reference"
+"""The modes: the testbed's own semantics, or those of the paper's public simulator (with its own engine)."""
+MAX_STEPS = 5_000_000
+"""Most rows of ``hops.parquet`` (hops of tokens); with more it is left out, which ``summary.json`` states."""
+FAST, VIRTUAL = "fast", "virtual"
+"""The engines of mode ``testbed``."""
+EMULATED = "emulated"
+"""The mode of a case that `testbed up` ran: shown beside the modes of the simulator."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A case and its result. Without a feasible placement nothing was served, and ``error`` is the reason.
+
+    ``engine`` is the engine that served it (reference, fast, or virtual: the testbed itself in virtual time),
+    and ``why`` the reason for it. ``placement_s`` is the real time of the placement's decision,
+    ``placement_cpu_s`` its CPU time, ``routing_cpu_s`` the mean CPU time of a routing decision (``None``:
+    there was none), in seconds.
+    """
+
+    case: Case
+    mode: str
+    engine: str
+    why: str
+    placement: Placement | None = None
+    placement_s: float = 0.0
+    served: Served = Served()  # noqa: RUF009 - immutable
+    error: str | None = None
+    placement_cpu_s: float = 0.0
+    routing_cpu_s: float | None = None
+
+    @cached_property
+    def rows(self) -> Sequence[RequestRow]:
+        """A row per request; in the engines fast and reference without the ``unqueued`` metrics, which take time."""
+        if self.served.rows is not None:
+            return self.served.rows
+        return outcome_rows(self.case.experiment.problem.clients, self.served.outcomes)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan. Only for a feasible simulation."""
+        experiment = self.case.experiment
+        assert self.placement is not None, "an infeasible placement has no plan"
+        return Plan(
+            placement=PlacementRow.of(self.placement),
+            routing=experiment.policy.routing,
+            mode=self.mode,
+            servers=[s.name for s in experiment.problem.servers],
+            clients=list(experiment.problem.clients),
+            placement_decision_s=self.placement_s,
+            network=SIMULATED,
+        )
+
+
+def simulate(
+    case: Case,
+    mode: str,
+    *,
+    is_virtual: bool = False,
+    folder: Path | None = None,
+    announce: Callable[[str], None] = lambda text: None,
+    placements: RememberedPlacements | None = None,
+    live: bool = True,
+) -> Simulation:
+    """Decide the placement and serve the requests.
+
+    ``is_virtual``: use the engine ``virtual`` even if a faster one could serve the case. ``folder``: where
+    that engine leaves its run directory; ``None``: it is deleted. ``announce`` is called with the engine that
+    begins and the reason. ``placements``: as in ``place``. ``live``: the engine ``virtual`` shows its
+    progress. Raises ``UserError`` if a policy fails or breaks a rule, or if the mode cannot serve the case.
+    """
+    experiment = case.experiment
+    try:
+        online = None if mode == REFERENCE else online_policy(experiment)
+        engine, why = (VIRTUAL, "asked for") if is_virtual else _engine(case, mode, online)
+        placed = place(experiment, case.stand_ins, placements)
+    except InfeasiblePlacement as error:
+        return Simulation(case, mode, engine, why, error=str(error))
+    except PolicyError as error:
+        raise UserError(f"{experiment.name}: {error}") from error
+    announce(f"engine {engine}: {why}")
+    try:
+        if engine == FAST:
+            try:
+                served = _fast(case, placed, online, MAX_STEPS if folder is not None else 0)
+            except Disturbed as disturbed:
+                engine, why = VIRTUAL, str(disturbed)
+                announce(f"engine {engine}: {why}")
+        if engine == REFERENCE:
+            served = _reference(case, placed)
+        elif engine == VIRTUAL:
+            served = serve_virtually(case, placed, folder, live=live)
+    except PolicyError as error:
+        raise UserError(f"{experiment.name}: {error}") from error
+    router = placed.router
+    return Simulation(
+        case,
+        mode,
+        engine,
+        why,
+        placed.placement,
+        placed.decision_s,
+        served,
+        placement_cpu_s=placed.cpu_s,
+        routing_cpu_s=router.cpu_s / len(router.decisions_s) if router.decisions_s else None,
+    )
+
+
+def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, str]:
+    """Return the engine for a case, and why.
+
+    Raises ``UserError`` for keys that mode ``reference`` does not have.
+    """
+    experiment = case.experiment
+    disturbance = _disturbance(experiment, online)
+    if mode == REFERENCE:
+        for is_asked, what in (
+            (experiment.policy.online is not None, "policy.online"),
+            (experiment.workload.backoff.jitter_ratio > 0, "backoff.jitter"),
+            (experiment.policy.state_age_s > 0, "policy.state_age"),
+            (experiment.policy.queue is not None, "policy.queue"),
+            (experiment.problem.hub_token_s > 0, "compute.hub_token"),
+            (
+                any(r.max_new_tokens is not None for r in experiment.workload.requests),
+                'workload.lengths = "hidden"',
+            ),
+            (experiment.compute.batching != "none", "compute.batching"),
+            (experiment.compute.paging is not None, "cache.mode paged"),
+            (disturbance is not None, disturbance),
+        ):
+            if is_asked:
+                raise UserError(
+                    f"{experiment.name}: {what} has no meaning in the reference mode; add --mode {TESTBED}"
+                )
+        return REFERENCE, "asked for" if case.source is None else "an instance file"
+    if disturbance is not None:
+        return VIRTUAL, f"{disturbance} can disturb a session midway"
+    if goes_step_by_step(experiment):
+        what = "caches grow" if experiment.compute.paging is not None else "sessions share steps"
+        return FAST, f"nothing disturbs a session midway; step by step, since {what}"
+    return FAST, "nothing disturbs a session midway"
+
+
+def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | None:
+    """Return the key that can disturb sessions midway; ``None``: their times follow from the closed form."""
+    found = (
+        (bool(experiment.faults.planned), "fault or churn"),
+        (bool(experiment.faults.absent), "servers.present = false"),
+        (experiment.faults.membership.kind != "instant", "membership"),
+        (bool(experiment.network.changes), "network.event"),
+        (experiment.compute.batching == "serial", "compute.batching serial"),
+        (
+            online is not None and experiment.compute.paging is not None,
+            f"policy.online {experiment.policy.online}, where caches grow,",
+        ),
+        (any(s.contention_ratio for s in experiment.problem.servers), "contention of hardware"),
+        (
+            online is not None and not online.drains,
+            f"policy.online {experiment.policy.online}, which cuts sessions,",
+        ),
+    )
+    return next((what for is_there, what in found if is_there), None)
+
+
+def _reference(case: Case, placed: PlacedExperiment) -> Served:
+    """Serve a case as the published simulator does; see ``policies.replay``."""
+    experiment, router = case.experiment, placed.router
+    # This mode uses the wait that the router returns. Tests check it for shipped policies, this for others.
+    router.check_waits = experiment.policy.routing not in ROUTINGS
+    setup_s = experiment.calibration.session_setup_s
+    done = replay(
+        experiment.problem,
+        placed.placement,
+        router,
+        experiment.workload.requests,
+        setup_s,
+        experiment.workload.backoff,
+    )
+    setup_s += experiment.problem.initial_delay_s
+    requests = tuple(
+        SimulatedRequest(d.plan, COMPLETED, d.route, 0, d.waiting_s, setup_s, d.ttft_s, d.time_s, d.time_s)
+        for d in done
+    )
+    return Served(requests, routing_s=tuple(router.decisions_s))
+
+
+def _fast(case: Case, placed: PlacedExperiment, online: OnlinePolicy | None, most_steps: int) -> Served:
+    """Serve a case as the testbed's nodes and coordinator do; see ``testbed.fast.engine``."""
+    run = simulate_fast(case.experiment, placed, online, most_steps=most_steps)
+    requests, moves, decisions_s = tuple(run.requests), tuple(run.moves), tuple(run.decisions_s)
+    return Served(requests, moves, decisions_s, steps=run.steps, n_steps=run.n_steps, gaps_s=run.gaps_s)

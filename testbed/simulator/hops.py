@@ -1,0 +1,124 @@
+"""Makes the hop table of the fast and the reference engine, token by token, from the closed form."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import numpy as np
+
+from policies.problem import RequestSpec
+from testbed.experiments.experiment import Experiment
+from testbed.fast.outcome import SimulatedRequest
+from testbed.fast.steps import COLUMNS, delays_of
+from testbed.results.model import HopTable, hub_times_s
+from testbed.simulator.engine import Simulation
+
+
+def hop_table(simulation: Simulation) -> HopTable:
+    """Return a table with a row per token and hop of each completed request; the model's columns are equal.
+
+    Compute time is k tau or k tau^I (k blocks), the fixed time of a step, and the calibration's overheads.
+    Network time is the rest of the hop. The client computes after a token's last hop.
+    """
+    experiment = simulation.case.experiment
+    if (steps := simulation.served.steps) is not None:
+        return _as_stepped(experiment, steps)
+    parts = [_hop_rows(experiment, r) for r in simulation.served.outcomes if r.time_s is not None]
+    columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
+    whole = columns[:6].astype(np.int64)
+    sent_at_s, arrived_at_s, departed_at_s, received_at_s = columns[6:10]
+    none_s = np.zeros(columns.shape[1])
+    request, token, hop, server, first, last = whole
+    hub_s = hub_times_s(experiment, last)
+    return HopTable(
+        request=request,
+        token=token,
+        hop=hop,
+        server=server,
+        first=first,
+        last=last,
+        sent_at_s=sent_at_s,
+        arrived_at_s=arrived_at_s,
+        departed_at_s=departed_at_s,
+        received_at_s=received_at_s,
+        up_bytes=columns[10].astype(np.int64),
+        down_bytes=columns[11].astype(np.int64),
+        replayed_tokens=none_s.astype(np.int64),
+        client_s=none_s,
+        tail_s=hub_s,
+        model_network_s=(arrived_at_s - sent_at_s) + (received_at_s - departed_at_s),
+        model_link_queue_s=none_s,
+        model_compute_s=departed_at_s - arrived_at_s,
+        model_client_s=hub_s,
+    )
+
+
+def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
+    """Return the rows of ``testbed.fast.steps``, ordered by request, token and hop."""
+    rows = np.frombuffer(steps, dtype=np.float64).reshape(-1, len(COLUMNS))
+    rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
+    columns: dict[str, Any] = {
+        name: column if name.endswith("_s") else column.astype(np.int64)
+        for name, column in zip(COLUMNS, rows.T, strict=True)
+    }
+    none_s = np.zeros(len(rows))
+    hub_s = hub_times_s(experiment, columns["last"])
+    ends_token = np.append(columns["hop"][1:] == 0, True)[: len(rows)]
+    table = HopTable(
+        **columns,
+        tail_s=np.where(ends_token, hub_s, 0.0),
+        model_network_s=none_s,
+        model_link_queue_s=none_s,
+        model_compute_s=none_s,
+        model_client_s=hub_s,
+    )
+    table.model_network_s, table.model_compute_s = table.network_s, table.compute_s
+    return table
+
+
+def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
+    """Return (tokens x hops, 12): request, token, hop, server, first, last, four instants, bytes each way."""
+    assert r.route is not None and r.setup_s is not None
+    plan, hops = r.plan, r.route.hops
+    n_hops, n_out = len(hops), plan.n_output_tokens
+    up_s, down_s, compute_s, context_s = _parts(experiment, r)
+    token_bytes = experiment.problem.model.token_bytes
+    rows = np.zeros((n_out, n_hops, 12))
+    rows[:, :, 0] = plan.index
+    rows[:, :, 1] = np.arange(n_out)[:, None]
+    rows[:, :, 2] = np.arange(n_hops)
+    rows[:, :, 3:6] = np.array([tuple(hop) for hop in hops])
+    later = (np.arange(n_out) > 0).astype(int)
+    computes_s = compute_s[later] + np.outer(np.maximum(np.arange(n_out) - 1, 0), context_s)
+    times_s = up_s[later] + computes_s + down_s[later]
+    began_at_s = plan.arrival_at_s + r.waiting_s + r.setup_s
+    ends_at_s = began_at_s + np.cumsum(times_s.reshape(-1)).reshape(n_out, n_hops)
+    ends_at_s += np.arange(n_out)[:, None] * experiment.problem.hub_token_s  # after every token before
+    rows[:, :, 6] = ends_at_s - times_s
+    rows[:, :, 7] = rows[:, :, 6] + up_s[later]
+    rows[:, :, 8] = rows[:, :, 7] + computes_s
+    rows[:, :, 9] = ends_at_s
+    rows[:, :, 10:12] = token_bytes
+    rows[0, :, 10:12] = token_bytes * plan.n_input_tokens
+    return rows.reshape(-1, 12)
+
+
+def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any, Any, Any]:
+    """Return seconds up, down and computing: arrays (2, hops), for the prompt and for the second token.
+
+    And an array (hops,): how much longer each later token computes than the one before, in seconds.
+    """
+    assert r.route is not None
+    problem, plan, hops = experiment.problem, r.plan, r.route.hops
+    request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
+    delays = np.array(delays_of(experiment, request, hops))
+    compute_s = np.zeros((2, len(hops)))
+    context_s = np.array([hop.n_blocks * problem.servers[hop.server].context_slope_s for hop in hops])
+    for i, hop in enumerate(hops):
+        server = problem.servers[hop.server]
+        for row, block_s in enumerate(
+            (server.prefill_s(plan.n_input_tokens), server.decode_at_s(plan.n_input_tokens))
+        ):
+            compute_s[row, i] = server.step_base_s + hop.n_blocks * block_s + delays[row, i, 2]
+    return delays[:, :, 0], delays[:, :, 1], compute_s, context_s

@@ -1,0 +1,233 @@
+"""Solves offline instances: all requests are known from the start, and only decode steps count.
+
+The policies are ``milp`` (the optimum), ``cg-bprr`` and ``lp-rounding``. Every result has lower bounds of the
+optimum, and Theorem 1's upper bound of CG-BPRR.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from policies.milp import relaxation_s, round_bprr, solve_bprr
+from policies.offline import cg_bprr, knapsack_lower_bound_s, lower_bound_s
+from policies.problem import (
+    BlockRange,
+    Hop,
+    InfeasiblePlacement,
+    ModelSpec,
+    PolicyError,
+    Problem,
+    RequestSpec,
+    ServerSpec,
+)
+from testbed.errors import UserError
+from testbed.experiments.fields import NOT_TINY
+from testbed.experiments.json_files import read_json
+from testbed.experiments.limits import MAX_BLOCKS, MAX_DURATION_S, MAX_NODES, MAX_REQUESTS, MAX_SIZE_BYTES
+from testbed.experiments.problems import explain
+
+Memory = Annotated[float, Field(ge=0, le=MAX_SIZE_BYTES)]
+PositiveMemory = Annotated[float, Field(gt=0, le=MAX_SIZE_BYTES), NOT_TINY]
+Milliseconds = Annotated[float, Field(ge=0, le=MAX_DURATION_S * 1e3)]
+Count = Annotated[int, Field(ge=1, le=MAX_NODES)]
+
+
+class _Document(BaseModel):
+    """The keys that are read; others (expected results, conventions) are ignored."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    id: str
+    n_server: Count
+    n_client: Count
+    L: Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
+    sm: PositiveMemory
+    sc: PositiveMemory
+    M: list[Memory]
+    tau: list[Milliseconds]
+    RTT: list[list[Milliseconds]]
+    request_clients: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, max_length=MAX_REQUESTS)
+
+
+@dataclass(frozen=True)
+class OfflineInstance:
+    """A problem, with the file's own unit of memory in place of bytes, and its requests, all at time 0.
+
+    A request has no input and two output tokens, so one decode step: its time is the time per token.
+    """
+
+    id: str
+    problem: Problem
+    requests: tuple[RequestSpec, ...]
+
+
+def load_offline_instance(path: Path) -> OfflineInstance:
+    """Read an offline instance file. Raises ``UserError`` with the file and the key that is wrong."""
+    document = read_json(path, "give an offline instance file, see docs/instances.md")
+    return parse_offline_instance(document, str(path))
+
+
+def parse_offline_instance(document: Mapping[str, Any], source: str) -> OfflineInstance:
+    """Make an offline instance from its JSON data. Raises ``UserError`` with ``source`` and the wrong key."""
+    workload = document.get("workload") if isinstance(document, dict) else None
+    if isinstance(workload, dict) and "inter_arrival_ms" in workload:
+        raise UserError(f"{source}: is not an offline instance; use `testbed simulate`")
+    try:
+        data = _Document.model_validate(document)
+    except ValidationError as error:
+        wrong = explain(error)
+        where = ".".join(map(str, wrong.key)) or "the file"
+        raise UserError(f"{source}: {where}: {wrong.what}") from error
+    _check_shapes(data, source)
+    rtt_s = tuple(tuple(t / 1e3 for t in row) for row in data.RTT)
+    nothing = ((0.0,) * data.n_server,) * data.n_client
+    problem = Problem(
+        model=ModelSpec(data.id, data.L, 1, data.sm, data.sc / 2),
+        servers=tuple(
+            # Messages count servers by hardware: "2 more such servers would do".
+            ServerSpec(f"server {j}", "such", memory, tau_ms / 1e3, 0.0, 0.0, 1.0, 1.0)
+            for j, (memory, tau_ms) in enumerate(zip(data.M, data.tau, strict=True))
+        ),
+        clients=tuple(f"client {c}" for c in range(data.n_client)),
+        raw_rtt_s=rtt_s,
+        token_rtt_s=rtt_s,
+        input_rtt_base_s=nothing,
+        input_rtt_slope_s=nothing,
+        server_rtt_s=((0.0,) * data.n_server,) * data.n_server,
+        n_input_tokens=0,
+        n_output_tokens=2,
+        request_rate=1.0,
+        join_order=tuple(range(data.n_server)),
+    )
+    return OfflineInstance(data.id, problem, tuple(RequestSpec(c, 0, 2) for c in data.request_clients))
+
+
+def _check_shapes(data: _Document, source: str) -> None:
+    for key, values in (("M", data.M), ("tau", data.tau)):
+        if len(values) != data.n_server:
+            raise UserError(
+                f"{source}: {key}: has {len(values)} values but needs {data.n_server}, one for each server"
+            )
+    if len(data.RTT) != data.n_client:
+        raise UserError(
+            f"{source}: RTT: has {len(data.RTT)} rows but needs {data.n_client}, one for each client"
+        )
+    for c, row in enumerate(data.RTT):
+        if len(row) != data.n_server:
+            raise UserError(
+                f"{source}: RTT.{c}: has {len(row)} values but needs {data.n_server}, one for each server"
+            )
+    for i, client in enumerate(data.request_clients):
+        if client >= data.n_client:
+            raise UserError(
+                f"{source}: request_clients.{i}: is {client}, but clients are numbered 0 to "
+                f"{data.n_client - 1}"
+            )
+
+
+_Decision = tuple[tuple[BlockRange, ...], tuple[tuple[Hop, ...], ...], float, bool | None]
+"""Ranges, chains, objective in seconds, and whether it is proven optimal (``None``: not an exact policy)."""
+
+
+def _by_milp(instance: OfflineInstance) -> _Decision:
+    # As in the instances' stated optimum, every server with enough memory holds at least one block.
+    answer = solve_bprr(instance.problem, instance.requests, decode_only=True, min_blocks=1)
+    return answer.ranges, answer.chains, answer.objective_s, answer.proven_optimal
+
+
+def _by_lp_rounding(instance: OfflineInstance) -> _Decision:
+    answer = round_bprr(instance.problem, instance.requests, decode_only=True, min_blocks=1)
+    return answer.ranges, answer.chains, answer.objective_s, None
+
+
+def _by_cg_bprr(instance: OfflineInstance) -> _Decision:
+    answer = cg_bprr(instance.problem, instance.requests, decode_only=True)
+    return answer.ranges, answer.chains, answer.objective_s, None
+
+
+OFFLINE_POLICIES: dict[str, Callable[[OfflineInstance], _Decision]] = {
+    "milp": _by_milp,
+    "cg-bprr": _by_cg_bprr,
+    "lp-rounding": _by_lp_rounding,
+}
+
+
+def offline_command(paths: Sequence[Path], policy: str) -> list[dict[str, Any]]:
+    """Solve every instance file with ``policy``; returns one JSON object each, in the order given.
+
+    ``{id, policy, feasible, error?, objective_ms, placement, routes, bounds, proven_optimal?, decision_s}``:
+    ``placement`` is ``[first block, blocks]`` per server, 1-based, ``[0, 0]`` for none; ``routes`` are lists
+    of 0-based servers per request. If infeasible, these and the objective are ``None``. Times in ms are sums
+    over the requests. Raises ``UserError`` for a wrong file or policy before anything is solved, and for an
+    instance that is too large.
+    """
+    if policy not in OFFLINE_POLICIES:
+        near = difflib.get_close_matches(policy, OFFLINE_POLICIES, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(f"there is no offline policy {policy!r}; {hint}valid: {', '.join(OFFLINE_POLICIES)}")
+    instances = [(path, load_offline_instance(path)) for path in paths]
+    answers = []
+    for path, instance in instances:
+        try:
+            answers.append(_solve(instance, policy))
+        except PolicyError as error:
+            raise UserError(f"{path}: {error}") from error
+    return answers
+
+
+def _solve(instance: OfflineInstance, policy: str) -> dict[str, Any]:
+    answer: dict[str, Any] = {"id": instance.id, "policy": policy, "feasible": True}
+    began_s = time.perf_counter()
+    try:
+        ranges, chains, objective_s, proven_optimal = OFFLINE_POLICIES[policy](instance)
+    except InfeasiblePlacement as error:
+        answer |= {"feasible": False, "error": str(error)}
+        answer |= {"objective_ms": None, "placement": None, "routes": None}
+    else:
+        answer["objective_ms"] = objective_s * 1e3
+        answer["placement"] = [[r.first + 1, r.n_blocks] if r.n_blocks else [0, 0] for r in ranges]
+        answer["routes"] = [[hop.server for hop in chain] for chain in chains]
+        if proven_optimal is not None:
+            answer["proven_optimal"] = proven_optimal
+    answer["decision_s"] = time.perf_counter() - began_s
+    answer["bounds"] = _bounds(instance, exact=policy != "cg-bprr")
+    return answer
+
+
+def _bounds(instance: OfflineInstance, *, exact: bool) -> dict[str, float | None]:
+    """Return bounds in ms, summed over the requests; ``None`` where no placement exists.
+
+    ``theorem1_ms`` is an upper bound of CG-BPRR. Lower bounds of the optimum are ``lower_bound_ms`` (T^o: a
+    server used in part costs that part), ``lower_bound_knapsack_ms`` (whole hops) and, only with ``exact``,
+    ``lp_relaxation_ms``. ``ratio`` is Theorem 1's bound divided by T^o.
+    """
+    problem, requests = instance.problem, instance.requests
+    fractional_ms = lower_bound_s(problem, requests, decode_only=True) * 1e3
+    knapsack_ms = knapsack_lower_bound_s(problem, requests, decode_only=True) * 1e3
+    theorem1_ms = _ms_if_feasible(lambda: cg_bprr(problem, requests, decode_only=True).theorem1_s)
+    bounds = {
+        "theorem1_ms": theorem1_ms,
+        "lower_bound_ms": fractional_ms if math.isfinite(fractional_ms) else None,
+        "lower_bound_knapsack_ms": knapsack_ms if math.isfinite(knapsack_ms) else None,
+        "ratio": theorem1_ms / fractional_ms if theorem1_ms is not None and fractional_ms > 0 else None,
+    }
+    if exact:
+        bounds["lp_relaxation_ms"] = _ms_if_feasible(
+            lambda: relaxation_s(problem, requests, decode_only=True)
+        )
+    return bounds
+
+
+def _ms_if_feasible(time_s: Callable[[], float]) -> float | None:
+    try:
+        return time_s() * 1e3
+    except InfeasiblePlacement:
+        return None

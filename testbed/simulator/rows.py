@@ -1,0 +1,64 @@
+"""Makes a row per request from the outcomes of the engines fast and reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.problem import RequestSpec
+from testbed.experiments.experiment import Experiment
+from testbed.fast.outcome import SimulatedRequest
+from testbed.records.requests import RequestRow, Times, chain_text
+from testbed.results.requests import unqueued
+
+
+def outcome_rows(clients: Sequence[str], outcomes: Sequence[SimulatedRequest]) -> list[RequestRow]:
+    """Return the rows of ``outcomes``, with the names of ``clients``; ``add_unqueued`` adds the metrics of requests that are alone.
+
+    The model's metrics are equal to the simulated ones. ``decision_s`` and ``asked_s`` are None: they are real time,
+    but the tables of one seed must be the same bytes.
+    """
+    rows = []
+    for r in outcomes:
+        plan, hops = r.plan, () if r.route is None else r.route.hops
+        times = Times()
+        if r.route is not None:
+            times = Times.of(r.waiting_s, r.setup_s or 0.0, r.ttft_s, r.time_s, plan.n_output_tokens)
+        rows.append(
+            RequestRow(
+                request=plan.index,
+                client=clients[plan.client],
+                status=r.status,
+                reason=r.reason,
+                arrival_at_s=plan.arrival_at_s,
+                arrived_at_s=plan.arrival_at_s,
+                ended_at_s=plan.arrival_at_s + r.ended_s,
+                n_input_tokens=plan.n_input_tokens,
+                n_output_tokens=plan.n_output_tokens,
+                max_new_tokens=plan.known.n_output_tokens,
+                n_tokens_done=r.n_done if r.time_s is None else plan.n_output_tokens,
+                n_rejections=r.n_rejections,
+                n_recoveries=r.n_replays,
+                n_preemptions=r.n_preemptions,
+                preempted_tokens=r.preempted_tokens,
+                preempted_s=r.preempted_s,
+                schedule_lag_s=0.0,
+                wait_expected_s=r.route.wait_s if r.route else 0.0,
+                chain=chain_text(hops),
+                times=times,
+                model=times,
+            )
+        )
+    return rows
+
+
+def add_unqueued(
+    experiment: Experiment, outcomes: Sequence[SimulatedRequest], rows: Sequence[RequestRow]
+) -> None:
+    """Add the paper's closed form of each request alone to the ``rows`` of ``outcomes``."""
+    for r, row in zip(outcomes, rows, strict=True):
+        if r.route is not None and r.ttft_s is not None and r.setup_s is not None:
+            request = RequestSpec(r.plan.client, r.plan.n_input_tokens, r.plan.n_output_tokens)
+            is_whole = r.time_s is not None
+            row.unqueued = unqueued(
+                experiment, request, r.route.hops, r.waiting_s, r.setup_s, has_completed=is_whole
+            )

@@ -1,0 +1,61 @@
+"""Makes the summary of a simulated run, which has what every run's has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from testbed.codeversion import code_version
+from testbed.records.requests import RequestRow
+from testbed.records.summary import SIMULATION, Decision, RunSummary, WithoutSetup
+from testbed.results.requests import stats
+from testbed.results.summary import common_summary
+from testbed.simulator.engine import MAX_STEPS, Simulation
+from testbed.simulator.gaps import token_gaps_s
+from testbed.simulator.rows import add_unqueued
+
+
+def _n_hop_rows(simulation: Simulation) -> int:
+    if simulation.served.n_steps is not None:
+        return simulation.served.n_steps
+    done = (r for r in simulation.served.outcomes if r.time_s is not None and r.route is not None)
+    return sum(len(r.route.hops) * r.plan.n_output_tokens for r in done if r.route is not None)
+
+
+def whole_rows(simulation: Simulation) -> Sequence[RequestRow]:
+    """Return the simulation's rows with their ``unqueued`` metrics, which are computed only here."""
+    if simulation.served.rows is None:
+        add_unqueued(simulation.case.experiment, simulation.served.outcomes, simulation.rows)
+    return simulation.rows
+
+
+def summarize_simulation(
+    simulation: Simulation, objectives: Mapping[str, float], without_setup: Simulation | None = None
+) -> RunSummary:
+    """Return the summary of a feasible simulation; adds the ``unqueued`` metrics to its rows.
+
+    ``without_setup``: the same case without the calibration's session setup, if it has one. A run of the system itself
+    has its summary already, with the objectives of its experiment.
+    """
+    experiment, served = simulation.case.experiment, simulation.served
+    if served.summary is not None:
+        return served.summary
+    rows = whole_rows(simulation)
+    summary = common_summary(SIMULATION, experiment, simulation.plan, rows, objectives)
+    summary.code, summary.mode = code_version(), simulation.mode
+    summary.clock_why = f"engine {simulation.engine}: {simulation.why}"
+    summary.metrics["token_gap_s"] = summary.model["token_gap_s"] = stats(token_gaps_s(simulation))
+    summary.decision = Decision(placement_s=simulation.placement_s, routing_s=stats(served.routing_s))
+    summary.moves = list(served.moves)
+    if served.moves:  # the blocks that servers held are not those of the plan
+        summary.unused_blocks = None
+    summary.n_hop_rows = _n_hop_rows(simulation)
+    summary.hops_left_out = summary.n_hop_rows > MAX_STEPS
+    if without_setup is not None:
+        summary.without_session_setup = _simulated_without_setup(without_setup.rows)
+    return summary
+
+
+def _simulated_without_setup(rows: Sequence[RequestRow]) -> WithoutSetup:
+    return WithoutSetup(
+        **{name: stats(row.times[name] for row in rows) for name in ("ttft_s", "e2e_s", "per_token_s")}
+    )

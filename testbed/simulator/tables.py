@@ -1,0 +1,46 @@
+"""Writes a simulation's run directory: the files of an emulation with the same columns, without logs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from testbed.errors import RunError
+from testbed.experiments import dump_toml
+from testbed.experiments.provenance import PROVENANCE, provenance
+from testbed.records.base import data_of
+from testbed.records.summary import RunSummary
+from testbed.rundir import write_json
+from testbed.simulator.engine import Simulation
+from testbed.simulator.hops import hop_table
+
+
+def write_simulation(out: Path, simulation: Simulation, summary: RunSummary) -> None:
+    """Write the tables of a feasible simulation to the folder ``out``; ``summary`` is that of the simulation.
+
+    Raises ``RunError`` if writing fails.
+    """
+    from testbed.results.tables import write_hops, write_requests
+
+    experiment, source = simulation.case.experiment, simulation.case.source
+    writers: dict[str, Callable[[Path], object]] = {
+        "plan.json": lambda path: write_json(path, data_of(simulation.plan)),
+        PROVENANCE: lambda path: write_json(path, provenance(experiment)),
+        "summary.json": lambda path: write_json(path, data_of(summary)),
+        "requests.parquet": lambda path: write_requests(path, simulation.rows),
+    }
+    if source is None:
+        writers["scenario.toml"] = lambda path: path.write_text(dump_toml(experiment), encoding="utf-8")
+    else:
+        writers["instance.json"] = lambda path: shutil.copyfile(source, path)
+    if not summary.hops_left_out:
+        writers["hops.parquet"] = lambda path: write_hops(path, experiment, hop_table(simulation))
+    for name, write in writers.items():
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            write(out / name)
+        except OSError as error:
+            raise RunError(
+                f"cannot write {out / name} ({error.strerror}); make room, or choose another --out"
+            ) from error

@@ -1,0 +1,39 @@
+"""Sizes of real models as scenarios see them: from a family's numbers, or a checkpoint's configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed.experiments.families import ConfigError, make_config, sizes_of
+
+
+def test_a_block_of_bloom_176b_has_as_many_values_as_the_paper_says() -> None:
+    sizes = sizes_of({"model_type": "bloom", "n_embed": 14336, "n_layer": 70, "n_head": 112, "vocab_size": 9})
+    assert sizes.block_bytes("plain", 1) == 2_466_437_120
+    assert (sizes.n_blocks, sizes.hidden_size, sizes.cache_values) == (70, 14336, 2 * 14336)
+
+
+def test_grouped_heads_take_less_cache_than_as_many_as_there_are_queries() -> None:
+    whole, grouped = (sizes_of(make_config("llama", 4, 64, 8, 300, kv)) for kv in (None, 2))
+    assert whole.cache_values == 2 * 64
+    assert grouped.cache_values == 2 * 2 * 8
+    assert grouped.block_bytes("plain", 4) < whole.block_bytes("plain", 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "gpt2"}, "'gpt2'"),
+        ({}, "None"),
+        ({"model_type": "bloom", "n_layer": 2, "n_head": 2, "vocab_size": 9}, "hidden_size"),
+        ({"model_type": "bloom", "n_layer": -2}, "n_layer = -2"),
+        ({"model_type": "llama", "num_hidden_layers": "2"}, "num_hidden_layers = '2'"),
+    ],
+)
+def test_a_configuration_that_does_not_say_what_is_needed_is_refused(
+    config: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        sizes_of(config)

@@ -1,0 +1,243 @@
+"""Topologies in the forms of other tools."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+from netem.topology import TopologyError
+from testbed.errors import ScenarioError
+from testbed.experiments.problems import KeyedError
+from testbed.experiments.topologies import load_topology
+from testbed.experiments.topology_files import unique_names
+
+
+def zoo_graph() -> nx.MultiGraph:
+    """Three cities as the Topology Zoo states them: the second has no place, the last a link to itself."""
+    graph = nx.MultiGraph()
+    graph.add_node("0", label="Zürich HB", Longitude=8.54, Latitude=47.37)
+    graph.add_node("1", label="None")
+    graph.add_node("2", label="Zürich HB", Longitude=6.14, Latitude=46.2)
+    graph.add_edge("0", "1", LinkSpeedRaw=1e10)
+    graph.add_edge("1", "2")
+    graph.add_edge("2", "2")
+    return graph
+
+
+ZOO_GML = """graph [
+  multigraph 1
+  node [ id 0 label "Zürich HB" Longitude 8.54 Latitude 47.37 ]
+  node [ id 1 label "None" ]
+  node [ id 2 label "Zürich HB" Longitude 6.14 Latitude 46.2 ]
+  edge [ source 0 target 1 LinkSpeedRaw 10000000000.0 ]
+  edge [ source 1 target 2 ]
+  edge [ source 2 target 2 ]
+]
+"""
+
+
+@pytest.mark.parametrize("ending", ["graphml", "gml"])
+def test_a_topology_zoo_file_gives_nodes_places_and_rates(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"Tiny.{ending}"
+    if ending == "graphml":
+        nx.write_graphml(zoo_graph(), path)
+    else:
+        path.write_text(ZOO_GML.replace("ü", "&#252;"), encoding="ascii")
+    topology = load_topology(str(path))
+    assert topology.name == "tiny"
+    assert topology.node_names == ("Zurich-HB", "None", "Zurich-HB-2")
+    assert [(link.a, link.b, link.delay_s, link.rate_bps) for link in topology.links] == [
+        ("Zurich-HB", "None", None, 1e10),
+        ("None", "Zurich-HB-2", None, 1e9),
+    ]
+    with pytest.raises(TopologyError, match='delays = "fibre"'):
+        topology.paths(topology.node_names)
+    derived = topology.with_fibre_delays()
+    assert derived.without_coordinates == ("None",)
+    # The node of unknown place counts as lying in the middle of the other two.
+    first, second = (link.delay_s or math.nan for link in derived.links)
+    assert first == pytest.approx(second, rel=1e-6)
+    assert first + second == pytest.approx(224.3 / 200_000, rel=0.01)
+
+
+def test_a_repetita_file_gives_each_pair_of_directions_as_one_link(tmp_path: Path) -> None:
+    (tmp_path / "Net.graph").write_text(
+        "NODES 3\nlabel x y\n0_A 10.0 50.0\n1_B 0 0\n2_C 11.0 50.0\n\n"
+        "EDGES 6\nlabel src dest weight bw delay\n"
+        "e0 0 1 1 1000000 250\ne1 1 0 1 1000000 250\n"
+        "e2 1 2 1 500000 100\ne3 2 1 1 500000 100\n"
+        "e4 0 1 1 1000000 250\ne5 1 0 1 1000000 250\n"
+    )
+    topology = load_topology(str(tmp_path / "Net.graph"))
+    assert [(node.name, node.latitude_deg) for node in topology.nodes] == [
+        ("0_A", 50.0),
+        ("1_B", None),
+        ("2_C", 50.0),
+    ]
+    links = [(link.a, link.b, link.delay_s, link.rate_bps) for link in topology.links]
+    assert links == [("0_A", "1_B", 250e-6, 1e9), ("1_B", "2_C", 100e-6, 5e8), ("0_A", "1_B", 250e-6, 1e9)]
+
+
+SNDLIB_XML = """<?xml version="1.0" encoding="ISO-8859-1"?>
+<network xmlns="http://sndlib.zib.de/network" version="1.0">
+ <meta><granularity>5min</granularity><unit>MBITPERSEC</unit></meta>
+ <networkStructure>
+  <nodes coordinatesType="geographical">
+   <node id="Bern"><coordinates><x>7.45</x><y>46.95</y></coordinates></node>
+   <node id="Genf"><coordinates><x>6.14</x><y>46.2</y></coordinates></node>
+   <node id="Chur"/>
+  </nodes>
+  <links>
+   <link id="L1"><source>Bern</source><target>Genf</target>
+    <preInstalledModule><capacity>9920.0</capacity><cost>0</cost></preInstalledModule>
+    <additionalModules><addModule><capacity>40000</capacity><cost>1</cost></addModule></additionalModules></link>
+   <link id="L2"><source>Bern</source><target>Chur</target></link>
+  </links>
+ </networkStructure>
+ <demands><demand id="D1"><source>Bern</source><target>Genf</target><demandValue>1</demandValue></demand></demands>
+</network>
+"""
+SNDLIB_NATIVE = """?SNDlib native format; type: network; version: 1.0
+# network three
+
+META (
+  granularity = 5min
+  unit = MBITPERSEC
+)
+
+NODES (
+  # <node_id> [(<longitude>, <latitude>)]
+  Bern ( 7.45 46.95 )
+  Genf ( 6.14 46.2 )
+  Chur
+)
+
+LINKS (
+  L1 ( Bern Genf ) 9920.0 0.00 0.00 0.00 ( 40000.00 1.00 )
+  L2 ( Bern Chur ) 0.0 0.00 0.00 0.00 ( )
+)
+
+DEMANDS (
+  D1 ( Bern Genf ) 1 1.00 UNLIMITED
+)
+"""
+
+
+@pytest.mark.parametrize(("ending", "text"), [("xml", SNDLIB_XML), ("txt", SNDLIB_NATIVE)])
+def test_an_sndlib_file_gives_nodes_places_and_installed_rates(
+    tmp_path: Path, ending: str, text: str
+) -> None:
+    path = tmp_path / f"three.{ending}"
+    path.write_text(text)
+    topology = load_topology(str(path))
+    assert [(node.name, node.longitude_deg, node.latitude_deg) for node in topology.nodes] == [
+        ("Bern", 7.45, 46.95),
+        ("Genf", 6.14, 46.2),
+        ("Chur", None, None),
+    ]
+    links = [(link.a, link.b, link.delay_s, link.rate_bps) for link in topology.links]
+    assert links == [("Bern", "Genf", None, 9.92e9), ("Bern", "Chur", None, 1e9)]
+
+
+@pytest.mark.parametrize(
+    ("ending", "text"),
+    [
+        ("xml", SNDLIB_XML.replace("geographical", "pixel")),
+        ("txt", SNDLIB_NATIVE.replace("46.95", "460.95")),
+    ],
+)
+def test_an_sndlib_drawing_in_pixels_has_no_places(tmp_path: Path, ending: str, text: str) -> None:
+    (tmp_path / f"drawn.{ending}").write_text(text)
+    topology = load_topology(str(tmp_path / f"drawn.{ending}"))
+    assert [node.latitude_deg for node in topology.nodes] == [None, None, None]
+
+
+def test_an_sndlib_capacity_without_a_unit_is_no_rate(tmp_path: Path) -> None:
+    (tmp_path / "three.txt").write_text(SNDLIB_NATIVE.replace("unit = MBITPERSEC", ""))
+    assert [link.rate_bps for link in load_topology(str(tmp_path / "three.txt")).links] == [1e9, 1e9]
+
+
+@pytest.mark.parametrize(
+    ("ending", "text", "sentence"),
+    [
+        ("txt", "NODES (\n)\n", "its first line must begin with '\\?SNDlib native format"),
+        ("txt", SNDLIB_NATIVE.replace("LINKS (", "EDGES ("), "it has no sections NODES and LINKS"),
+        (
+            "txt",
+            SNDLIB_NATIVE.replace("L1 ( Bern Genf )", "L1 ( Bern )"),
+            "line 17 is not a row of the section LINKS",
+        ),
+        (
+            "txt",
+            SNDLIB_NATIVE.replace("Bern Chur", "Bern Olten"),
+            "a link ends at 'Olten', which is not one of the file's nodes",
+        ),
+        ("xml", SNDLIB_XML.replace("networkStructure", "structure"), "it has no networkStructure with nodes"),
+        ("xml", SNDLIB_XML.replace("<network ", "<!DOCTYPE network><network "), "has a document type"),
+    ],
+)
+def test_an_sndlib_file_with_a_mistake_is_refused_with_it(
+    tmp_path: Path, ending: str, text: str, sentence: str
+) -> None:
+    (tmp_path / f"wrong.{ending}").write_text(text)
+    with pytest.raises(ScenarioError, match=sentence):
+        load_topology(str(tmp_path / f"wrong.{ending}"))
+
+
+@pytest.mark.parametrize("ending", ["graphml", "gml", "graph", "xml", "txt"])
+def test_a_file_that_is_not_what_its_ending_says_is_refused_by_name(tmp_path: Path, ending: str) -> None:
+    name = f"broken.{ending}"
+    (tmp_path / name).write_text("nothing of the kind")
+    with pytest.raises(ScenarioError, match=name):
+        load_topology(str(tmp_path / name))
+
+
+def test_links_far_from_any_known_place_are_named_when_delays_are_to_be_derived(tmp_path: Path) -> None:
+    graph = nx.Graph()
+    graph.add_edge("0", "1")
+    nx.write_graphml(graph, tmp_path / "nowhere.graphml")
+    topology = load_topology(str(tmp_path / "nowhere.graphml"))
+    with pytest.raises(TopologyError, match="neither a delay for the link 0 to 1 nor coordinates"):
+        topology.with_fibre_delays()
+
+
+def test_labels_become_different_plain_names() -> None:
+    assert unique_names(["São Paulo", "Sao Paulo", "??", "any", "a/b c"]) == [
+        "Sao-Paulo",
+        "Sao-Paulo-2",
+        "node",
+        "any-2",
+        "a-b-c",
+    ]
+
+
+BROKEN = {
+    "": "a.graph: expected NODES and their number",
+    "NODES\n": "a.graph:1: expected NODES and their number",
+    "NODES 2\nlabel x y\na 1 1\n": "a.graph: has 1 rows of NODES, but states 2",
+    "NODES 1\nlabel x y\na 1\n": "a.graph:3: has 2 columns, but NODES need 3",
+    "NODES 1\nlabel x y\na 1 1\n": "a.graph: expected EDGES and their number",
+    "NODES 1\nlabel x y\na b c\nEDGES 0\nlabel\n": "a.graph:3: the node a must have two numbers",
+    "NODES 1\nlabel x y\na 1 1\n\nEDGES 1\nlabel\ne 0 1 1 1 1\n": "a.graph:7: there is no node 1; nodes are 0 to 0",
+    "NODES 1\nlabel x y\na 1 1\nEDGES 2\nlabel\ne 0 0 1 1 1\n": "a.graph: has 1 rows of EDGES, but states 2",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_broken_repetita_file_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.graph"
+    path.write_text(text)
+    with pytest.raises(ScenarioError) as caught:
+        load_topology(str(path))
+    assert str(caught.value).replace(f"{tmp_path}/", "").startswith(BROKEN[text])
+
+
+def test_a_matrix_is_no_topology_and_the_sentence_says_where_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "rtt.csv"
+    path.write_text(",A\nA,0\n")
+    with pytest.raises(KeyedError) as caught:
+        load_topology(str(path))
+    assert caught.value.what.endswith('use kind = "matrix" and file = "rtt.csv"')

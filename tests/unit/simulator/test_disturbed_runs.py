@@ -1,0 +1,203 @@
+"""`testbed simulate` of scenarios that disturb sessions: which engine takes them, what is refused, what is written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from testbed import terminal
+from testbed.errors import UserError
+from testbed.experiments import load_experiment
+from testbed.experiments.policy import PolicyChoice
+from testbed.simulator.cases import Case
+from testbed.simulator.command import Options, simulate_command
+from testbed.simulator.engine import simulate
+
+Written = Callable[..., Path]
+
+FIRST = "fault=[{kind='kill', server='a100-0', at='60 s', for='20 s'}]"
+KILL = "fault=[{kind='kill', server='a100-1', at='12 s', for='20 s'}]"
+
+
+@pytest.fixture
+def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Written:
+    """Simulate the scenario churn, smaller, with options, and answer the folder."""
+
+    def run(name: str, *options: str) -> Path:
+        small = ("workload.n_requests=16", "churn.until='150 s'", FIRST, *options)
+        folder = tmp_path / name
+        assert simulate_command(
+            ["churn"], Options((PolicyChoice(),), overrides=small, out=folder), as_json=True
+        ) in (0, 1)
+        return folder
+
+    return run
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def test_the_shipped_churn_loses_no_request_and_recovers_near_the_floor() -> None:
+    experiment = load_experiment("churn")
+    assert [fault.at_s for fault in experiment.faults.planned[:3]] == [10.0, 20.0, 30.0]
+    assert {(fault.kind, fault.for_s) for fault in experiment.faults.planned} == {("kill", 20.0)}
+    simulation = simulate(Case(experiment), "testbed")
+    assert [r.status for r in simulation.rows] == ["completed"] * 100
+    summary = simulation.served.summary
+    assert summary is not None and summary["n_replays"] >= 30
+    # Replays share links with others, and the first of them finds a new connection.
+    assert summary["recovery_s"]["mean"] < 1.3 * summary["recovery_floor_s"]["mean"]
+
+
+def test_a_run_writes_what_happened_and_sums_it_up(written: Written) -> None:
+    folder = written("run")
+    summary = json.loads((folder / "summary.json").read_text())
+    events = lines(folder)
+    replayed = [e for e in events if e["event"] == "replayed"]
+    assert summary["n_faults"] == sum(e["event"] == "fault" for e in events) > 9
+    assert summary["n_replays"] == len(replayed) == summary["recovery_s"]["n"] > 0
+    assert summary["recovery_s"]["max"] == max(e["recovery_s"] for e in replayed)
+    assert summary["recovery_floor_s"]["max"] == max(e["floor_s"] for e in replayed)
+    assert all({"event", "at_s"} <= e.keys() for e in events)
+
+
+def test_hops_are_the_steps_that_were_made(written: Written) -> None:
+    folder = written("run", "calibration.set='petals-clustered'")
+    hops = pq.read_table(folder / "hops.parquet").to_pylist()
+    requests = {r["request"]: r for r in pq.read_table(folder / "requests.parquet").to_pylist()}
+    assert len(hops) > sum(r["n_output_tokens"] for r in requests.values())
+    for hop in hops:
+        assert hop["sent_at_s"] < hop["arrived_at_s"] < hop["departed_at_s"] < hop["received_at_s"]
+    last = {hop["request"]: hop["received_at_s"] for hop in hops}
+    for number, request in requests.items():
+        assert request["status"] == "completed"
+        assert last[number] == pytest.approx(request["arrival_at_s"] + request["e2e_s"])
+
+
+def test_the_same_seed_gives_the_same_bytes_and_a_resolved_scenario_too(
+    written: Written, tmp_path: Path
+) -> None:
+    first, second = written("first"), written("second")
+    again = tmp_path / "again"
+    options = Options((PolicyChoice(),), out=again)
+    simulate_command([str(first / "scenario.toml")], options, as_json=True)
+    for folder in (second, again):
+        for name in ("events.jsonl", "requests.parquet", "hops.parquet"):
+            assert (folder / name).read_bytes() == (first / name).read_bytes(), name
+
+
+def test_a_run_without_faults_has_no_events_and_says_that_nothing_was_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "plain"
+    simulate_command(["clustered"], Options((PolicyChoice(),), out=folder), as_json=True)
+    assert not (folder / "events.jsonl").exists()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["n_replays"], summary["n_faults"], summary["recovery_s"]["n"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "option", "sentence"),
+    [
+        ("reference", KILL, r"fault or churn has no meaning in the reference mode"),
+        ("reference", "backoff.jitter=0.2", r"backoff\.jitter has no meaning in the reference mode"),
+        ("reference", "membership.kind='announced'", r"has no meaning in the reference mode"),
+        (
+            "reference",
+            "network.event=[{at='1 s', link=['client-0', 'a100-0'], rtt='1 s'}]",
+            r"in the reference mode",
+        ),
+    ],
+)
+def test_what_faults_do_not_go_together_with_is_refused_in_one_sentence(
+    mode: str, option: str, sentence: str
+) -> None:
+    options = [option] if option.startswith("fault") else [KILL, option]
+    with pytest.raises(UserError, match=sentence):
+        simulate(Case(load_experiment("clustered", options)), mode)
+
+
+@pytest.mark.parametrize("policy", ["petals", "petals-optimized-rr", "foresight", "cg-bprr"])
+def test_every_policy_recovers_unmodified(policy: str) -> None:
+    options = [f"policy.name='{policy}'", "workload.n_requests=10"]
+    simulation = simulate(Case(load_experiment("churn", options)), "testbed")
+    assert [r.status for r in simulation.rows] == ["completed"] * 10
+
+
+def test_a_link_that_is_cut_for_longer_than_the_timeout_costs_the_hop_and_not_the_request() -> None:
+    cut = "network.event=[{at='5 s', for='400 s', link=['client-0', 'a100-0'], down=true}]"
+    late = "fault=[{kind='kill', server='mig-1g-0', at='5000 s'}]"
+    small = ["workload.arrivals='listed'", "workload.requests=[[0, 20, 60]]"]
+    drop = ["churn.until='1 s'", "workload.rate=1", "workload.n_requests=1"]
+    options = [*small, *drop, "recovery.request_timeout='10 s'", cut, late]
+    simulation = simulate(Case(load_experiment("churn", options)), "testbed")
+    [request] = simulation.rows
+    assert (request.status, request.n_recoveries) == ("completed", 1)
+    assert 9 in {hop.server for hop in request.hops}
+
+
+WHY = {
+    (): ("fast", "nothing disturbs a session midway"),
+    (KILL,): ("virtual", "fault or churn can disturb a session midway"),
+    ("membership.kind='announced'",): ("virtual", "membership can disturb a session midway"),
+    ("network.event=[{at='1 s', link=['client-0', 'a100-0'], rtt='1 s'}]",): (
+        "virtual",
+        "network.event can disturb a session midway",
+    ),
+    ("compute.serial=true",): ("virtual", "compute.batching serial can disturb a session midway"),
+    ("policy.online='two-time-scale'",): ("fast", "nothing disturbs a session midway"),
+    ("policy.online='petals-rebalancing'",): (
+        "virtual",
+        "policy.online petals-rebalancing, which cuts sessions, can disturb a session midway",
+    ),
+}
+
+
+@pytest.mark.parametrize("options", WHY)
+def test_the_engine_is_the_fastest_that_knows_all_of_the_scenario(
+    options: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = (*options, "workload.n_requests=3", "workload.n_output_tokens=4")
+    engine, why = WHY[options]
+    monkeypatch.setattr(terminal, "_SAID", set())
+    simulate_command(["clustered"], Options((PolicyChoice(),), overrides=settings), as_json=True)
+    printed = capsys.readouterr()
+    row = json.loads(printed.out)
+    assert (row["engine"], row["engine_why"], row["n_failed"]) == (engine, why, 0)
+    assert printed.err.splitlines() == [f"engine {engine}: {why}"]
+
+
+def test_a_fault_that_never_comes_changes_no_request_by_more_than_what_meets_on_links() -> None:
+    options = ["workload.n_requests=20"]
+    never = "fault=[{kind='kill', server='a100-0', at='1e8 s'}]"
+    fast, system = (
+        simulate(Case(load_experiment("clustered", [*options, *more])), "testbed") for more in ([], [never])
+    )
+    assert (fast.engine, system.engine) == ("fast", "virtual")
+    for a, b in zip(fast.rows, system.rows, strict=True):
+        assert a.chain == b.chain != ""
+        assert (a.times.e2e_s or 0.0) <= (b.times.e2e_s or 0.0) <= 1.01 * (a.times.e2e_s or 0.0)
+
+
+def test_an_online_policy_that_does_not_fit_is_one_sentence() -> None:
+    options = ["policy.online='petals-rebalancing'", "policy.online_patience='7 s'"]
+    with pytest.raises(UserError, match=r"clustered: online policy petals-rebalancing has no patience_s"):
+        simulate(Case(load_experiment("clustered", options)), "testbed")
+
+
+def test_a_users_online_policy_in_the_current_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "from policies.online import TwoTimeScale\n\n\nclass Own(TwoTimeScale):\n    name = 'own'\n"
+    (tmp_path / "online_of_my_own.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    options = ["policy.online='online_of_my_own:Own'", "workload.n_requests=2"]
+    assert simulate(Case(load_experiment("clustered", options)), "testbed").engine == "fast"
