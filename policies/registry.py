@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 import traceback
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from types import ModuleType
@@ -110,6 +112,10 @@ _FORMS = (
     ("routing", "fixed:SERVER,...", "One chain for every request, or per client from a .json file."),
 )
 """Forms that the command line accepts besides the policies' names: (kind, form, summary)."""
+OBJECT = "object:"
+"""Policies whose names begin so are objects of this process (``offering``)."""
+_OFFERED: dict[tuple[str, str], list[Any]] = {}
+"""(kind, name) -> the object once per ``offering`` that has not ended."""
 _METHODS = {"placement": "place", "routing": "bind", "online": "bind"}
 
 
@@ -136,12 +142,46 @@ def resolve(kind: str, name: str) -> Any:
     shipped = _SHIPPED[kind]
     if name in shipped:
         return shipped[name]()
+    if name.startswith(OBJECT):
+        if not _OFFERED.get((kind, name)):
+            raise PolicyError(
+                f"{kind} policy {name} was an object of the program that used it, and is not in this one; give "
+                "another policy"
+            )
+        return _OFFERED[kind, name][-1]
     if ":" in name:
         return _load(kind, name, name)
     installed = _installed(kind)
     if name in installed:
         return _load(kind, name, installed[name].value)
     raise PolicyError(_unknown(f"{kind} policy", name, [*shipped, *installed]))
+
+
+def name_of_object(kind: str, policy: object, taken: Mapping[str, object]) -> str:
+    """Returns the name under which ``offering`` makes an object a policy: its class or its attribute ``name`` tells it.
+
+    ``taken``: names that this call has already given, each with its object. Raises ``PolicyError`` if the object is no
+    policy of that kind.
+    """
+    _check_is_policy(kind, f"the {kind} policy {policy!r}", policy)
+    word = re.sub(r"[^\w.-]+", "-", policy.name)  # type: ignore[attr-defined]
+    number, name = 1, f"{OBJECT}{word}"
+    while not all(policy is other for other in (*_OFFERED.get((kind, name), ()), taken.get(name, policy))):
+        number += 1
+        name = f"{OBJECT}{word}-{number}"
+    return name
+
+
+@contextmanager
+def offering(policies: Mapping[tuple[str, str], object]) -> Iterator[None]:
+    """Let ``resolve`` find objects, by (kind, name), while the body runs; names are those of ``name_of_object``."""
+    for key, policy in policies.items():
+        _OFFERED.setdefault(key, []).append(policy)
+    try:
+        yield
+    finally:
+        for key in policies:
+            _OFFERED[key].pop()
 
 
 def shipped_policy(kind: str, name: str) -> type | None:
@@ -154,6 +194,12 @@ def resolve_pair(name: str) -> tuple[str, str]:
     if name not in PAIRS:
         raise PolicyError(_unknown("policy pair", name, PAIRS))
     return PAIRS[name]
+
+
+def pair_name(placement: str, routing: str) -> str:
+    """Returns the name of the pair, or ``placement+routing`` if it has none."""
+    halves = (placement, routing)
+    return next((name for name, pair in PAIRS.items() if pair == halves), "+".join(halves))
 
 
 def list_policies() -> list[dict[str, str]]:
@@ -206,12 +252,16 @@ def _load(kind: str, name: str, target: str) -> Any:
         raise PolicyError(
             f"{who}: making a {attribute} without arguments {how_failed(error)}; correct its constructor"
         ) from error
+    _check_is_policy(kind, f"{kind} policy {name}", policy)
+    return policy
+
+
+def _check_is_policy(kind: str, who: str, policy: object) -> None:
     method = _METHODS[kind]
     if not callable(getattr(policy, method, None)):
-        raise PolicyError(f"{kind} policy {name} has no method {method}(); {_a(kind)} policy needs one")
+        raise PolicyError(f"{who} has no method {method}(); {_a(kind)} policy needs one")
     if not isinstance(getattr(policy, "name", None), str):
-        raise PolicyError(f"{kind} policy {name} has no name; give its class an attribute name = '...'")
-    return policy
+        raise PolicyError(f"{who} has no name; give its class an attribute name = '...'")
 
 
 def how_failed(error: BaseException) -> str:

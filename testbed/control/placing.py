@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 import threading
 import time
@@ -20,16 +21,18 @@ from policies.checks import check_placement, check_route, check_waiting
 from policies.interfaces import PlacementPolicy, Router, RoutingPolicy, trait
 from policies.joining import among, spread
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
-from policies.registry import how_failed, resolve, resolve_placement, resolve_routing
+from policies.registry import OBJECT, how_failed, resolve, resolve_placement, resolve_routing
 from policies.search import search_design_concurrency
 from policies.state import SystemState
 from testbed.control.fixed import fixed_placement, fixed_routing
 from testbed.errors import UserError
-from testbed.experiments import Override, load_experiment
+from testbed.experiments import Override, Target, load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.policy import FIXED, UNREAD, Policies
 from testbed.experiments.schema import PolicyTable
-from testbed.terminal import say, unsaid
+from testbed.terminal import unsaid
+
+log = logging.getLogger(__name__)
 
 _NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})
 _OWN_CODE = Path(__file__).resolve().parents[1]
@@ -141,13 +144,13 @@ def policy_code(kind: str, name: str) -> Iterator[None]:
         _DECIDING.remove(deciding)
 
 
-def load_to_run(name_or_path: str, overrides: Sequence[Override] = ()) -> Experiment:
+def load_to_run(target: Target, overrides: Sequence[Override] = ()) -> Experiment:
     """Load a scenario whose policies are to run: as ``load_experiment``, with the traits of users' policies.
 
     This runs the code of policies that are not shipped, those of the file after a notice. Raises
     ``ScenarioError``, also if one cannot be loaded.
     """
-    return load_experiment(name_or_path, overrides, users_policy)
+    return load_experiment(target, overrides, users_policy)
 
 
 def users_policy(kind: str, name: str, is_of_file: bool = False) -> object:
@@ -286,7 +289,7 @@ def _check_nothing_was_missed(
 def prepare_users_code(experiment: Experiment) -> None:
     """Prepare the lookup of policies: lets ``module:Class`` be found in the current folder, too.
 
-    If the scenario file names code to run, prints a notice, once for each policy: files may come from
+    If the scenario file names code to run, logs a notice, once for each policy: files may come from
     strangers.
     """
     import_from_here(
@@ -296,10 +299,10 @@ def prepare_users_code(experiment: Experiment) -> None:
 
 
 def _give_notice(of_file: Iterable[str]) -> None:
-    """Prints which policies' code runs because the scenario file names it, once for each."""
+    """Log which policies' code runs because the scenario file names it, once for each."""
     names = unsaid(of_file)
     if names:
-        say(f"notice: the scenario file runs code of {', '.join(names)} as its policy")
+        log.warning(f"notice: the scenario file runs code of {', '.join(names)} as its policy")
 
 
 def import_from_here(names: str) -> None:
@@ -307,7 +310,7 @@ def import_from_here(names: str) -> None:
 
     For as long as the process lives: the module may import others of that folder when its policy decides.
     """
-    if ":" in names and str(Path.cwd()) not in sys.path:
+    if ":" in names.replace(OBJECT, "") and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 
 

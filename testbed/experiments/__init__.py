@@ -28,9 +28,9 @@ from testbed.experiments.experiment import Experiment
 from testbed.experiments.problems import KeyedError, explain
 from testbed.experiments.resolve import resolve
 from testbed.experiments.schema import Scenario
-from testbed.experiments.sources import code_in_file, override, put, read_source, shipped_documents
+from testbed.experiments.sources import Target, code_in_file, override, put, read_source, shipped_documents
 
-__all__ = ["Change", "Override", "changed", "dump_toml", "load_experiment", "shipped_scenarios"]
+__all__ = ["Change", "Override", "Target", "changed", "dump_toml", "load_experiment", "shipped_scenarios"]
 
 
 LoadUsersPolicy = Callable[[str, str, bool], object]
@@ -38,9 +38,9 @@ LoadUsersPolicy = Callable[[str, str, bool], object]
 
 
 def load_experiment(
-    name_or_path: str, overrides: Sequence[Override] = (), load_policy: LoadUsersPolicy | None = None
+    target: Target, overrides: Sequence[Override] = (), load_policy: LoadUsersPolicy | None = None
 ) -> Experiment:
-    """Read, check and resolve a scenario: the file at a path, or a shipped one by name.
+    """Read, check and resolve a scenario: the file at a path, a shipped one by name, or tables.
 
     This runs no code of a user's policy; what its traits would decide, the document leaves open. What is to
     be run is loaded by ``testbed.control.placing.load_to_run``, whose ``load_policy`` runs that code.
@@ -50,7 +50,7 @@ def load_experiment(
     (``clients.site=Cluster1``).
     Raises ``ScenarioError`` with one sentence: file, key path, what is wrong; or why a policy cannot be loaded.
     """
-    source = read_source(name_or_path)
+    source = read_source(target)
     override(source, overrides)
     of_file = code_in_file(source)
     load = None if load_policy is None else lambda kind, name: load_policy(kind, name, name in of_file)

@@ -40,6 +40,12 @@ class PolicyChoice:
     placement: str | None = None
     routing: str | None = None
 
+    @classmethod
+    def of(cls, text: str | None) -> PolicyChoice:
+        """Return the choice that ``text`` names: a pair by its name, or ``placement+routing``."""
+        placement, plus, routing = (text or "").partition("+")
+        return cls(None, placement, routing) if plus else cls(text)
+
     def overrides(self) -> list[Change]:
         """Return the choice as changes to a scenario."""
         named = {"name": self.pair, "placement": self.placement, "routing": self.routing}

@@ -6,7 +6,7 @@ import copy
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -31,6 +31,21 @@ _KEYS = re.compile(
 Keys with too many parts match the group ``deep``. Unclosed strings match, too, so that the search time is
 proportional to the length of the text.
 """
+
+
+@dataclass(frozen=True)
+class Document:
+    """A scenario that is no file: its tables, as TOML data. Relative paths in it start in the current folder."""
+
+    tables: Mapping[str, Any] = field(hash=False)
+    name: str = "scenario"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Target = str | Document
+"""A scenario: the path of a file, the name of a shipped one, or its tables."""
 
 
 @dataclass
@@ -69,8 +84,11 @@ def shipped_documents() -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, _parse(file.read_text(encoding="utf-8"), f"scenarios/{name}.toml")
 
 
-def read_source(name_or_path: str) -> Source:
-    """Read the file at a path, or the shipped scenario of that name. Raises ``ScenarioError``."""
+def read_source(target: Target) -> Source:
+    """Read the file at a path, the shipped scenario of that name, or tables. Raises ``ScenarioError``."""
+    if isinstance(target, Document):
+        return Source(target.name, target.name, Path(), copy.deepcopy(dict(target.tables)))
+    name_or_path = target
     path = Path(name_or_path)
     if not path.is_file():
         shipped = shipped_files()

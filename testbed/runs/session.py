@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from testbed.runtime.launching import Launcher
 from testbed.runtime.programs import check_programs
 from testbed.runtime.running import Outcome, emulate
 from testbed.runtime.setup import RunSetup
-from testbed.runtime.signals import Interruption
+from testbed.runtime.signals import Interruption, outside_loop
 from testbed.runtime.stage import Stage, choose_stage
 from testbed.runtime.wiring import check_frames
 
@@ -117,22 +118,12 @@ class RunSession:
         main thread. Raises ``TestbedError`` if no session could begin, or the tables cannot be written. A
         later error is returned in ``Ended.error``.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._run()
-        with ThreadPoolExecutor(1, "run") as thread:
-            running = thread.submit(self._run)
-            try:
-                return running.result()
-            except BaseException:  # also of Ctrl-C here
-                self.interrupt()
-                raise
+        return outside_loop(self._run, self.interrupt)
 
     async def run_async(self) -> Ended:
         """As ``run``, in another thread. If the awaiting task is cancelled, the run is interrupted first."""
         with ThreadPoolExecutor(1, "run") as thread:
-            running = asyncio.get_running_loop().run_in_executor(thread, self._run)
+            running = asyncio.get_running_loop().run_in_executor(thread, copy_context().run, self._run)
             try:
                 return await asyncio.shield(running)
             except asyncio.CancelledError:

@@ -1,12 +1,18 @@
-"""Ends a run from outside: signal handlers for a while, and interrupts from other threads."""
+"""Signals, threads and running event loops around a run: how it is ended from outside."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from types import FrameType
+from typing import TypeVar
+
+R = TypeVar("R")
 
 
 @contextmanager
@@ -59,3 +65,27 @@ class Interruption:
         finally:
             with self._lock:
                 self._interrupt = None
+
+
+def _has_running_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def outside_loop(function: Callable[[], R], interrupt: Callable[[], object]) -> R:
+    """Call ``function``: in another thread if an event loop runs in this one, as in a notebook.
+
+    ``interrupt`` is called if Ctrl-C arrives here meanwhile; it must end the function.
+    """
+    if not _has_running_loop():
+        return function()
+    with ThreadPoolExecutor(1, "run") as thread:
+        running = thread.submit(copy_context().run, function)
+        try:
+            return running.result()
+        except BaseException:
+            interrupt()
+            raise

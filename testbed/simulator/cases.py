@@ -13,10 +13,10 @@ from policies.interfaces import RoutingPolicy, session_setup_of
 from policies.links import Link
 from policies.petals_routing import PetalsRouting
 from policies.problem import PolicyError
-from policies.registry import PAIRS, resolve_pair, shipped_policy
+from policies.registry import pair_name, resolve_pair, shipped_policy
 from testbed.control.placing import load_to_run, users_policy
 from testbed.errors import UserError
-from testbed.experiments import Change, Override, changed
+from testbed.experiments import Change, Override, Target, changed
 from testbed.experiments.experiment import (
     Calibration,
     ComputePart,
@@ -47,8 +47,7 @@ class Case:
     @property
     def policy(self) -> str:
         """The policy pair's name, or ``placement+routing`` if it has none."""
-        halves = (self.experiment.policy.placement, self.experiment.policy.routing)
-        return next((name for name, pair in PAIRS.items() if pair == halves), "+".join(halves))
+        return pair_name(self.experiment.policy.placement, self.experiment.policy.routing)
 
 
 class Served(NamedTuple):
@@ -73,7 +72,9 @@ def is_instance(target: str) -> bool:
     return target.endswith(".json")
 
 
-def scenario_case(target: str, choice: PolicyChoice, overrides: Sequence[Override], seed: int | None) -> Case:
+def scenario_case(
+    target: Target, choice: PolicyChoice, overrides: Sequence[Override], seed: int | None
+) -> Case:
     """Return a scenario's case; ``choice`` and ``seed`` replace the scenario's own.
 
     Raises ``ScenarioError``.

@@ -20,6 +20,7 @@ from testbed.fast.outcome import SimulatedRequest
 from testbed.records.plan import PlacementRow, Plan
 from testbed.records.requests import COMPLETED, RequestRow
 from testbed.records.summary import SIMULATED
+from testbed.runtime.signals import Interruption
 from testbed.simulator.cases import Case, Served
 from testbed.simulator.rows import outcome_rows
 from testbed.simulator.virtual import serve_virtually
@@ -87,13 +88,14 @@ def simulate(
     announce: Callable[[str], None] = lambda text: None,
     placements: RememberedPlacements | None = None,
     live: bool = True,
+    interruption: Interruption | None = None,
 ) -> Simulation:
     """Decide the placement and serve the requests.
 
     ``is_virtual``: use the engine ``virtual`` even if a faster one could serve the case. ``folder``: where
     that engine leaves its run directory; ``None``: it is deleted. ``announce`` is called with the engine that
     begins and the reason. ``placements``: as in ``place``. ``live``: the engine ``virtual`` shows its
-    progress. Raises ``UserError`` if a policy fails or breaks a rule, or if the mode cannot serve the case.
+    progress; ``interruption`` ends it. Raises ``UserError`` if a policy fails or breaks a rule, or if the mode cannot serve the case.
     """
     experiment = case.experiment
     try:
@@ -115,7 +117,7 @@ def simulate(
         if engine == REFERENCE:
             served = _reference(case, placed)
         elif engine == VIRTUAL:
-            served = serve_virtually(case, placed, folder, live=live)
+            served = serve_virtually(case, placed, folder, live=live, interruption=interruption)
     except PolicyError as error:
         raise UserError(f"{experiment.name}: {error}") from error
     router = placed.router

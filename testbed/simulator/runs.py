@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from testbed.errors import UserError
-from testbed.experiments import Change, Override
+from testbed.experiments import Change, Override, Target
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.records.base import data_of
@@ -21,7 +21,7 @@ BOOTSTRAP = "bootstrap"
 
 
 def cases_of(
-    target: str, choice: PolicyChoice, overrides: Sequence[Override], seed: int | None, n_runs: int
+    target: Target, choice: PolicyChoice, overrides: Sequence[Override], seed: int | None, n_runs: int
 ) -> Iterator[Case]:
     """Yield a case for each of ``n_runs`` consecutive seeds.
 

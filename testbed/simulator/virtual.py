@@ -22,6 +22,7 @@ from testbed.rundir import make_run_dir, scratch
 from testbed.runs.session import Ended
 from testbed.runs.twin import twin_of
 from testbed.runtime.running import run_to_end
+from testbed.runtime.signals import Interruption
 from testbed.runtime.stage import Stage
 from testbed.runtime.wiring import check_frames
 from testbed.simulator.cases import Case, Served
@@ -29,11 +30,18 @@ from testbed.simulator.cases import Case, Served
 _STAGE = Stage("virtual", IN_PROCESS, "simulated")
 
 
-def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None, *, live: bool = True) -> Served:
+def serve_virtually(
+    case: Case,
+    placed: PlacedExperiment,
+    out: Path | None,
+    *,
+    live: bool = True,
+    interruption: Interruption | None = None,
+) -> Served:
     """Serve the case's requests.
 
     ``out`` is a new folder for the run directory; ``None``: it is deleted afterwards. ``live``: show
-    progress. Raises ``UserError`` for an instance file, and the ``TestbedError`` that broke the run.
+    progress. ``interruption`` ends the run. Raises ``UserError`` for an instance file, and the ``TestbedError`` that broke the run.
     """
     if case.source is not None:
         raise UserError(
@@ -41,18 +49,26 @@ def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None, *, l
         )
     with scratch("virtual") as folder:
         run_dir = make_run_dir(out or folder / "run", case.experiment.name)
-        return serve_by_system(twin_of(case.experiment, run_dir), placed, run_dir, _STAGE, live=live)
+        return serve_by_system(
+            twin_of(case.experiment, run_dir), placed, run_dir, _STAGE, live=live, interruption=interruption
+        )
 
 
 def serve_by_system(
-    experiment: Experiment, placed: PlacedExperiment, run_dir: Path, stage: Stage, *, live: bool = True
+    experiment: Experiment,
+    placed: PlacedExperiment,
+    run_dir: Path,
+    stage: Stage,
+    *,
+    live: bool = True,
+    interruption: Interruption | None = None,
 ) -> Served:
     """Serve on ``stage`` with the run directory ``run_dir``.
 
     Raises the ``TestbedError`` that broke the run.
     """
     check_frames(experiment)
-    run_to_end(experiment, placed, run_dir, stage, live=live)
+    run_to_end(experiment, placed, run_dir, stage, live=live, interruption=interruption)
     tables = read_tables(run_dir, experiment)
     return served_of(experiment, run_dir, tables, finish_run(run_dir, experiment, tables=tables))
 

@@ -55,6 +55,7 @@ def test_a_command_changes_an_experiment_only_through_its_tables() -> None:
 LAYERS = (
     *(
         "cli",
+        "api",
         "inspect",
         "studies",
         "simulator",

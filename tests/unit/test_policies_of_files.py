@@ -62,22 +62,22 @@ def test_show_and_validate_do_not_import_a_policy_that_the_file_names(
 
 @pytest.mark.parametrize("key", ["placement", "routing"])
 def test_a_policy_that_the_file_names_is_said_once_before_its_code_runs(
-    folder: Path, key: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     experiment = load_experiment(scenario(folder, key))
     for _ in range(2):
         with pytest.raises(UserError, match="has no method"):
             place_experiment(experiment)
-    notice = "notice: the scenario file runs code of evil_policy:Policy as its policy\n"
-    assert capsys.readouterr().err == notice
+    notice = "notice: the scenario file runs code of evil_policy:Policy as its policy"
+    assert caplog.messages == [notice]
     assert (folder / "it-ran").exists()
 
 
 def test_an_online_policy_that_the_file_names_is_said_too(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place_experiment(load_experiment(scenario(folder, "online")))
-    assert "evil_policy:Policy" in capsys.readouterr().err
+    assert "evil_policy:Policy" in caplog.text
 
 
 @pytest.mark.parametrize("key", ["placement", "routing"])

@@ -167,13 +167,13 @@ def test_reading_a_scenario_leaves_open_what_a_policy_of_the_file_would_decide(f
 
 
 def test_a_policy_of_the_file_is_announced_before_its_traits_are_read(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = folder / "mine.toml"
     path.write_text(dump_toml(load_experiment("clustered", ["policy.routing=mine:Own"])), encoding="utf-8")
     place_experiment(load_to_run(str(path)))
-    notice = "notice: the scenario file runs code of mine:Own as its policy\n"
-    assert capsys.readouterr().err == notice
+    notice = "notice: the scenario file runs code of mine:Own as its policy"
+    assert caplog.messages == [notice]
 
 
 def test_what_is_placed_without_having_read_a_trait_that_matters_is_refused() -> None:

@@ -120,10 +120,19 @@ class _Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         process = CURRENT.get() or self._running()
         if process is None:
-            assert logging.lastResort is not None
-            logging.lastResort.handle(record)
+            if not self._has_others(record) and logging.lastResort is not None:
+                logging.lastResort.handle(record)
         elif not process.has_ended:
             self.write(process, self.format(record))
+
+    def _has_others(self, record: logging.LogRecord) -> bool:
+        """Whether another handler gets the record, as it would without this one."""
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None:
+            if any(handler is not self for handler in logger.handlers):
+                return True
+            logger = logger.parent if logger.propagate else None
+        return False
 
     @staticmethod
     def _running() -> Process | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
+from testbed.experiments.policy import PolicyChoice
 from testbed.rundir import scratch
 from testbed.simulator.cases import scenario_case
 from testbed.simulator.engine import VIRTUAL, simulate
@@ -14,7 +15,7 @@ from testbed.simulator.summary import summarize_simulation
 from testbed.simulator.tables import write_simulation
 from testbed.studies.explain.account import account
 from testbed.studies.explain.text import explain_text
-from testbed.studies.sweep.runs import check_policy, choice_of
+from testbed.studies.sweep.runs import check_policy
 
 
 def explain_command(
@@ -34,7 +35,7 @@ def explain_command(
         return answer, explain_text(answer)
     if policy is not None:
         check_policy(policy)
-    case = scenario_case(target, choice_of(policy), overrides, seed)
+    case = scenario_case(target, PolicyChoice.of(policy), overrides, seed)
     with scratch("study") as folder:
         run_dir = folder / "run"
         simulation = simulate(case, "testbed", folder=run_dir, live=False)

@@ -31,7 +31,7 @@ class Setting:
 
     def run(self, seed: int) -> Run:
         run = self.study.run(self.point, None, seed)
-        return run._replace(scenario=run.scenario or self.study.target)
+        return run._replace(scenario=run.scenario or str(self.study.target))
 
     @property
     def rate(self) -> float:

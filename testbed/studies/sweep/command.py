@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.provenance import PROVENANCE, n_cpus, provenance
 from testbed.experiments.units import counted
+from testbed.results.tables import write_table
 from testbed.rundir import STUDY, STUDY_PAGE, write_json
 from testbed.studies.sweep.axes import Point
 from testbed.studies.sweep.contrast import cells_of
@@ -31,7 +32,7 @@ from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import FAILED, OK, REAL, Record, Run, Runner, case_of, lost_record
 from testbed.studies.sweep.store import Lines, read_records
 from testbed.studies.sweep.study import Options, Study, read_study
-from testbed.studies.sweep.table import RESULTS, Row, write_results
+from testbed.studies.sweep.table import RESULTS, Row, results_table
 from testbed.studies.sweep.webpage import page_text
 
 RUNS = "runs.jsonl"
@@ -42,6 +43,10 @@ EXECUTORS = (LOCAL, RAY)
 MAX_RUNS = 1_000_000
 _MOST_REASONS = 10
 _MOST_TRIED = 20
+
+
+Shown = Callable[[Iterable[tuple[Run, Record]], int], Generator[tuple[Run, Record], None, None]]
+"""Called with the runs as they are done and their number; yields the same, and shows the progress."""
 
 
 class Task(NamedTuple):
@@ -62,34 +67,16 @@ def sweep_command(
     read-only. Results stored until then are kept.
     """
     began_at_s = time.monotonic()
-    if executor not in EXECUTORS:
-        raise UserError(f"--executor must be {' or '.join(EXECUTORS)}, not {executor}")
-    if jobs is not None and jobs < 1:
-        raise UserError(f"--jobs must be at least 1, not {jobs}")
     study = read_study(target, options)
-    if study.engine == REAL and jobs not in (None, 1):
-        raise UserError(
-            "runs in real time measure this machine, so only one runs at a time: leave out --jobs or "
-            "--engine real"
-        )
-    if study.engine == REAL and executor != LOCAL:
-        raise UserError(
-            f"runs in real time measure this machine: leave out --executor {executor} or --engine real"
-        )
-    workers = _ray(jobs) if executor == RAY else Local(1 if study.engine == REAL else jobs or n_cpus())
-    n_most = study.n_points * max(len(study.policies), 1) * study.n_runs
-    if n_most > MAX_RUNS:
-        raise UserError(
-            f"the study has {n_most:,} runs, but at most {MAX_RUNS:,} are allowed; give fewer values or a "
-            "smaller --runs"
-        )
-    with sigterm_as_ctrl_c(), measured(study, out, workers) as (rows, seeds, n_computed, own_s, kept):
+    workers = executor_of(study, executor, jobs)
+    with sigterm_as_ctrl_c(), measured(study, out, workers) as results:
         computed_s = time.monotonic() - began_at_s
-        files = _write(out, study, seeds, rows, kept)
+        files = write_study(out, study, results)
+    rows, n_computed, own_s = results.rows, results.n_computed, results.own_s
     n_runs, statuses = len(rows), Counter(row.record.status for row in rows)
     answer: dict[str, Any] = {
         "out": str(out),
-        "scenario": study.target,
+        "scenario": str(study.target),
         "engine": study.engine,
         "n_runs": n_runs,
         "n_computed": n_computed,
@@ -111,6 +98,34 @@ def sweep_command(
     return answer, "\n".join(text), 1 if statuses[FAILED] else 0
 
 
+def executor_of(study: Study, executor: str, jobs: int | None) -> Executor:
+    """Returns what does the runs of ``study``: ``jobs`` workers (None: one per CPU) of the executor of that name.
+
+    Raises ``UserError`` if it does not exist, or not for this study.
+    """
+    if executor not in EXECUTORS:
+        raise UserError(f"--executor must be {' or '.join(EXECUTORS)}, not {executor}")
+    if jobs is not None and jobs < 1:
+        raise UserError(f"--jobs must be at least 1, not {jobs}")
+    if study.engine == REAL and jobs not in (None, 1):
+        raise UserError(
+            "runs in real time measure this machine, so only one runs at a time: leave out --jobs or "
+            "--engine real"
+        )
+    if study.engine == REAL and executor != LOCAL:
+        raise UserError(
+            f"runs in real time measure this machine: leave out --executor {executor} or --engine real"
+        )
+    workers = _ray(jobs) if executor == RAY else Local(1 if study.engine == REAL else jobs or n_cpus())
+    n_most = study.n_points * max(len(study.policies), 1) * study.n_runs
+    if n_most > MAX_RUNS:
+        raise UserError(
+            f"the study has {n_most:,} runs, but at most {MAX_RUNS:,} are allowed; give fewer values or a "
+            "smaller --runs"
+        )
+    return workers
+
+
 class Measured(NamedTuple):
     """The results of a study: one row per run, and the seeds.
 
@@ -126,11 +141,12 @@ class Measured(NamedTuple):
 
 
 @contextmanager
-def measured(study: Study, out: Path, workers: Executor) -> Iterator[Measured]:
+def measured(study: Study, out: Path, workers: Executor, shown: Shown = with_progress) -> Iterator[Measured]:
     """Yields the results of ``study``: reads those that the folder ``out`` has, computes and stores the
     missing ones.
 
-    The folder is locked against other commands until the body ends. Raises the errors of ``sweep_command``.
+    The folder is locked against other commands until the body ends. ``shown`` passes on the runs as they are done,
+    and shows how many are. Raises the errors of ``sweep_command``.
     """
     seeds = _checked_seeds(study)
     groups = [
@@ -144,7 +160,7 @@ def measured(study: Study, out: Path, workers: Executor) -> Iterator[Measured]:
         kept = Kept(opened.enter_context(Lines(out / STORED))) if study.keeps_requests else None
         with writing(out / PROVENANCE):
             write_json(out / PROVENANCE, provenance())
-        rows, n_computed, own_s = _complete(study, groups, lines, kept, workers)
+        rows, n_computed, own_s = _complete(study, groups, lines, kept, workers, shown)
         yield Measured(rows, seeds, n_computed, own_s, kept)
 
 
@@ -204,7 +220,7 @@ def _claim(out: Path, study: Study) -> None:
     An existing folder must be of the same scenario, keys and engine; values, policies and seeds may differ.
     Raises ``UserError`` if it holds anything else.
     """
-    about = {"scenario": study.target, "axes": sorted(study.keys), "engine": study.engine}
+    about = {"scenario": str(study.target), "axes": sorted(study.keys), "engine": study.engine}
     path = out / STUDY
     make_folder(out, STUDY, (RUNS, STORED, PROVENANCE, RESULTS, REQUESTS, PAGE, *TABLES))
     if path.exists():
@@ -230,7 +246,12 @@ def _shown(value: Any) -> str:
 
 
 def _complete(
-    study: Study, groups: Sequence[Sequence[Task]], lines: Lines, kept: Kept | None, executor: Executor
+    study: Study,
+    groups: Sequence[Sequence[Task]],
+    lines: Lines,
+    kept: Kept | None,
+    executor: Executor,
+    shown: Shown,
 ) -> tuple[list[Row], int, float]:
     """Do the runs that are not in ``lines`` and store them there; their rows per request in ``kept``.
 
@@ -243,9 +264,9 @@ def _complete(
     done: dict[Run, Record] = {}
     runs = [[task.run for task in group] for group in groups]
     found = executor.results(Runner, study.setup(frozenset(known)), runs, lost_record)
-    with closing(found), closing(with_progress(found, n_tasks)) as shown:
+    with closing(found), closing(shown(found, n_tasks)) as done_now:
         try:
-            for run, record in shown:
+            for run, record in done_now:
                 if record.is_known:
                     record = known[record.key]
                 else:
@@ -275,19 +296,21 @@ def _reasons(rows: Sequence[Row]) -> list[tuple[str, int]]:
     return why.most_common(_MOST_REASONS)
 
 
-def _write(out: Path, study: Study, seeds: range, rows: Sequence[Row], kept: Kept | None) -> list[Path]:
+def write_study(out: Path, study: Study, results: Measured) -> list[Path]:
+    """Write tables, figures and the page of ``results`` to the folder ``out``; returns their paths."""
+    rows, kept = results.rows, results.kept
     cells = cells_of(rows)
-    results = out / RESULTS
-    with writing(results):
-        write_results(results, rows, study.axes, study.measures)
+    path = out / RESULTS
+    with writing(path):
+        write_table(path, results_table(rows, study.axes, study.measures))
     table = header_and_rows(study, cells)
-    about = _about(study, seeds)
+    about = _about(study, results.seeds)
     texts = (
         "\n\n".join([f"# {study.title}", *about, markdown(*table)]),
         csv_text(study, cells),
         latex(*table),
     )
-    files = [results]
+    files = [path]
     if kept is not None:
         with writing(out / REQUESTS):
             kept.write(out / REQUESTS, rows, study.axes)

@@ -6,17 +6,23 @@ The results do not depend on the executor; only their order does.
 
 from __future__ import annotations
 
-import multiprocessing
+import hashlib
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
+
+import cloudpickle
 
 from netem.syscalls import set_death_signal
 from testbed.errors import RunError
@@ -194,12 +200,19 @@ class _Worker(Generic[T]):
     """
 
     def __init__(self, begin: Any, setup: Any, waiting: Waiting[T]) -> None:
-        # Spawned and not forked, since this process may have a second thread (the progress bar).
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(begin, setup, theirs, os.getpid()), daemon=True)
-        self._process.start()
-        theirs.close()
+        # A new interpreter, and not a fork, since this process may have other threads; and not one of
+        # ``multiprocessing``, which would run a user's script again.
+        self.connection, theirs = Pipe()
+        with theirs:
+            number = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BEGIN, str(number), str(os.getpid()), *_as_here()],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C in a terminal must reach this process alone
+            )
+        with suppress(BrokenPipeError):  # it has died; ``receive`` raises EOFError
+            self.connection.send_bytes(cloudpickle.dumps((begin, setup)))
         self._waiting = waiting
         self._own: deque[T] = deque()
         self._n_most = 1
@@ -243,30 +256,56 @@ class _Worker(Generic[T]):
 
     def end(self) -> None:
         self._process.kill()
-        self._process.join()
-        self._process.close()
+        self._process.wait()
         self.connection.close()
 
 
-def _serve(begin: Callable[[Any], Callable[[Any], Any]], setup: Any, parent: Connection, pid: int) -> None:
-    """Main function of a worker: receives tasks over ``parent``, and sends each result back at once."""
+_BEGIN = (
+    "import json, sys; here = json.loads(sys.argv[3]); sys.path[:] = here['path']; "
+    "from testbed.studies.sweep.pool import serve; serve(int(sys.argv[1]), int(sys.argv[2]), here['argv'])"
+)
+
+
+def _as_here() -> list[str]:
+    """Returns what a worker has of this process: where it finds modules, and the command that it belongs to."""
+    return [json.dumps({"path": sys.path, "argv": sys.argv})]
+
+
+def serve(descriptor: int, parent_pid: int, argv: Sequence[str]) -> None:
+    """Main function of a worker: receives tasks over the pipe ``descriptor``, and sends each result back at once."""
     set_death_signal(signal.SIGKILL)
-    if os.getppid() != pid:  # the parent died before the death signal was set
+    if os.getppid() != parent_pid:  # the parent died before the death signal was set
         os.kill(os.getpid(), signal.SIGKILL)
-    # Ctrl-C in a terminal must reach the parent alone, even while a run handles signals itself.
-    os.setpgid(0, 0)
+    # A run handles signals itself for a while; all else is the parent's.
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+    sys.argv[:] = argv
     warn_once()
-    work = begin(setup)
-    while True:
-        for task in parent.recv():
-            try:
-                answer = True, work(task)
-            except Exception as error:  # raised again in the parent
-                answer = False, error
-            parent.send(answer)
+    parent = Connection(descriptor)
+    with suppress(EOFError):
+        begin, setup = cloudpickle.loads(parent.recv_bytes())
+        work = begin(setup)
+        while True:
+            for task in parent.recv():
+                try:
+                    answer = True, work(task)
+                except Exception as error:  # raised again in the parent
+                    answer = False, error
+                parent.send(answer)
+
+
+def digest_of(value: object) -> str:
+    """Returns a SHA-256 (hex) of an object and of the code of its class, as far as a worker would get it.
+
+    Raises what pickling raises.
+    """
+    kind = value if isinstance(value, type) else type(value)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    digest = hashlib.sha256(cloudpickle.dumps(value))
+    if file is not None and Path(file).is_file():
+        digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -286,7 +325,6 @@ def _signals_waiting() -> Iterator[None]:
 
     A worker that starts in the body inherits this, so that neither signal reaches it before it ignores them.
     """
-    resource_tracker.ensure_running()  # if it were started along with a worker, it would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
         yield

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import msgspec
 
 from policies.problem import InfeasiblePlacement, PolicyError
-from policies.registry import resolve_pair, resolve_placement, resolve_routing
+from policies.registry import offering, resolve_pair, resolve_placement, resolve_routing
 from testbed.codeversion import rules_digest
 from testbed.control.placing import RememberedPlacements, import_from_here
 from testbed.errors import RunError, UserError
-from testbed.experiments import Change, Override
+from testbed.experiments import Change, Override, Target
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.provenance import source_digest
@@ -53,15 +53,17 @@ class Setup:
 
     ``target``: the scenario. ``objectives``: metric -> limit in seconds (none: those of each scenario).
     ``known``: the keys of runs whose results are stored already. ``keeps_requests``: records have the rows
-    per request.
+    per request. ``objects``: policies that are objects, by kind and name, and ``digests`` of them by name.
     """
 
-    target: str
+    target: Target
     engine: str = FAST
     n_runs: int = 1
     objectives: Mapping[str, float] = field(default_factory=dict)
     known: frozenset[str] = frozenset()
     keeps_requests: bool = False
+    objects: Mapping[tuple[str, str], object] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -92,17 +94,9 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     requests: bytes = b""
 
 
-def choice_of(policy: str | None) -> PolicyChoice:
-    """Returns the choice of policies that ``policy`` names: a pair by its name, or ``placement+routing``."""
-    if policy is None:
-        return PolicyChoice()
-    placement, plus, routing = policy.partition("+")
-    return PolicyChoice(None, placement, routing) if plus else PolicyChoice(policy)
-
-
 def check_policy(name: str) -> None:
     """Raises ``UserError`` if there is no policy of that name."""
-    choice = choice_of(name)
+    choice = PolicyChoice.of(name)
     import_from_here(name)
     try:
         if choice.pair is not None:
@@ -138,6 +132,10 @@ class Runner:
         self._placements = RememberedPlacements()
 
     def __call__(self, run: Run) -> Record:
+        with offering(self._setup.objects):
+            return self._record(run)
+
+    def _record(self, run: Run) -> Record:
         began_at_s = time.perf_counter()
         try:
             case = case_of(self._setup, run)
@@ -193,7 +191,7 @@ def case_of(setup: Setup, run: Run) -> Case:
 
     Raises ``UserError`` if the scenario is not valid.
     """
-    choice = choice_of(run.policy)
+    choice = PolicyChoice.of(run.policy)
     changes = list(run.changes)
     if setup.engine == REAL:
         changes.append(Change("clock", "real"))
@@ -209,7 +207,7 @@ def key_of(experiment: Experiment, setup: Setup) -> str:
     """
     about = [rules_digest(), setup.engine, dict(setup.objectives), experiment.document]
     about += [
-        source_digest(name)
+        setup.digests.get(name) or source_digest(name)
         for name in (experiment.policy.placement, experiment.policy.routing, experiment.policy.online or "")
     ]
     return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()[:32]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import resources
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from testbed.errors import ScenarioError, UserError
-from testbed.experiments import load_experiment
+from testbed.experiments import Target, load_experiment
 from testbed.experiments.changes import toml_text
 from testbed.experiments.fields import Table
 from testbed.experiments.problems import explain, unknown
@@ -40,6 +41,7 @@ from testbed.studies.sweep.measures import (
     TIMES,
     UNDER_OBJECTIVES,
 )
+from testbed.studies.sweep.pool import digest_of
 from testbed.studies.sweep.runs import ENGINES, Run, Setup, check_policy
 
 DEFAULT_METRICS = ("ttft_s_mean", "tpot_s_mean", "per_token_s_mean")
@@ -108,9 +110,14 @@ class StudyTable(Table):
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command line. An option that is not given has the value of the study file."""
+    """The options of the command line. An option that is not given has the value of the study file.
+
+    Programs may give axes as data (``axes``) beside texts (``over``), and policies that are ``objects``, by kind and name.
+    """
 
     over: tuple[str, ...] = ()
+    axes: tuple[Axis, ...] = ()
+    objects: Mapping[tuple[str, str], object] = field(default_factory=dict)
     policies: tuple[str, ...] = ()
     keep: str | None = None
     overrides: tuple[str, ...] = ()
@@ -146,7 +153,7 @@ class Study:
 
     title: str
     description: str
-    target: str
+    target: Target
     axes: tuple[Axis, ...]
     policies: tuple[str, ...]
     baseline: str | None
@@ -163,6 +170,8 @@ class Study:
     every: Mapping[str, int] = field(default_factory=dict)
     published: tuple[Published, ...] = ()
     keeps_requests: bool = False
+    objects: Mapping[tuple[str, str], object] = field(default_factory=dict)
+    """Policies that are objects, by kind and name."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -182,8 +191,22 @@ class Study:
         """The names of the measures of each run."""
         return (*MEASURES, *UNDER_OBJECTIVES) if self.has_goodput else MEASURES
 
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """Digests of ``objects``, by name. Raises ``UserError`` if one cannot be sent to another process."""
+        try:
+            return {name: digest_of(policy) for (_, name), policy in self.objects.items()}
+        except Exception as error:  # pickling calls code of the object's
+            raise UserError(
+                f"a policy of this sweep cannot be copied to other processes ({type(error).__name__}: {error}); keep "
+                "open files, locks and threads out of its attributes"
+            ) from error
+
     def setup(self, known: frozenset[str] = frozenset()) -> Setup:
-        return Setup(self.target, self.engine, self.n_runs, self.objectives, known, self.keeps_requests)
+        return Setup(
+            *(self.target, self.engine, self.n_runs, self.objectives, known, self.keeps_requests),
+            *(self.objects, self.digests),
+        )
 
     def run(self, point: Point, policy: str | None, seed: int) -> Run:
         changes = [
@@ -216,11 +239,26 @@ def read_study(target: str, options: Options) -> Study:
     ``UserError`` for invalid options and files.
     """
     table, where, folder = _table(target)
-    title = Path(target if table is None else where).stem
-    table = table or StudyTable(scenario=target)
+    if table is None:
+        return study_of(StudyTable(scenario=target), options, target)
+    return study_of(table, options, _beside(folder, table.scenario), where, folder)
+
+
+def study_of(
+    table: StudyTable,
+    options: Options,
+    target: Target,
+    where: str | None = None,
+    folder: Path | None = None,
+) -> Study:
+    """Returns the study of the scenario ``target`` that ``table`` and the command line describe.
+
+    ``where``: the study's file, ``folder``: what paths in it are relative to, if it has one. Raises ``UserError``.
+    """
+    title, where = Path(where or str(target)).stem, where or str(target)
     if options.keep not in (None, KEEP_REQUESTS):
         raise UserError(f"--keep must be {KEEP_REQUESTS}, not {options.keep}")
-    given = [parse_over(text) for text in options.over]
+    given = [*(parse_over(text) for text in options.over), *options.axes]
     new = [axis for axis in given if axis.keys != (POLICY,)]
     replaced = {axis.keys for axis in new}
     axes = [axis for axis in _axes(table, where, folder) if axis.keys not in replaced] + new
@@ -245,7 +283,7 @@ def read_study(target: str, options: Options) -> Study:
     study = Study(
         title=title,
         description=table.description,
-        target=_beside(folder, table.scenario),
+        target=target,
         axes=tuple(axes),
         policies=policies,
         baseline=options.baseline or table.baseline,
@@ -260,6 +298,7 @@ def read_study(target: str, options: Options) -> Study:
         labels=table.labels,
         every=table.every,
         keeps_requests=(options.keep or table.keep) == KEEP_REQUESTS,
+        objects=options.objects,
     )
     _check(study)
     stated = study.objectives or "workload.slo" in study.keys
@@ -268,9 +307,9 @@ def read_study(target: str, options: Options) -> Study:
     metrics = _listed(options.metrics) or table.metrics
     pareto = _listed(options.pareto) or table.pareto
     default = (*DEFAULT_METRICS, GOODPUT) if study.has_goodput else DEFAULT_METRICS
-    study = replace(study, metrics=tuple(_measure(study, name) for name in metrics) or default)
+    study = replace(study, metrics=tuple(measure_of(study, name) for name in metrics) or default)
     if pareto is not None:
-        names = [_measure(study, name) for name in pareto]
+        names = [measure_of(study, name) for name in pareto]
         if len(names) != 2 or names[0] == names[1]:
             raise UserError(f"a Pareto front needs two metrics, not {', '.join(pareto)}")
         study = replace(study, pareto=(names[0], names[1]))
@@ -282,7 +321,7 @@ def _published(study: Study, one: PublishedTable) -> Published:
         if key not in study.keys:
             raise UserError(f"published: {unknown('axis', key, study.keys)}")
     at = {key: toml_text(value) for key, value in one.at.items()}
-    return Published(_measure(study, one.metric), one.policy, one.value, at)
+    return Published(measure_of(study, one.metric), one.policy, one.value, at)
 
 
 def _beside(folder: Path | None, scenario: str) -> str:
@@ -423,7 +462,7 @@ def _check(study: Study) -> None:
         raise UserError(f"the baseline {study.baseline} is none of the policies compared; {given}")
 
 
-def _measure(study: Study, name: str) -> str:
+def measure_of(study: Study, name: str) -> str:
     """Returns the measure called ``name``; the name of a time alone means its mean.
 
     Raises ``UserError`` if there is no such measure, or if it needs objectives and there are none.

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from testbed.experiments.sources import value_of
-from testbed.results.tables import write_table
 from testbed.studies.sweep.axes import POLICY, SEED, Axis
 from testbed.studies.sweep.measures import COUNTS
 from testbed.studies.sweep.runs import OK, Record
@@ -60,8 +58,8 @@ def _of_one_type(values: Mapping[str, Any]) -> dict[str, Scalar]:
     return {text: value if isinstance(value, str) else text for text, value in values.items()}
 
 
-def write_results(path: Path, rows: Sequence[Row], axes: Sequence[Axis], measures: Sequence[str]) -> None:
-    """Write ``rows``, given in any order, sorted by point, policy and seed.
+def results_table(rows: Sequence[Row], axes: Sequence[Axis], measures: Sequence[str]) -> pa.Table:
+    """Returns a table of ``rows``, given in any order, sorted by point, policy and seed.
 
     The columns are the keys, policy, seed, engine, ``measures``, status and reason.
     """
@@ -79,7 +77,7 @@ def write_results(path: Path, rows: Sequence[Row], axes: Sequence[Axis], measure
         columns[measure] = pa.array([row.value(measure) for row in rows], kind)
     columns["status"] = pa.array([row.record.status for row in rows], pa.string())
     columns["reason"] = pa.array([row.record.reason for row in rows], pa.string())
-    write_table(path, pa.table(columns))
+    return pa.table(columns)
 
 
 def in_order(rows: Sequence[Row], values: Mapping[str, Mapping[str, Scalar]]) -> list[Row]:

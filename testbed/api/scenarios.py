@@ -1,0 +1,101 @@
+"""``testbed.scenario``: a scenario as an object, from a file, a shipped one, or a dict of the same keys."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import UserError
+from testbed.experiments import Change, Target, dump_toml, load_experiment
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.sources import Document
+
+
+@dataclass(frozen=True, repr=False)
+class Scenario:
+    """A scenario that has been checked; ``scenario`` makes it. No policy's code has run yet.
+
+    ``target`` is what was given, and ``changes`` are the changes to it.
+    """
+
+    target: Target
+    changes: tuple[Change, ...] = ()
+
+    @cached_property
+    def _experiment(self) -> Experiment:
+        return load_experiment(self.target, self.changes)
+
+    @property
+    def name(self) -> str:
+        """The scenario's name: its file's, or its key ``name``."""
+        return self._experiment.name
+
+    @property
+    def description(self) -> str:
+        """What the file says of itself."""
+        return self._experiment.description
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The resolved scenario: every name looked up, every unit converted (as `testbed show` prints)."""
+        return dict(self._experiment.document)
+
+    @property
+    def toml(self) -> str:
+        """The resolved scenario as TOML text, which is a scenario file."""
+        return dump_toml(self._experiment)
+
+    def changed(self, changes: Mapping[str, Any]) -> Scenario:
+        """Return this scenario with other values, by key path. Raises ``UserError``."""
+        return scenario(self, changes)
+
+    def __repr__(self) -> str:
+        changes = {change.key: change.value for change in self.changes}
+        return f"scenario({str(self.target)!r}{f', {changes}' if changes else ''})"
+
+
+def scenario(
+    source: Scenario | str | os.PathLike[str] | Mapping[str, Any], changes: Mapping[str, Any] | None = None
+) -> Scenario:
+    """Return a checked scenario.
+
+    ``source``: the path of a scenario file, a shipped scenario's name, a dict of the same keys, or a scenario.
+    ``changes``: other values by key path, ``{"workload.rate": 0.5, "servers.0.count": 3}``, as `--set` has them.
+    Raises ``UserError`` with one sentence: file, key path, what is wrong.
+    """
+    if isinstance(source, Scenario):
+        target, before = source.target, source.changes
+    elif isinstance(source, Mapping):
+        tables = plain(source, "scenario")
+        target, before = Document(tables, str(tables.get("name", "scenario"))), ()
+    else:
+        target, before = os.fspath(source), ()
+    new = tuple(Change(key, plain(value, key)) for key, value in (changes or {}).items())
+    made = Scenario(target, (*before, *new))
+    _ = made.name  # which checks it
+    return made
+
+
+def plain(value: Any, key: str) -> Any:
+    """Return ``value`` as TOML data: numbers of numpy, tuples and paths are made plain.
+
+    ``key`` names it in messages. Raises ``UserError`` for what no scenario file can hold.
+    """
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(one, f"{key}.{name}") for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one, key) for one in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # numbers and arrays of numpy
+        return plain(value.tolist(), key)
+    raise UserError(
+        f"{key}: a scenario has no values such as {value!r} ({type(value).__name__}); give a number, a text, "
+        "true or false, or a list or table of these"
+    )
