@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _SAID: set[str] = set()
 """What this process has said once: a command may read the same scenario many times."""
@@ -20,6 +24,15 @@ def unsaid(texts: Iterable[str]) -> list[str]:
     new = [text for text in dict.fromkeys(texts) if text not in _SAID]
     _SAID.update(new)
     return new
+
+
+def console_to(buffer: TextIO, width: int, *, markup: bool = True) -> Console:
+    """Return a console that writes plain text to ``buffer``, also in a notebook, where Rich would show it."""
+    from rich.console import Console
+
+    return Console(
+        file=buffer, width=width, highlight=False, markup=markup, emoji=markup, force_jupyter=False
+    )
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -63,7 +63,7 @@ def hop_rows_table(experiment: Experiment, hops: HopTable) -> pa.Table:
         "hop_compute_s": hops.compute_s,
     }
     columns = {
-        name: pa.DictionaryArray.from_arrays(pa.array(hops.server), names)
+        name: pa.DictionaryArray.from_arrays(pa.array(hops.server, pa.int32()), names)
         if name == "server"
         else values[name]
         if name in values

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 
-from rich.console import Console
 from rich.table import Table
 
 from netem.networks import NETWORKS
@@ -14,6 +13,7 @@ from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
 from testbed.results.unused import unused_text
 from testbed.results.verified import ties
+from testbed.terminal import console_to
 
 _ROWS = (
     ("per_token_s", "per token, all tokens"),
@@ -51,7 +51,7 @@ _BUSY_S = 1.5e-3
 def summary_text(summary: RunSummary, width: int = 110) -> str:
     """Return the summary as a few lines and one table: measured, twin or model, error in percent."""
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, highlight=False)
+    console = console_to(buffer, width)
     policy = summary.policy
     designed = f", |R| = {policy.design_concurrency}" if policy.design_concurrency else ""
     console.print(

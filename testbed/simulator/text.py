@@ -6,13 +6,13 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from testbed.experiments.units import counted
 from testbed.results.unused import unused_from, unused_text
 from testbed.simulator.answer import PERCENTILES
 from testbed.simulator.engine import EMULATED
+from testbed.terminal import console_to
 
 _COLUMNS = (
     ("per_token_ms", "per token"),
@@ -34,8 +34,8 @@ _VERDICTS = {
 def comparison_text(rows: Sequence[dict[str, Any]], width: int = 120) -> str:
     """Return a table per target with a row per policy (means over requests in seconds), and notes on it."""
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, highlight=False)
-    wide = Console(file=buffer, width=2 * width, highlight=False)  # a truncated number would be wrong
+    console = console_to(buffer, width)
+    wide = console_to(buffer, 2 * width)  # a truncated number would be wrong
     for target in dict.fromkeys(row["target"] for row in rows):
         chosen = [row for row in rows if row["target"] == target]
         name = chosen[0]["id"]
@@ -232,7 +232,7 @@ def offline_text(answers: Sequence[dict[str, Any]], width: int = 120) -> str:
             f"{1e3 * answer['decision_s']:.1f} ms",
         )
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, highlight=False)
+    console = console_to(buffer, width)
     console.print(table)
     for answer in answers:
         if not answer["feasible"]:

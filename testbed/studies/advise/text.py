@@ -6,13 +6,13 @@ import io
 import math
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from testbed.results.intervals import Mean
 from testbed.studies.advise.judging import over
 from testbed.studies.sweep.contrast import EQUAL, UNRESOLVED, WORSE, Difference
 from testbed.studies.sweep.documents import difference, number
+from testbed.terminal import console_to
 
 Outcome = dict[str, Any]
 
@@ -22,7 +22,7 @@ def advise_text(answer: dict[str, Any], width: int = 160) -> str:
     losses.
     """
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, highlight=False)
+    console = console_to(buffer, width)
     goal, best, seeds = answer["goal"], answer["best"], answer["seeds"]
     objectives = goal.get("objectives")
     if objectives is None:

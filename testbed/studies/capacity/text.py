@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from testbed.terminal import console_to
 
 _NOT_TIMES = {"placement": "no placement", "failed": "requests that fail"}
 
@@ -30,7 +31,7 @@ def capacity_text(answer: dict[str, Any], width: int = 160) -> str:
         )
         notes += _notes(row)
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, highlight=False)
+    console = console_to(buffer, width)
     limits = ", ".join(f"{name} at most {limit:g} s" for name, limit in answer["objectives"].items())
     seeds = answer["seeds"]
     over = f"seed {seeds[0]}" if len(seeds) == 1 else f"means over seeds {seeds[0]} to {seeds[-1]}"

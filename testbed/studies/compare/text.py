@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from testbed.studies.compare.contrast import STATISTICS
 from testbed.studies.compare.load import PARTS
 from testbed.studies.compare.notes import notes
 from testbed.studies.compare.tables import ALL, KINDS
+from testbed.terminal import console_to
 
 _METRICS = {
     "per_token_s": "per token, all tokens",
@@ -33,7 +33,7 @@ def comparison_text(answer: dict[str, Any], width: int = 200) -> str:
     Times are scenario seconds, differences B - A, percentages relative to A.
     """
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, highlight=False, markup=False, emoji=False)
+    console = console_to(buffer, width, markup=False)
     for name in ("a", "b"):
         console.print(f"{name.upper()} {_about(answer[name])}", soft_wrap=True)
     for line in _headline(answer):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from testbed.experiments.units import counted
 from testbed.studies.explain.account import OF_HOPS, PARTS
+from testbed.terminal import console_to
 
 _LABELS = {
     "queue_s": "waiting for room",
@@ -32,7 +32,7 @@ LEAST_S = 5e-4
 def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     """Returns the text: the parts and their shares, the hops, and the best chain in hindsight."""
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, highlight=False)
+    console = console_to(buffer, width)
     e2e_s = answer["e2e_s"]
     console.print(
         f"request {answer['request']} of {answer['client']} took {e2e_s:.3f} s, "

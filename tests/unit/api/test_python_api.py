@@ -1,0 +1,420 @@
+"""``import testbed as tb``: the command line's work and sentences, without a word on the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import testbed as tb
+from policies.petals import PetalsPlacement
+from policies.problem import Placement, Problem
+from policies.wsrr import WsRr
+from testbed.cli.main import app
+from testbed.errors import TestbedError
+from testbed.records.base import data_of
+
+SMALL = {"workload.n_requests": 6, "workload.rate": 0.5, "workload.n_output_tokens": 8}
+
+
+class Both:
+    """A pair in one object: PETALS' placement with WS-RR."""
+
+    name = "both"
+
+    def __init__(self, n: int = 0) -> None:
+        self.n = n
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        return PetalsPlacement().place(problem, design_concurrency)
+
+    def bind(self, problem: Problem, placement: Placement) -> Any:
+        return WsRr().bind(problem, placement)
+
+
+class Unpicklable(Both):
+    name = "unpicklable"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+@pytest.fixture
+def small() -> tb.Scenario:
+    return tb.scenario("clustered", SMALL)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_printed(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_names_are_those_of_all() -> None:
+    assert dir(tb) == tb.__all__ == sorted(tb.__all__)
+    assert all(getattr(tb, name).__module__.startswith("testbed.") for name in tb.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'simulat'"):
+        _ = tb.simulat
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, testbed; print(any(m in sys.modules for m in ('pyarrow', 'numpy', 'aiohttp', 'typer')))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )
+
+
+def test_a_scenario_is_a_name_a_file_a_dict_or_a_scenario(small: tb.Scenario, tmp_path: Path) -> None:
+    Path("mine.toml").write_text(small.toml, encoding="utf-8")
+    again = [tb.scenario(source) for source in ("mine.toml", Path("mine.toml"), small.tables, small)]
+    ran = tb.simulate(small)
+    for one in again:
+        assert tb.simulate(one).requests.equals(ran.requests)
+    assert [one.name for one in again] == ["clustered"] * 4
+    assert tb.scenario({**small.tables, "name": "mine"}).name == "mine"
+    assert small.changed({"seed": 9}).tables["seed"] == 9 and small.tables["seed"] == 0
+    assert repr(tb.scenario("clustered", {"seed": 1})) == "scenario('clustered', {'seed': 1})"
+
+
+def test_values_of_numpy_tuples_and_paths_are_values_of_a_scenario() -> None:
+    changes = {
+        "workload.rate": np.float64(0.25),
+        "workload.n_requests": np.int64(3),
+        "description": Path("a/b"),
+    }
+    made = tb.scenario("clustered", changes)
+    assert made.tables["workload"]["rate"] == 0.25 and made.description == "a/b"
+    assert made.tables["workload"]["n_requests"] == 3
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (
+            lambda: tb.scenario("clustered", {"workload.rat": 1}),
+            r'workload\.rat: unknown key \(did you mean "rate"\?\)',
+        ),
+        (lambda: tb.scenario("clustered", {"seed": None}), "seed: a scenario has no values such as None"),
+        (lambda: tb.scenario({"model": 3}), "scenario: model: must be a table, not 3"),
+        (lambda: tb.scenario("nowhere.toml"), "no such file or shipped scenario"),
+        (lambda: tb.simulate("clustered", "petal"), 'unknown policy pair "petal"'),
+        (lambda: tb.simulate("clustered", "petals+nothing"), "there is no routing policy 'nothing'"),
+        (lambda: tb.simulate("clustered", object()), "has no method place"),
+        (lambda: tb.simulate("clustered", ("petals", Problem)), "without arguments failed"),
+        (lambda: tb.simulate("clustered", ("a", "b", "c")), "has 3 parts"),
+        (lambda: tb.simulate("clustered", engine="slow"), "must be fast, virtual or reference, not 'slow'"),
+        (lambda: tb.simulate("clustered", slo="ttft=soon"), "--slo"),
+        (lambda: tb.simulate("nowhere.json"), "nowhere.json"),
+        (lambda: tb.up("clustered", network="paper"), "network.backend"),
+        (lambda: tb.load("nowhere"), "there is no run nowhere"),
+        (lambda: tb.sweep("clustered", {"policy": ["petals"]}), r"policies=\[\.\.\.\]"),
+        (lambda: tb.sweep("clustered", {"workload.rate": []}), "there are no values"),
+        (lambda: tb.sweep("clustered", {("seed", "workload.rate"): [(1,)]}), "must be a tuple of 2"),
+        (lambda: tb.sweep("clustered", policies=[None]), "None is no policy"),
+        (lambda: tb.sweep("clustered", jobs=0), "--jobs must be at least 1"),
+        (lambda: tb.sweep("clustered", policies=[Unpicklable()]), "cannot be copied to other processes"),
+    ],
+)
+def test_wrong_input_is_a_user_error_with_one_sentence(ask: Any, sentence: str) -> None:
+    with pytest.raises(tb.UserError, match=sentence) as raised:
+        ask()
+    assert "\n" not in str(raised.value)
+    assert issubclass(tb.UserError, tb.TestbedError) and TestbedError is tb.TestbedError
+
+
+def test_an_infeasible_placement_is_a_user_error() -> None:
+    with pytest.raises(tb.UserError, match=r"^clustered: CG-BP"):
+        tb.simulate(tb.scenario("clustered", {"servers.0.count": 1, "servers.1.count": 0}))
+
+
+@pytest.mark.parametrize("engine", ["fast", "virtual"])
+def test_a_simulation_is_the_commands(small: tb.Scenario, engine: str, tmp_path: Path) -> None:
+    """The same files, byte for byte but for times of decisions."""
+    options = [f"--set={change}" for change in small.changes]
+    clock = ["--clock", "virtual"] if engine == "virtual" else []
+    done = CliRunner().invoke(
+        app, ["simulate", "clustered", *options, *clock, "--policy", "petals", "--out", "command"]
+    )
+    assert done.exit_code == 0, done.output
+    ran = tb.simulate(small, "petals", engine=engine, out="api")
+    assert ran.path == Path("api") and ran.engine == engine and ran.policy == "petals" and ran.seed == 0
+    for name, table in (("requests.parquet", ran.requests), ("hops.parquet", ran.hops)):
+        there = pq.read_table(tmp_path / "command" / name)
+        assert there.equals(pq.read_table(tmp_path / "api" / name)) and there.equals(table)
+    loaded, by_command = tb.load("api"), tb.load("command")
+    assert loaded.requests.equals(ran.requests) and loaded.hops.equals(ran.hops)
+    assert (loaded.engine, loaded.policy, loaded.seed) == (ran.engine, ran.policy, ran.seed)
+    assert loaded.plan.placement == ran.plan.placement == by_command.plan.placement
+    assert loaded.summary.metrics == by_command.summary.metrics
+    assert dict(ran.summary)["n_completed"] == 6 and dict(ran.plan)["servers"][0] == "mig-1g-0"
+
+
+@pytest.mark.parametrize("engine", ["fast", "virtual"])
+def test_without_a_folder_nothing_is_left_and_all_is_there(
+    small: tb.Scenario, engine: str, tmp_path: Path
+) -> None:
+    ran = tb.simulate(small, engine=engine, seed=4)
+    assert ran.path is None and not list(tmp_path.iterdir())
+    assert ran.requests.num_rows == 6 and ran.hops.num_rows > 6 and ran.seed == 4
+
+
+def test_the_reference_engine() -> None:
+    assert tb.simulate(tb.scenario("clustered", SMALL), engine="reference").engine == "reference"
+
+
+@pytest.mark.parametrize(
+    ("given", "label"),
+    [
+        ("petals+ws-rr", "petals+ws-rr"),
+        (("petals", "ws-rr"), "petals+ws-rr"),
+        ((PetalsPlacement(), WsRr()), "petals+ws-rr"),
+        ((PetalsPlacement, "ws-rr"), "petals+ws-rr"),
+        (Both, "both"),
+        (Both(), "both"),
+    ],
+)
+def test_a_policy_is_a_name_a_pair_an_object_or_a_class(small: tb.Scenario, given: Any, label: str) -> None:
+    ran = tb.simulate(small, given)
+    assert ran.policy == label
+    assert ran.requests.equals(tb.simulate(small, "petals+ws-rr").requests)
+
+
+def test_an_object_runs_on_the_testbed_and_is_gone_with_its_program(small: tb.Scenario) -> None:
+    ran = tb.up(small, Both(), network="memory", report=False)
+    assert ran.path is not None and tb.load(ran.path).policy == "object:both+object:both"
+    assert ran.requests.equals(tb.simulate(small, "petals+ws-rr", engine="virtual").requests)
+    with pytest.raises(tb.UserError, match="was an object of the program that used it"):
+        tb.simulate(ran.path / "scenario.toml")
+
+
+def test_two_objects_of_one_name_are_told_apart(small: tb.Scenario) -> None:
+    table = tb.sweep(small, policies=[Both(1), Both(2)], jobs=1)
+    assert table.policies == ("both", "both-2")
+
+
+def test_up_keeps_its_run_and_tells_what_the_command_tells(small: tb.Scenario) -> None:
+    told: list[tb.Progress] = []
+    ran = tb.up(small, network="memory", clock="virtual", seed=2, slo={"ttft": 5}, progress=told.append)
+    assert ran.path is not None and (ran.path / "report.html").is_file() and ran.path.parent.name == "runs"
+    assert ran.engine == "virtual" and ran.seed == 2 and ran.summary.objectives == {"ttft": 5}
+    assert [str(one).partition(" ")[0] for one in told] == ["run", "clock"]
+
+
+def test_everything_works_several_times_in_one_process_and_in_a_running_event_loop(
+    small: tb.Scenario,
+) -> None:
+    alone = tb.simulate(small, engine="virtual").requests
+
+    async def notebook() -> None:
+        assert tb.simulate(small, engine="virtual").requests.equals(alone)
+        assert tb.up(small, network="memory", report=False).requests.equals(alone)
+        assert len(tb.sweep(small, {"workload.rate": [0.1, 0.2]}, jobs=2)) == 2
+        two = await asyncio.gather(*(tb.up_async(small, network="memory", report=False) for _ in range(2)))
+        assert all(one.requests.equals(alone) for one in two) and two[0].path != two[1].path
+
+    for _ in range(2):
+        asyncio.run(notebook())
+
+
+def test_a_cancelled_task_interrupts_its_run() -> None:
+    async def cancelled() -> None:
+        begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        running = asyncio.create_task(
+            tb.up_async(
+                tb.scenario("clustered", {"workload.n_requests": 2000}),
+                network="memory",
+                out="cut",
+                progress=lambda told: (
+                    loop.call_soon_threadsafe(begun.set) if told.text.startswith("clock") else None
+                ),
+            )
+        )
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(cancelled())
+    assert tb.load("cut").summary.n_completed < 2000
+
+
+def test_ctrl_c_in_a_notebook_ends_what_another_thread_does() -> None:
+    """A notebook's loop leaves Ctrl-C to Python, unlike that of ``asyncio.run``."""
+
+    async def notebook(call: Any) -> None:
+        threading.Timer(1.0, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            call()
+
+    loop = asyncio.new_event_loop()
+    try:
+        much = tb.scenario("clustered", {"workload.n_requests": 5000})
+        loop.run_until_complete(notebook(lambda: tb.simulate(much, engine="virtual")))
+        loop.run_until_complete(notebook(lambda: tb.sweep(much, runs=10_000, jobs=1)))
+    finally:
+        loop.close()
+
+
+def test_warnings_reach_the_callback_and_the_callers_logging(caplog: pytest.LogCaptureFixture) -> None:
+    Path("mine_here.py").write_text(f"from {__name__} import Both", encoding="utf-8")
+    text = tb.scenario("clustered", SMALL).toml
+    text = re.sub(r"^(placement|routing) = .*$", r'\1 = "mine_here:Both"', text, flags=re.MULTILINE)
+    Path("strange.toml").write_text(text, encoding="utf-8")
+    told: list[str] = []
+    tb.simulate("strange.toml", progress=lambda one: told.append(one.text))
+    notice = "notice: the scenario file runs code of mine_here:Both as its policy"
+    assert told == [notice, "engine fast: nothing disturbs a session midway"]
+    assert caplog.messages == [notice]
+    assert not logging.getLogger("testbed").handlers
+
+
+def test_a_sweep_is_the_commands(small: tb.Scenario, tmp_path: Path) -> None:
+    options = [f"--set={change}" for change in small.changes if change.key != "workload.rate"]
+    command = [
+        "sweep",
+        "clustered",
+        *options,
+        "--over",
+        "workload.rate=0.25,0.5",
+        "--policy",
+        "petals",
+        "--policy",
+        "proposed",
+    ]
+    done = CliRunner().invoke(
+        app, [*command, "--runs", "3", "--keep", "requests", "--out", "command", "--jobs", "1"]
+    )
+    assert done.exit_code == 0, done.output
+    told: list[tb.Progress] = []
+    over = {"workload.rate": [0.25, 0.5]}
+    tables = [
+        tb.sweep(
+            small, over, ["petals", "proposed"], runs=3, jobs=jobs, keep="requests", progress=told.append
+        )
+        for jobs in (1, 2)
+    ]
+    there = pq.read_table(tmp_path / "command" / "results.parquet")
+    for table in tables:
+        assert table.runs.equals(there) and len(table) == 12 and table.path is None
+        assert table.requests.equals(pq.read_table(tmp_path / "command" / "requests.parquet"))
+    assert [(one.n_done, one.n_total) for one in told] == [(n, 12) for n in range(1, 13)] * 2
+    kept = tb.sweep(small, over, ["petals", "proposed"], runs=3, jobs=1, keep="requests", out="command")
+    assert kept.runs.equals(there) and kept.path == Path("command")
+
+
+def test_keys_that_change_together_ranges_and_studies(small: tb.Scenario) -> None:
+    zipped = tb.sweep(small, {("workload.rate", "workload.n_requests"): [(0.5, 2), (1, 3)]}, jobs=1)
+    assert zipped["n_requests"].to_pylist() == [2, 3] and zipped["workload.rate"].to_pylist() == [0.5, 1.0]
+    assert tb.sweep(small, {"workload.rate": "0.1:0.3:0.1"}, jobs=1)["workload.rate"].to_pylist() == [
+        0.1,
+        0.2,
+        0.3,
+    ]
+
+
+def test_gains_are_paired_and_positive_where_the_policy_is_better(small: tb.Scenario) -> None:
+    over = {"workload.rate": [0.2, 2.0]}
+    table = tb.sweep(small, over, ["petals", "proposed", Both()], runs=5, jobs=1, slo="ttft=5s")
+    gains = table.gain("per_token_s")
+    assert [(one.at["workload.rate"], one.policy) for one in gains] == [
+        (rate, policy) for rate in (0.2, 2.0) for policy in ("proposed", "both")
+    ]
+    runs = table.runs.to_pylist()
+    for one in gains:
+        of = {p: {r["seed"]: r["per_token_s_mean"] for r in runs if r["policy"] == p and r["workload.rate"] == one.at["workload.rate"]} for p in ("petals", one.policy)}  # fmt: skip
+        differences = np.array([of["petals"][seed] - of[one.policy][seed] for seed in range(5)])
+        assert one.gain == pytest.approx(differences.mean()) and one.n == 5 and one.against == "petals"
+        assert one.ci95 == pytest.approx(2.776445 * differences.std(ddof=1) / math.sqrt(5), rel=1e-5)
+        assert one.ratio == pytest.approx(differences.mean() / np.mean(list(of["petals"].values())))
+    (other,) = table.gain("goodput_rps", policy="both", against="proposed")[:1]
+    assert (other.policy, other.against, other.metric) == ("both", "proposed", "goodput_rps")
+    better = table.mean("goodput_rps", "both")[0][1].mean - table.mean("goodput_rps", "proposed")[0][1].mean
+    assert other.gain == pytest.approx(better)
+    assert gains.to_arrow().num_rows == 4 and "workload.rate" in gains.to_arrow().column_names
+    for sentence, ask in (
+        ("unknown metric", lambda: table.gain("speed")),
+        ("none of the sweep's policies", lambda: table.gain(policy="helix")),
+        ("say which policy", lambda: table.mean("ttft_s")),
+    ):
+        with pytest.raises(tb.UserError, match=sentence):
+            ask()
+
+
+def test_a_run_that_fails_is_a_row_with_its_reason(small: tb.Scenario) -> None:
+    table = tb.sweep(small, {"servers.1.count": [0, 2]}, jobs=1)
+    assert table["status"].to_pylist() == ["infeasible", "ok"] and table["reason"].to_pylist()[0]
+    assert "1 without a result" in repr(table)
+
+
+def test_a_script_needs_no_guard_and_a_class_of_its_own_reaches_the_workers(tmp_path: Path) -> None:
+    """Workers do not run the script again, and classes of ``__main__`` are sent whole."""
+    script = f"""
+import testbed as tb
+from policies.cgbp import CgBp
+from policies.wsrr import WsRr
+
+class Mine:
+    name = "mine"
+    def place(self, problem, design_concurrency=None):
+        return CgBp().place(problem, design_concurrency)
+    def bind(self, problem, placement):
+        return WsRr().bind(problem, placement)
+
+print("once")
+table = tb.sweep(tb.scenario("clustered", {SMALL!r}), policies=["proposed", Mine()], runs=3, jobs=2)
+print([gain.verdict for gain in table.gain()], table["status"].to_pylist() == ["ok"] * 6)
+"""
+    (tmp_path / "mine.py").write_text(script, encoding="utf-8")
+    done = subprocess.run([sys.executable, "mine.py"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("once\n['equal'] True\n", "")
+
+
+def test_results_show_themselves_in_a_notebook(small: tb.Scenario) -> None:
+    ran, table = tb.simulate(small, "petals"), tb.sweep(small, policies=["petals", Both()], runs=2, jobs=1)
+    for shown, words in (
+        (ran, ("clustered, petals, seed 0, engine fast: 6 of 6 requests completed", "ttft [s]", "p99")),
+        (table, ("sweep of clustered: 4 runs", "against petals", "both")),
+        (table.gain(), ("verdict", "both", "petals")),
+    ):
+        html = shown._repr_html_()
+        ElementTree.fromstring(html)
+        assert all(word in html for word in words)
+    assert repr(ran) == "<clustered, petals, seed 0, engine fast: 6 of 6 requests completed>"
+
+
+def test_a_run_of_an_earlier_version_is_read(small: tb.Scenario) -> None:
+    """It has ``rest_s`` beside ``tpot_s``, and no ``ended_at_s``."""
+    ran = tb.simulate(small, out="old")
+    table = pq.read_table("old/requests.parquet").drop_columns(["ended_at_s"])
+    pq.write_table(table.append_column("rest_s", table["tpot_s"]), "old/requests.parquet")
+    read = tb.load("old").requests
+    assert read.column_names == ran.requests.column_names and read["tpot_s"].equals(ran.requests["tpot_s"])
+
+
+def test_what_a_run_lacks_is_said() -> None:
+    tb.simulate("clustered", out="here")
+    Path("here/summary.json").unlink()
+    with pytest.raises(tb.UserError, match="testbed report here"):
+        tb.load("here")
+    assert data_of(tb.simulate("clustered").plan)["routing"] == "ws-rr"
