@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +92,7 @@ NoPageOption = Annotated[bool, typer.Option("--no-page", help="Serve no page.")]
 def with_page_port(arguments: list[str]) -> list[str]:
     """Insert the port 0 after a ``--page`` without a port: Typer has no options with an optional value."""
     found = []
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         found.append(argument)
         if argument == "--page" and not following.lstrip("-").isdigit():
             found.append("0")
