@@ -128,8 +128,8 @@ def up(
     no_page: NoPageOption = False,
 ) -> None:
     """Start the testbed, serve the scenario's workload, write tables and a trace, print a summary."""
+    from testbed.control.choice import chosen
     from testbed.control.placing import load_to_run
-    from testbed.experiments.policy import PolicyChoice
     from testbed.results.slo import parse_slo
     from testbed.runs.session import RunOptions
     from testbed.runs.up import up_command
@@ -143,8 +143,7 @@ def up(
     }
     changes = _changes(keys)
     changes += model_changes(model, random_weights)
-    _refuse_pair_and_half(policy is not None, placement, routing)
-    choice, changes = PolicyChoice(policy, placement, routing), [*(overrides or []), *changes]
+    choice, changes = chosen(policy, placement, routing), [*(overrides or []), *changes]
     options = RunOptions(
         hold=hold,
         objectives=parse_slo(slo) if slo is not None else None,
@@ -160,11 +159,6 @@ def up(
     seeds = [] if seed is None else [f"seed={seed}"]
     experiment = load_to_run(scenario, [*changes, *choice.overrides(), *seeds])
     raise typer.Exit(up_command(experiment, out, options, as_json=as_json))
-
-
-def _refuse_pair_and_half(has_pair: bool, placement: str | None, routing: str | None) -> None:
-    if has_pair and (placement is not None or routing is not None):
-        raise UserError("--policy names both policies: give either --policy, or --placement and --routing")
 
 
 def _page_port(page: int | None, no_page: bool, by_default: bool) -> int | None:
@@ -240,7 +234,7 @@ def serve(
     no_page: NoPageOption = False,
 ) -> None:
     """Start the testbed and serve requests from outside through OpenAI's API until Ctrl-C."""
-    from testbed.experiments.policy import PolicyChoice
+    from testbed.control.choice import chosen
     from testbed.runs.serve import ServeOptions, serve_command
 
     for name, value, known in (
@@ -258,11 +252,7 @@ def serve(
             "seed": seed,
         }
     )
-    _refuse_pair_and_half(policy is not None, placement, routing)
-    changes += [
-        *model_changes(model, random_weights),
-        *PolicyChoice(policy, placement, routing).overrides(),
-    ]
+    changes += [*model_changes(model, random_weights), *chosen(policy, placement, routing).overrides()]
     options = ServeOptions(
         host,
         port,
@@ -315,7 +305,6 @@ def fault(
 
 @app.command(rich_help_panel=_RUNS)
 def simulate(
-    context: typer.Context,
     targets: Annotated[
         list[str],
         typer.Argument(
@@ -364,10 +353,6 @@ def simulate(
             help="Sessions that the placement is designed for, |R|: a number, auto (by formula) or searched.",
         ),
     ] = None,
-    offline: Annotated[
-        bool,
-        typer.Option("--offline", hidden=True, help="The same as `testbed solve`."),
-    ] = False,
     overrides: SetOption = None,
     slo: Annotated[str | None, typer.Option(help="Objectives for goodput, e.g. ttft=5s,tpot=1s.")] = None,
     as_json: Annotated[
@@ -376,22 +361,11 @@ def simulate(
     out: Annotated[Path | None, typer.Option("--out", help="Write tables to this new folder.")] = None,
 ) -> None:
     """Simulate scenarios or instance files: the decisions and tables of a run in a fraction of a second."""
-    from testbed.experiments.policy import PolicyChoice
+    from testbed.control.choice import chosen
     from testbed.results.slo import parse_slo
     from testbed.simulator.command import Options, simulate_command
 
-    _refuse_pair_and_half(bool(policy), placement, routing)
-    if offline:
-        sources = {name: context.get_parameter_source(name) for name in context.params}
-        given = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-        if given - {"targets", "policy", "offline", "as_json"}:
-            raise UserError(
-                "with --offline only --policy and --json can be given: leave out the others, or see "
-                "`testbed solve`"
-            )
-        solve([Path(target) for target in targets], policy, as_json)
-        return
-    choices = [PolicyChoice(name) for name in policy or ()] or [PolicyChoice(None, placement, routing)]
+    choices = [chosen(name, placement, routing) for name in policy or (None,)]
     options = Options(
         choices=tuple(choices),
         n_runs=runs,

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from policies.problem import InfeasiblePlacement, PolicyError
-from policies.registry import resolve_pair, resolve_placement, resolve_routing
+from policies.problem import InfeasiblePlacement
 from testbed.codeversion import rules_digest
-from testbed.control.placing import RememberedPlacements, import_from_here
+from testbed.control.placing import RememberedPlacements
 from testbed.errors import RunError, UserError
 from testbed.experiments import Change, Override
 from testbed.experiments.experiment import Experiment
@@ -90,28 +89,6 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     is_known: bool = False
     again: bool = False
     requests: bytes = b""
-
-
-def choice_of(policy: str | None) -> PolicyChoice:
-    """Returns the choice of policies that ``policy`` names: a pair by its name, or ``placement+routing``."""
-    if policy is None:
-        return PolicyChoice()
-    placement, plus, routing = policy.partition("+")
-    return PolicyChoice(None, placement, routing) if plus else PolicyChoice(policy)
-
-
-def check_policy(name: str) -> None:
-    """Raises ``UserError`` if there is no policy of that name."""
-    choice = choice_of(name)
-    import_from_here(name)
-    try:
-        if choice.pair is not None:
-            resolve_pair(choice.pair)
-        else:
-            resolve_placement(choice.placement or "")
-            resolve_routing(choice.routing or "")
-    except PolicyError as error:
-        raise UserError(f"policy {name}: {error}") from error
 
 
 def lost_record(run: Run) -> Record:
@@ -193,7 +170,7 @@ def case_of(setup: Setup, run: Run) -> Case:
 
     Raises ``UserError`` if the scenario is not valid.
     """
-    choice = choice_of(run.policy)
+    choice = PolicyChoice.of(run.policy)
     changes = list(run.changes)
     if setup.engine == REAL:
         changes.append(Change("clock", "real"))

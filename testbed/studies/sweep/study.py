@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
+from testbed.control.choice import check_policy
 from testbed.errors import ScenarioError, UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.changes import toml_text
@@ -40,7 +41,7 @@ from testbed.studies.sweep.measures import (
     TIMES,
     UNDER_OBJECTIVES,
 )
-from testbed.studies.sweep.runs import ENGINES, Run, Setup, check_policy
+from testbed.studies.sweep.runs import ENGINES, Run, Setup
 
 DEFAULT_METRICS = ("ttft_s_mean", "tpot_s_mean", "per_token_s_mean")
 DEFAULT_PARETO = ("tokens_per_s", "ttft_s_mean")
