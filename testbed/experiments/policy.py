@@ -42,21 +42,19 @@ class PolicyChoice:
 
     @classmethod
     def of(cls, text: str | None) -> PolicyChoice:
-        """Return the choice that ``text`` names: a pair by its name, or ``PLACEMENT+ROUTING``."""
-        if text is None:
-            return cls()
-        placement, plus, routing = text.partition("+")
+        """Return the choice that ``text`` names: a pair by its name, or ``placement+routing``."""
+        placement, plus, routing = (text or "").partition("+")
         return cls(None, placement, routing) if plus else cls(text)
-
-    @property
-    def halves(self) -> tuple[str | None, str | None]:
-        """Placement and routing by name; ``None``: the scenario's own."""
-        return PAIRS.get(self.pair or "", (self.placement, self.routing))
 
     def overrides(self) -> list[Change]:
         """Return the choice as changes to a scenario."""
         named = {"name": self.pair, "placement": self.placement, "routing": self.routing}
         return [Change(f"policy.{key}", value) for key, value in named.items() if value is not None]
+
+    @property
+    def halves(self) -> tuple[str | None, str | None]:
+        """Placement and routing by name; ``None``: the scenario's own."""
+        return PAIRS.get(self.pair or "", (self.placement, self.routing))
 
 
 def with_halves(table: PolicyTable) -> PolicyTable:
