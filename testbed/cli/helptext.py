@@ -68,13 +68,14 @@ def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
 
 def _without_noise(about: str, is_argument: bool) -> str:
     """Leave out the range of a number, which the message for a wrong one has, and that an argument is required."""
-    text, bracket, notes = about.partition("  [")
+    text, *rest = re.split(r"  \\?\[", about, maxsplit=1)  # some versions of Typer escape the bracket
+    notes = [note for part in rest for note in part.removesuffix("]").split("; ")]
     kept = [
         note
-        for note in notes.removesuffix("]").split("; ")
-        if note and not re.search(r"x[<>]=?", note) and not (is_argument and note == "required")
+        for note in notes
+        if not re.search(r"x[<>]=?|<x", note) and not (is_argument and note == "required")
     ]
-    return f"{text}{bracket}{'; '.join(kept)}]" if kept else text
+    return f"{text}  [{'; '.join(kept)}]" if kept else text
 
 
 def _write(formatter: Any, title: str, rows: list[tuple[str, str]], width: int) -> None:

@@ -62,7 +62,10 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 class _Commands(Group):
-    """Reports Ctrl-C with the command's own message; Typer would print nothing."""
+    """Lists commands in their order; reports Ctrl-C with the command's own message, where Typer prints nothing."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for commands in COMMANDS.values() for name in commands]
 
     def invoke(self, ctx: Any) -> Any:
         try:
