@@ -365,7 +365,7 @@ def fault(
 
     cont lets a stopped server continue. The testbed may serve a workload or hold (--hold).
     """
-    from testbed.control.faults.byhand import fault_command
+    from testbed.runs.byhand import fault_command
 
     answer, text = fault_command(kind, server, factor, run)
     print_answer(answer, lambda: text, as_json)
@@ -396,7 +396,7 @@ def link(
 
     The testbed may serve a workload or hold (--hold).
     """
-    from testbed.control.links import link_command
+    from testbed.runs.byhand import link_command
 
     answer, text = link_command(action, a, b, rtt, rate, loss, run)
     print_answer(answer, lambda: text, as_json)
