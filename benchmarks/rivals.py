@@ -24,6 +24,7 @@ import msgspec
 
 from policies.registry import PAIRS
 from testbed.codeversion import rules_digest
+from testbed.control.choice import check_policy
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from testbed.studies.capacity.command import Options as CapacityOptions
@@ -35,7 +36,7 @@ from testbed.studies.sweep.disk import make_folder
 from testbed.studies.sweep.documents import difference, markdown, number
 from testbed.studies.sweep.measures import FAIRNESS, GAP, GOODPUT, HIGHER_IS_BETTER, MET
 from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
-from testbed.studies.sweep.runs import OK, Run, Setup, case_of, check_policy
+from testbed.studies.sweep.runs import OK, Run, Setup, case_of
 from testbed.studies.sweep.store import Lines
 from testbed.studies.sweep.study import Options, read_study
 

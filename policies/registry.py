@@ -299,7 +299,7 @@ def _unknown(what: str, name: str, valid: Iterable[str]) -> str:
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     own = ", or module:Class"
     if what == "policy pair":
-        own = "; a policy of your own, module:Class, is a --placement or a --routing" if ":" in name else ""
+        own = ", or PLACEMENT+ROUTING, each a name or module:Class"
     kinds: dict[str, Collection[str]] = {"policy": PAIRS, "placement": PLACEMENTS, "routing": ROUTINGS}
     if elsewhere := [f"--{option} {name}" for option, known in kinds.items() if name in known]:
         hint = f"did you mean {' or '.join(elsewhere)}? "

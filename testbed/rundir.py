@@ -43,6 +43,11 @@ SCRATCH = ("links", "virtual", "study", "agent")
 measured runs of a study, of agents on other machines."""
 
 
+def parquet_path(path: Path) -> Path:
+    """Return ``path`` as pyarrow must get it: it mistakes a relative path with a colon for a URI."""
+    return path.absolute()
+
+
 def make_run_dir(out: Path | None, name: str) -> Path:
     """Make the run directory ``out``, or a new ``runs/<name>-<time>``, with its subfolders.
 

@@ -25,7 +25,7 @@ from testbed.records.plan import Plan, find_plan
 from testbed.records.requests import METRICS
 from testbed.records.summary import SIMULATION, RunSummary, read_summary
 from testbed.results.slo import parse_slo
-from testbed.results.tables import hop_rows_table, read_requests, request_table
+from testbed.results.tables import hop_rows_table, parquet_path, read_requests, request_table
 from testbed.rundir import check_new_folder, not_a_run, scratch
 from testbed.runs.session import Announce, Ended, RunOptions, RunSession
 from testbed.runtime.signals import Interruption, outside_loop
@@ -241,7 +241,7 @@ def load(path: str | os.PathLike[str]) -> Run:
         plan=plan,
         path=folder,
         _requests=lambda: request_table(read_requests(folder / REQUESTS)),
-        _hops=lambda: _read_table(folder / HOPS),
+        _hops=lambda: pq.read_table(parquet_path(folder / HOPS)),
     )
 
 
@@ -321,8 +321,3 @@ def _objectives(slo: str | Mapping[str, float] | None) -> dict[str, float] | Non
     if slo is None or isinstance(slo, str):
         return parse_slo(slo) if slo else None
     return parse_slo(",".join(f"{metric}={limit_s}s" for metric, limit_s in slo.items()))
-
-
-def _read_table(path: Path) -> pa.Table:
-    with path.open("rb") as file:
-        return pq.read_table(file)

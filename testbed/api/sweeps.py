@@ -22,6 +22,7 @@ from testbed.errors import UserError
 from testbed.experiments.changes import toml_text
 from testbed.experiments.units import counted
 from testbed.results.intervals import Mean
+from testbed.results.tables import parquet_path
 from testbed.rundir import scratch
 from testbed.runtime.signals import outside_loop
 from testbed.studies.sweep.axes import POLICY, Axis, checked_axis, value_range
@@ -321,8 +322,7 @@ def _requests(folder: Path, study: Study, results: Measured, chosen: Chosen) -> 
     path = folder / REQUESTS
     if not path.exists():
         results.kept.write(path, results.rows, study.axes)
-    with path.open("rb") as file:
-        return _labelled(pq.read_table(file), chosen)
+    return _labelled(pq.read_table(parquet_path(path)), chosen)
 
 
 def _labelled(table: pa.Table, chosen: Chosen) -> pa.Table:

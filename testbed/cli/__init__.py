@@ -1,9 +1,8 @@
 """The command line.
 
-- ``main``: the entry point, and the commands for runs, scenarios and results
-- ``sweep``: commands that make many runs; ``measure``: measurements; ``workload``: recorded workloads
-- ``blocks``: models, hardware and ``generate``; ``programs``: programs and links of a running testbed
-- ``options``: options that several commands share
+- ``main``: the entry point, and the list of all commands
+- ``run``, ``ask``, ``watch``, ``describe``, ``machine``: commands by what a user wants; ``reproduce``: papers
+- ``options``: options that several commands share; ``helptext``: the text of ``--help``
 """
 
 from testbed.cli.main import main

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -19,7 +18,6 @@ from msgspec import UNSET
 from nodes.clock import Clock
 from nodes.messages import Question
 from policies.links import Link
-from testbed.control.live import ask_running
 from testbed.errors import TestbedError, UserError
 from testbed.experiments.events import between, members_of, unknown_place
 from testbed.experiments.experiment import Experiment
@@ -158,7 +156,7 @@ class LinkChanges:
                     at_s=done_at_s,
                     planned_at_s=None,
                     late_s=None,
-                    why=_in_words(asked),
+                    why=in_words(asked),
                     n_links=len(links),
                     by=BY_HAND,
                     asked_at_s=asked_at_s,
@@ -198,7 +196,8 @@ def _why_not(asked: ChangeLink) -> str | None:
     return None
 
 
-def _in_words(asked: ChangeLink) -> str:
+def in_words(asked: ChangeLink) -> str:
+    """Returns the change as events and the command state it."""
     if asked.action != "set":
         return f"link {asked.a} and {asked.b}: {asked.action} by hand"
     said = [f"RTT {DURATION.format(asked.rtt_s)}"] if asked.rtt_s is not None else []
@@ -231,34 +230,6 @@ def link_change(
     if (why_not := _why_not(asked)) is not None:
         raise UserError(why_not)
     return asked
-
-
-def link_command(
-    action: str,
-    a: str,
-    b: str,
-    rtt: str | None,
-    rate: str | None,
-    loss: str | None,
-    run: Path | None,
-) -> tuple[dict[str, Any], str]:
-    """Change the link between two nodes or sites of the running testbed of ``run``; returns (JSON, text).
-
-    Without ``run`` it is the latest below ``runs``. Raises ``UserError``, or ``RunError`` if it does not
-    answer.
-    """
-    asked = link_change(action, a, b, rtt, rate, loss)
-    run_dir, answer = ask_running(run, asked)
-    if answer.why_not is not None:
-        raise UserError(answer.why_not)
-    done = {
-        "run": str(run_dir),
-        "action": action,
-        "link": [a, b],
-        "at_s": answer.at_s,
-        "n_links": answer.n_links,
-    }
-    return done, f"{_in_words(asked)}, done at {answer.at_s:.3f} s in {run_dir}"
 
 
 def _loss(text: str) -> float:

@@ -51,6 +51,11 @@ class PolicyChoice:
         named = {"name": self.pair, "placement": self.placement, "routing": self.routing}
         return [Change(f"policy.{key}", value) for key, value in named.items() if value is not None]
 
+    @property
+    def halves(self) -> tuple[str | None, str | None]:
+        """Placement and routing by name; ``None``: the scenario's own."""
+        return PAIRS.get(self.pair or "", (self.placement, self.routing))
+
 
 def with_halves(table: PolicyTable) -> PolicyTable:
     """Return ``table`` with placement and routing named. Raises ``KeyedError`` for contradictions."""

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from policies.workload import RequestPlan
 from testbed.experiments.limits import MAX_REQUESTS, MAX_TOKENS
 from testbed.experiments.problems import KeyedError
+from testbed.rundir import parquet_path
 
 Row = tuple[float, int, int]
 _KEY = ("workload", "file")
@@ -223,7 +224,7 @@ def _parquet(path: Path) -> Iterator[Row]:
 
     columns = ["arrival_at_s", "n_input_tokens", "n_output_tokens"]
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(parquet_path(path)) as file:
             missing = [name for name in columns if name not in file.schema_arrow.names]
             if missing:
                 raise KeyedError(

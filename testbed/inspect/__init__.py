@@ -1,4 +1,4 @@
 """Commands that describe something and run nothing.
 
-``machine`` (``testbed doctor``), ``model``, ``hardware``, ``topology``, ``workload``
+``machine`` (``testbed doctor``), ``model``, ``hardware``, ``topology``, ``workload``, ``validity`` (``testbed validate``)
 """

@@ -13,6 +13,7 @@ from testbed.page.history import History
 from testbed.records.plan import read_plan
 from testbed.records.requests import RequestRow
 from testbed.results.tables import read_requests
+from testbed.rundir import parquet_path
 
 _HOPS = (
     *("request", "token", "hop", "server", "sent_at_s", "arrived_at_s", "departed_at_s", "received_at_s"),
@@ -44,7 +45,7 @@ def _read_requests(run_dir: Path, history: History, experiment: Experiment) -> N
     try:
         rows = read_requests(run_dir / "requests.parquet")
         table = run_dir / "hops.parquet"
-        hops = pq.read_table(table, columns=list(_HOPS)) if table.is_file() else None
+        hops = pq.read_table(parquet_path(table), columns=list(_HOPS)) if table.is_file() else None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"cannot read the tables of {run_dir} ({error}); simulate it again") from error
     number = {name: i for i, name in enumerate(experiment.problem.clients)}

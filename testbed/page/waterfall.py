@@ -8,6 +8,7 @@ from typing import Any
 from nodes.eventlog import LogReader
 from nodes.records import Token
 from testbed.records.plan import is_simulated
+from testbed.rundir import parquet_path
 
 
 def request_hops(run_dir: Path, request: int) -> list[list[Any]]:
@@ -37,7 +38,7 @@ def _from_table(path: Path, request: int) -> list[list[Any]]:
 
     if not path.is_file():
         return []
-    table = pq.read_table(path, filters=[("request", "==", request)])
+    table = pq.read_table(parquet_path(path), filters=[("request", "==", request)])
     numbers: dict[str, int] = {}
     names = table.column("server").combine_chunks()
     if hasattr(names, "dictionary"):

@@ -13,7 +13,7 @@ from testbed.experiments.experiment import Experiment
 from testbed.records.hops import hop_columns
 from testbed.records.requests import RequestRow, flat, request_columns, row_of
 from testbed.results.model import HopTable
-from testbed.rundir import replacing
+from testbed.rundir import parquet_path, replacing
 
 _ARROW: dict[Any, pa.DataType] = {
     int: pa.int64(),
@@ -48,7 +48,7 @@ def read_requests(path: Path) -> list[RequestRow]:
 
     Raises ``OSError``, or ``ValueError`` (``pa.ArrowInvalid``, too) if it is no such table.
     """
-    return [row_of(columns) for columns in pq.read_table(path).to_pylist()]
+    return [row_of(columns) for columns in pq.read_table(parquet_path(path)).to_pylist()]
 
 
 def hop_rows_table(experiment: Experiment, hops: HopTable) -> pa.Table:
@@ -81,4 +81,4 @@ def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
 def write_table(path: Path, table: pa.Table) -> None:
     """Write ``table`` whole or not at all."""
     with replacing(path) as temporary:
-        pq.write_table(table, temporary)
+        pq.write_table(table, parquet_path(temporary))

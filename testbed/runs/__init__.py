@@ -4,6 +4,7 @@
 - ``up``: ``testbed up``; ``serve``: ``testbed serve``; ``generate``: a prompt through real blocks
 - ``twin``: the same run in virtual time; ``verify``: compares its tokens with the whole model's
 - ``inside``: the user's programs on nodes of a running testbed
+- ``byhand``: faults and links of a running testbed, by hand
 - ``net``: only the network of a scenario
 - ``ps``: lists the testbeds that run on this machine
 - ``clean``: removes what killed runs left

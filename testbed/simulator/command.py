@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 import typer
 
-from policies.problem import PolicyError
-from policies.registry import resolve_pair
 from testbed.errors import UserError
 from testbed.experiments import Change, Override
 from testbed.experiments.policy import PolicyChoice
@@ -115,17 +113,14 @@ def _folders(targets: Sequence[str]) -> dict[str, str]:
 
 def _check(targets: Sequence[str], options: Options) -> None:
     """Raise ``UserError`` for options that contradict each other, before anything is simulated."""
-    pairs = [choice.pair for choice in options.choices]
-    for what, named in (("target", list(targets)), ("policy", pairs)):
-        twice = next((one for i, one in enumerate(named) if one in named[:i]), None)
-        if twice is not None:
-            raise UserError(f"the {what} {twice} is given twice; leave one out")
-    try:
-        for choice in options.choices:
-            if choice.pair is not None:
-                resolve_pair(choice.pair)
-    except PolicyError as error:
-        raise UserError(f"--policy: {error}") from error
+    policies = [choice.pair or "+".join(map(str, choice.halves)) for choice in options.choices]
+    for what, named, known in (
+        ("target", targets, targets),
+        ("policy", policies, [choice.halves for choice in options.choices]),
+    ):
+        for i, name in enumerate(named):
+            if known[i] in known[:i]:
+                raise UserError(f"the {what} {name} is given twice; leave one out")
     if options.clock not in (None, "auto", "virtual", "real"):
         raise UserError(f"--clock must be auto or virtual, not {options.clock!r}")
     if options.clock == "real":

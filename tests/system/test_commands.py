@@ -22,6 +22,12 @@ def test_help_is_on_stdout_with_exit_code_0(command: str, testbed: Testbed) -> N
         assert all(name in outcome.stdout for name in COMMANDS)
 
 
+def test_without_arguments_the_help_is_printed(testbed: Testbed) -> None:
+    outcome = testbed()
+    assert (outcome.code, outcome.stderr) == (0, "")
+    assert outcome.stdout == testbed("--help").stdout
+
+
 def test_show_prints_a_scenario_that_loads_again_to_the_same(testbed: Testbed, tmp_path: Path) -> None:
     first = testbed("show", "clustered", "--set", "workload.rate=0.5")
     assert first.code == 0, first.stderr

@@ -58,11 +58,11 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: str, testbed: Testbe
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("up",), "Missing argument 'scenario'"),
+        (("up",), "Missing argument 'SCENARIO'"),
         (("up", "clustered", "--tme-scale", "2"), "--time-scale"),
         (("up", "clustered", "--seed", "soon"), '--seed must be a whole number, not "soon" (see `testbed up'),
         (("upp", "clustered"), "'up'"),
-        (("report",), "Missing argument 'run'"),
+        (("report",), "Missing argument 'RUN'"),
         (("links", "clustered", "--echoes", "1"), '--echoes must be at least 2, not "1" (see'),
         (("up", "clustered", "--time-scale", "fast"), '--time-scale must be a number, not "fast" (see'),
         (("validate", "clustered", "petals"), "petals"),

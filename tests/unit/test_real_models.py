@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nodes.blocks.spec import BlocksSpec, HubSpec, Sampling, WeightSource
-from testbed.cli.blocks import model_changes
+from testbed.cli.options import changes
 from testbed.control.placing import place_experiment
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
@@ -195,11 +195,11 @@ def test_tokens_are_sampled_only_if_one_of_the_samplings_settings_is_given(
 
 
 def test_the_name_of_a_model_is_text_whatever_it_looks_like() -> None:
-    assert [str(change) for change in model_changes("176", True)] == [
+    assert [str(change) for change in changes(None, {}, "176", True)] == [
         'compute.model="176"',
         "compute.random_weights=true",
     ]
-    assert model_changes(None, False) == []
+    assert changes(None, {}) == []
 
 
 def test_blocks_that_the_machines_memory_cannot_hold_are_refused_before_any_is_loaded(

@@ -1,13 +1,10 @@
-"""Faults by hand: the command ``testbed fault``, and what a running testbed does with its question."""
+"""Faults by hand: what ``testbed fault`` asks of a running testbed, and what that does then."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 from nodes.messages import Question
-from testbed.control.live import ask_running
 from testbed.errors import UserError
 from testbed.experiments.limits import MAX_NUMBER
 from testbed.experiments.problems import unknown
@@ -56,18 +53,3 @@ def check_fault(kind: str, factor: float | None) -> float:
         with_factor = any_of(name for name, each in KINDS.items() if each.has_factor)
         raise UserError(f"--factor is only for {with_factor}, not for {kind}; leave it out")
     return 1.0 if factor is None else factor
-
-
-def fault_command(
-    kind: str, server: str, factor: float | None, run: Path | None
-) -> tuple[dict[str, Any], str]:
-    """Carry out a fault in the running testbed of the directory ``run``. Returns (JSON, text).
-
-    Without ``run`` it is the latest below ``runs``. Raises ``UserError``, or ``RunError`` if it does not
-    answer.
-    """
-    run_dir, why_not = ask_running(run, Fault(kind, server, check_fault(kind, factor)))
-    if why_not is not None:
-        raise UserError(why_not)
-    done = {"run": str(run_dir), "kind": kind, "server": server, "factor": factor}
-    return done, f"{kind} {server}: done in {run_dir}"

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from testbed.control.choice import check_policy
 from testbed.errors import ScenarioError, UserError
 from testbed.experiments import Change, load_experiment
 from testbed.experiments.policy import FIXED
@@ -25,7 +26,7 @@ from testbed.studies.capacity.measures import load_measures
 from testbed.studies.sweep.axes import SEED
 from testbed.studies.sweep.disk import make_folder
 from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
-from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, case_of, check_policy, lost_record
+from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, case_of, lost_record
 from testbed.studies.sweep.store import Lines, read_records
 
 RUNS = "advice.jsonl"

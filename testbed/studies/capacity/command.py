@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from testbed.control.choice import check_policy
 from testbed.errors import UserError
 from testbed.experiments import Change, Override, load_experiment
 from testbed.experiments.experiment import Experiment
@@ -23,7 +24,7 @@ from testbed.studies.capacity.text import capacity_text
 from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of
 from testbed.studies.sweep.axes import SEED
 from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
-from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, check_policy, lost_record
+from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, lost_record
 from testbed.terminal import say
 
 WIDTH = 0.02

@@ -19,7 +19,7 @@ from testbed.records.plan import is_simulated
 from testbed.records.requests import RequestRow
 from testbed.records.summary import RunSummary, read_summary
 from testbed.results.tables import read_requests
-from testbed.rundir import not_a_run, owner_alive
+from testbed.rundir import not_a_run, owner_alive, parquet_path
 
 METRICS = ("per_token_s", "ttft_s", "tpot_s", "e2e_s", "queue_s")
 PARTS = ("hop_compute_s", "hop_network_s", "hop_client_s")
@@ -136,7 +136,7 @@ def _settings(path: Path) -> tuple[str, dict[str, Any]]:
 
 def _table(path: Path, name: str, columns: Mapping[str, str | None]) -> pa.Table:
     try:
-        table = pq.read_table(path / name)
+        table = pq.read_table(parquet_path(path / name))
         lacking = [column for column in columns if column not in table.column_names]
         if lacking:
             raise pa.ArrowKeyError(f"it has no column {lacking[0]}")

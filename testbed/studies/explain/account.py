@@ -20,6 +20,7 @@ from testbed.records.events import OF_FAULTS, Detected, FaultHappened, Replayed,
 from testbed.records.plan import is_simulated, read_plan
 from testbed.records.requests import RequestRow
 from testbed.results.model import model_setup_s
+from testbed.rundir import parquet_path
 from testbed.runtime.wiring import stub_profile
 from testbed.studies.compare.load import load_run
 
@@ -63,7 +64,8 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
             f"{run_dir} has no hops.parquet, since it would be too large; simulate fewer requests"
         )
     experiment = load_experiment(str(run_dir / "scenario.toml"))
-    hops = pq.read_table(run_dir / "hops.parquet", filters=[("request", "==", request)]).to_pylist()
+    table = pq.read_table(parquet_path(run_dir / "hops.parquet"), filters=[("request", "==", request)])
+    hops = table.to_pylist()
     plain, replayed = (
         [r for r in hops if bool(r["replayed_tokens"]) == is_replay] for is_replay in (False, True)
     )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed.control.choice import chosen
 from testbed.errors import UserError
-from testbed.experiments.policy import PolicyChoice
 from testbed.rundir import scratch
 from testbed.simulator.cases import scenario_case
 from testbed.simulator.engine import VIRTUAL, simulate
@@ -15,7 +15,6 @@ from testbed.simulator.summary import summarize_simulation
 from testbed.simulator.tables import write_simulation
 from testbed.studies.explain.account import account
 from testbed.studies.explain.text import explain_text
-from testbed.studies.sweep.runs import check_policy
 
 
 def explain_command(
@@ -33,9 +32,7 @@ def explain_command(
             )
         answer = {"target": target, "engine": None, **account(Path(target), request)}
         return answer, explain_text(answer)
-    if policy is not None:
-        check_policy(policy)
-    case = scenario_case(target, PolicyChoice.of(policy), overrides, seed)
+    case = scenario_case(target, chosen(policy), overrides, seed)
     with scratch("study") as folder:
         run_dir = folder / "run"
         simulation = simulate(case, "testbed", folder=run_dir, live=False)

@@ -32,8 +32,6 @@ from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import Record
 from testbed.studies.sweep.store import Lines, read_records
 
-WHAT = ("paper", "chain", "helix")
-"""``chain`` and ``helix`` are studies of their own, in other modules."""
 ONLY = ("tables", "figures")
 RESULTS = "results.jsonl"
 DOCUMENTS = ("tables.md", "run-times.md", "sweeps.md")
@@ -43,7 +41,7 @@ MAX_RUNS = 1000
 
 
 def reproduce_command(
-    what: str, only: str | None, n_runs: int, seed: int, out: Path | None, jobs: int | None
+    only: str | None, n_runs: int, seed: int, out: Path | None, jobs: int | None
 ) -> tuple[dict[str, Any], str]:
     """Do the reproduction, or continue one whose folder ``out`` has some of the runs already.
 
@@ -51,7 +49,7 @@ def reproduce_command(
     terminal. Raises ``UserError`` for invalid options and if ``out`` holds something else;
     ``RunError`` if a worker dies or the disk is full or read-only. Results stored until then are kept.
     """
-    _check(what, only, n_runs, seed, jobs)
+    _check(only, n_runs, seed, jobs)
     out = out or DEFAULT_OUT
     settings = settings_of(only)
     seeds = range(seed, seed + n_runs)
@@ -91,9 +89,7 @@ def reproduce_command(
     return answer, "\n".join(text)
 
 
-def _check(what: str, only: str | None, n_runs: int, seed: int, jobs: int | None) -> None:
-    if what not in WHAT:
-        raise UserError(f'"{what}" cannot be reproduced; valid: {", ".join(WHAT)}')
+def _check(only: str | None, n_runs: int, seed: int, jobs: int | None) -> None:
     if only is not None and only not in ONLY:
         raise UserError(f'--only "{only}" is unknown; valid: {", ".join(ONLY)}')
     if n_runs < 2:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from testbed.results.tables import request_schema
-from testbed.rundir import replacing
+from testbed.rundir import parquet_path, replacing
 from testbed.studies.sweep.axes import POLICY, SEED, Axis
 from testbed.studies.sweep.store import Lines
 from testbed.studies.sweep.table import Row, axis_types, in_order, typed
@@ -52,7 +52,7 @@ class Kept:
         with (
             replacing(path) as temporary,
             self._lines.path.open("rb") as file,
-            pq.ParquetWriter(temporary, empty.schema) as writer,
+            pq.ParquetWriter(parquet_path(temporary), empty.schema) as writer,
         ):
             waiting = [empty]
             for row in in_order(rows, values):

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from policies.problem import InfeasiblePlacement, PolicyError
-from policies.registry import offering, resolve_pair, resolve_placement, resolve_routing
+from policies.problem import InfeasiblePlacement
+from policies.registry import offering
 from testbed.codeversion import rules_digest
-from testbed.control.placing import RememberedPlacements, import_from_here
+from testbed.control.placing import RememberedPlacements
 from testbed.errors import RunError, UserError
 from testbed.experiments import Change, Override, Target
 from testbed.experiments.experiment import Experiment
@@ -92,20 +92,6 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     is_known: bool = False
     again: bool = False
     requests: bytes = b""
-
-
-def check_policy(name: str) -> None:
-    """Raises ``UserError`` if there is no policy of that name."""
-    choice = PolicyChoice.of(name)
-    import_from_here(name)
-    try:
-        if choice.pair is not None:
-            resolve_pair(choice.pair)
-        else:
-            resolve_placement(choice.placement or "")
-            resolve_routing(choice.routing or "")
-    except PolicyError as error:
-        raise UserError(f"policy {name}: {error}") from error
 
 
 def lost_record(run: Run) -> Record:

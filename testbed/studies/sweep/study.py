@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
+from testbed.control.choice import check_policy
 from testbed.errors import ScenarioError, UserError
 from testbed.experiments import Target, load_experiment
 from testbed.experiments.changes import toml_text
@@ -42,7 +43,7 @@ from testbed.studies.sweep.measures import (
     UNDER_OBJECTIVES,
 )
 from testbed.studies.sweep.pool import digest_of
-from testbed.studies.sweep.runs import ENGINES, Run, Setup, check_policy
+from testbed.studies.sweep.runs import ENGINES, Run, Setup
 
 DEFAULT_METRICS = ("ttft_s_mean", "tpot_s_mean", "per_token_s_mean")
 DEFAULT_PARETO = ("tokens_per_s", "ttft_s_mean")

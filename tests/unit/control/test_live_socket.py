@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodes import control
-from testbed.control.faults.byhand import Fault, fault_by_hand, fault_command
+from testbed.control.faults.byhand import Fault, fault_by_hand
 from testbed.control.live import SOCKET, LiveSocket
 from testbed.errors import UserError
 from testbed.experiments.limits import MAX_NUMBER
 from testbed.faultkinds import KINDS as ALL_KINDS
+from testbed.runs.byhand import fault_command
 
 NAMES = ["a100-0", "mig-1g-0"]
 KINDS = list(ALL_KINDS)

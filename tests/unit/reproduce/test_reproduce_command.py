@@ -25,7 +25,7 @@ N_TABLES = len(settings_of("tables"))
 
 
 def tables(out: Path, n_runs: int = 2, seed: int = 0) -> dict[str, Any]:
-    return reproduce_command("paper", "tables", n_runs, seed, out, 1)[0]
+    return reproduce_command("tables", n_runs, seed, out, 1)[0]
 
 
 def test_runs_that_are_recorded_are_not_run_again(tmp_path: Path, quick_runs: list[str]) -> None:
@@ -105,20 +105,19 @@ def test_results_of_another_version_of_the_code_are_not_used(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("papers", None, 20, 0), "papers.*valid: paper"),
-        (("paper", "table", 20, 0), "--only.*valid: tables, figures"),
-        (("paper", None, 1, 0), "--runs must be at least 2"),
-        (("paper", None, 10**12, 0), "--runs must be at most 1000, not 1000000000000"),
-        (("paper", None, 20, -1), "--seed must not be negative"),
+        (("table", 20, 0), "--only.*valid: tables, figures"),
+        ((None, 1, 0), "--runs must be at least 2"),
+        ((None, 10**12, 0), "--runs must be at most 1000, not 1000000000000"),
+        ((None, 20, -1), "--seed must not be negative"),
     ],
 )
 def test_options_that_make_no_sense_get_one_sentence(
-    tmp_path: Path, arguments: tuple[str, str | None, int, int], message: str
+    tmp_path: Path, arguments: tuple[str | None, int, int], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
         reproduce_command(*arguments, tmp_path, 1)
     with pytest.raises(UserError, match="--jobs must be at least 1"):
-        reproduce_command("paper", None, 20, 0, tmp_path, 0)
+        reproduce_command(None, 20, 0, tmp_path, 0)
     assert not list(tmp_path.iterdir())
 
 

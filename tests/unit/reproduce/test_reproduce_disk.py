@@ -21,7 +21,7 @@ FULL = Path("/dev/full")
 
 
 def tables(out: Path) -> dict[str, Any]:
-    return reproduce_command("paper", "tables", 2, 0, out, 1)[0]
+    return reproduce_command("tables", 2, 0, out, 1)[0]
 
 
 def test_a_disk_that_fills_up_while_runs_are_computed_keeps_the_finished_ones(

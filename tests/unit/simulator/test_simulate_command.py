@@ -173,13 +173,12 @@ def test_a_placement_and_a_route_can_be_fixed(tmp_path: Path, capsys: pytest.Cap
         (("--mode", "exact"), "--mode must be testbed or reference, not 'exact'"),
         (("--session-setup", "on"), "--session-setup must be reference or none, not 'on'"),
         (("--policy", "propose"), "there is no policy pair 'propose'; did you mean 'proposed'?"),
-        (("--policy", "mine:Best"), "a policy of your own, module:Class, is a --placement or a --routing"),
+        (("--policy", "mine:Best"), "or PLACEMENT+ROUTING, each a name or module:Class"),
         (("--policy", "jffc"), "there is no policy pair 'jffc'; did you mean --routing jffc?"),
         (("--policy", "petals", "--routing", "ws-rr"), "--policy names both policies"),
         (("--design-concurrency", "many"), "--design-concurrency must be auto, searched or a whole number"),
         (("--placement", "fixed:none.json"), "none.json: cannot be read"),
         (("--routing", "fixed:9"), "names server 9, which does not exist"),
-        (("--offline",), "is not an offline instance"),
     ],
 )
 def test_what_does_not_go_together_gets_one_sentence(
@@ -288,12 +287,6 @@ def test_a_design_concurrency_that_has_no_effect_is_said_to_have_none(
 ) -> None:
     run("clustered", "--policy", "petals", "--design-concurrency", "5")
     assert "petals uses no design concurrency: 5 has no effect" in capsys.readouterr().out
-
-
-def test_offline_refuses_options_that_it_would_ignore(tmp_path: Path) -> None:
-    for option in (("--runs", "3"), ("--out", str(tmp_path / "o")), ("--mode", "testbed")):
-        with pytest.raises(UserError, match="with --offline only --policy and --json can be given"):
-            run("any.json", "--offline", *option)
 
 
 def test_a_policy_that_ends_the_process_is_stopped_like_one_that_fails(

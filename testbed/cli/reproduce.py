@@ -1,0 +1,85 @@
+"""``testbed reproduce``: papers' evaluations, each with its own options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.cli.helptext import group
+from testbed.cli.options import FirstSeedOption, JobsOption, JsonOption, out_option, print_answer, runs_option
+from testbed.errors import UserError
+
+RunsOption = Annotated[int, runs_option(" of every setting")]
+
+
+def paper(
+    only: Annotated[str | None, typer.Option(metavar="WHAT", help="tables or figures; default both.")] = None,
+    runs: RunsOption = 20,
+    seed: FirstSeedOption = 0,
+    out: Annotated[
+        Path | None,
+        out_option("The results' folder; default runs/reproduce-paper. Runs in it are not run again."),
+    ] = None,
+    jobs: JobsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the paper's evaluation and compare its printed numbers with ours.
+
+    A stopped evaluation continues when it is started again.
+    """
+    from testbed.studies.reproduce.command import reproduce_command
+
+    answer, text = reproduce_command(only, runs, seed, out, jobs)
+    print_answer(answer, lambda: text, as_json)
+
+
+def chain(
+    runs: RunsOption = 20,
+    seed: FirstSeedOption = 0,
+    jobs: JobsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the response times in Table I of the paper's successor with simulated ones."""
+    from testbed.studies.reproduce.chain import chain_command
+
+    answer, text = chain_command(runs, seed, jobs)
+    print_answer(answer, lambda: text, as_json)
+
+
+def helix(
+    log: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder with events.txt and query_route.txt (or .gz).")
+    ] = None,
+    cluster: Annotated[Path | None, typer.Option(metavar="FILE", help="The cluster's .ini file.")] = None,
+    tables: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder with KIND_prompt.csv and KIND_decode.csv.")
+    ] = None,
+    warm_up: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Seconds at the log's start to leave out.")
+    ] = 30.0,
+    step_base: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Time of a step besides its layers; default 0.004."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve the queries of a log of Helix on their logged routes; compare measured and simulated latencies.
+
+    --log, --cluster and --tables are files of Helix' artifact.
+    """
+    from testbed.studies.reproduce.helix import STEP_BASE_S, helix_command
+
+    if log is None or cluster is None or tables is None:
+        raise UserError("reproduce helix needs --log DIR, --cluster FILE and --tables DIR of Helix' artifact")
+    answer, text = helix_command(
+        log, cluster, tables, warm_up, STEP_BASE_S if step_base is None else step_base
+    )
+    print_answer(answer, lambda: text, as_json)
+
+
+reproduce_app = group(
+    "Repeat a paper's evaluation, and put its printed numbers beside ours (docs/validation.md).",
+    {"paper": paper, "chain": chain, "helix": helix},
+)

@@ -1,0 +1,56 @@
+"""``testbed validate``: checks a scenario and its placement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from testbed.control.placing import load_to_run, place_experiment
+from testbed.experiments import Override, load_experiment
+from testbed.experiments.units import counted
+from testbed.runs.session import check_online
+from testbed.runtime.gpus import missing_gpu, shared_out
+from testbed.runtime.wiring import check_frames
+
+
+def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[str, Any], str]:
+    """Check ``scenario`` with ``changes``; returns the object for ``--json`` and the text for the terminal.
+
+    The code of policies that the file names as ``module:Class`` is not run, and the placement is not checked
+    then. Raises ``UserError``.
+    """
+    experiment = load_experiment(scenario, changes)
+    not_loaded = experiment.policy.code_in_file
+    if not not_loaded:
+        experiment = load_to_run(scenario, changes)
+    check_frames(experiment)
+    missing = missing_gpu(experiment)
+    remarks = [missing] if missing else []
+    blocks = shared_out(experiment, remarks.append)
+    placement = None
+    if not not_loaded:
+        placement = place_experiment(experiment).placement
+        check_online(experiment, placement)
+    n_servers, n_clients = experiment.problem.n_servers, len(experiment.problem.clients)
+    n_requests = len(experiment.workload.requests)
+    answer: dict[str, Any] = {
+        "valid": True,
+        "name": experiment.name,
+        "n_servers": n_servers,
+        "n_clients": n_clients,
+        "n_requests": n_requests,
+        "design_concurrency": placement and placement.design_concurrency,
+        "not_loaded": list(not_loaded),
+        "missing_gpu": missing,
+        "devices": blocks and [blocks.device_of(n) for n in range(n_servers)],
+    }
+    if placement is None:
+        placed = f"placement not checked: {', '.join(not_loaded)} in the file would run code"
+    else:
+        placed = f"{placement.policy} places all blocks"
+        if placement.design_concurrency:
+            placed += f" for |R| = {placement.design_concurrency}"
+    counts = (
+        f"{counted(n_servers, 'servers')}, {counted(n_clients, 'clients')}, {counted(n_requests, 'requests')}"
+    )
+    return answer, "\n".join([f"{experiment.name}: valid; {counts}; {placed}", *remarks])
