@@ -25,8 +25,8 @@ from testbed.records.plan import Plan, find_plan
 from testbed.records.requests import METRICS
 from testbed.records.summary import SIMULATION, RunSummary, read_summary
 from testbed.results.slo import parse_slo
-from testbed.results.tables import hop_rows_table, parquet_path, read_requests, request_table
-from testbed.rundir import check_new_folder, not_a_run, scratch
+from testbed.results.tables import hop_rows_table, read_requests, request_table
+from testbed.rundir import check_new_folder, not_a_run, parquet_path, scratch
 from testbed.runs.session import Announce, Ended, RunOptions, RunSession
 from testbed.runtime.signals import Interruption, outside_loop
 from testbed.simulator.cases import Case, instance_case, is_instance, scenario_case, without_setup

@@ -22,8 +22,7 @@ from testbed.errors import UserError
 from testbed.experiments.changes import toml_text
 from testbed.experiments.units import counted
 from testbed.results.intervals import Mean
-from testbed.results.tables import parquet_path
-from testbed.rundir import scratch
+from testbed.rundir import parquet_path, scratch
 from testbed.runtime.signals import outside_loop
 from testbed.studies.sweep.axes import POLICY, Axis, checked_axis, value_range
 from testbed.studies.sweep.command import LOCAL, Measured, Shown, executor_of, measured, write_study
