@@ -47,7 +47,7 @@ def test_without_load_there_are_no_figures_under_load(testbed: Testbed) -> None:
 def test_out_holds_the_answer_tables_and_a_plot(testbed: Testbed, tmp_path: Path) -> None:
     out = tmp_path / "report"
     command = ("links", "clustered", "--network", "loopback", "--pairs", "2", "--load", "--out", str(out))
-    outcome = testbed(*command, "--json", *SHORT)
+    outcome = testbed(*command, "--json", *SHORT, renders=True)
     assert outcome.code == 0, outcome.stderr
     assert sorted(path.name for path in out.iterdir()) == [
         *("links.csv", "links.json", "links.md", "links.pdf", "links.png")
