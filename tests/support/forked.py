@@ -24,6 +24,7 @@ import json
 import os
 import pkgutil
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -60,6 +61,18 @@ sys.path[0] = sys.argv[1]
 from tests.support.forked import serve
 serve(int(sys.argv[2]))
 """
+
+_ASK = """
+import json, os, socket, sys
+asked = socket.socket(fileno=int(sys.argv[1]))
+ended, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+message = json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ), False]).encode()
+socket.send_fds(asked, [message], [1, 2, theirs.fileno()])
+theirs.close()
+ended.recv(16)
+os._exit(int(ended.recv(16)))
+"""
+"""As ``_Forker.fork``, in an interpreter that has imported nothing else."""
 
 _HUGE = 2 << 20
 _MADV_COLLAPSE = 25
@@ -112,6 +125,11 @@ class _Forker:
             )
         atexit.register(self._end)
 
+    @property
+    def descriptor(self) -> int:
+        """Where it is asked."""
+        return self._here.fileno()
+
     def _end(self) -> None:
         self._here.close()
         self.process.wait()
@@ -153,6 +171,16 @@ def fork_command(
     if _forker is None:
         _forker = _Forker()
     return _forker.fork(arguments, folder, env, out, err, renders)
+
+
+def as_shell_function() -> tuple[str, int]:
+    """``testbed`` as a function of a shell that inherits the descriptor: each call forks a command, and waits for it."""
+    global _forker
+    if _forker is None:
+        _forker = _Forker()
+    number = _forker.descriptor
+    call = shlex.join([sys.executable, "-I", "-S", "-c", _ASK, str(number)])
+    return f'testbed() {{ {call} "$@"; }}', number
 
 
 def serve(descriptor: int) -> None:
