@@ -29,13 +29,18 @@ _METADATA: dict[str, dict[str, None]] = {".pdf": {"CreationDate": None}, ".svg":
 @contextmanager
 def plotting(style: Mapping[Any, Any]) -> Iterator[Any]:
     """Yield ``matplotlib.pyplot`` without a display, with ``style`` as its settings in the body."""
+    plt = _pyplot()
+    with plt.rc_context(dict(style)):
+        yield plt
+
+
+def _pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    with plt.rc_context(dict(style)):
-        yield plt
+    return plt
 
 
 def save_both(plt: Any, figure: Any, folder: Path, name: str, *, dpi: int = DPI, tight: bool = False) -> Path:

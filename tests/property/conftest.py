@@ -1,6 +1,8 @@
-"""How Hypothesis runs: no test here asserts timing, so examples have no deadline."""
+"""How many examples Hypothesis draws."""
 
 from hypothesis import settings
 
-settings.register_profile("testbed", deadline=None)
+from tests.support.effort import register_profiles
+
+register_profiles()
 settings.load_profile("testbed")

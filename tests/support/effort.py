@@ -2,5 +2,18 @@
 
 import os
 
+from hypothesis import settings
+
 EFFORT = int(os.environ.get("TESTBED_EFFORT", "1"))
-"""1: some 40 s of CPU for chaos and fuzzing together. ``.ci/run`` has 3."""
+"""1: what ``make test`` has. ``.ci/run`` has more."""
+
+
+def register_profiles() -> None:
+    """Have Hypothesis draw as many examples as this effort has, without deadlines: no test here asserts timing.
+
+    Both where it draws at random and, as ``--hypothesis-profile=ci`` asks, the same every time. A test whose examples
+    are expensive states how many, times ``EFFORT``.
+    """
+    for name, parent in (("testbed", "default"), ("ci", "ci")):
+        how = settings.get_profile(parent)
+        settings.register_profile(name, how, deadline=None, max_examples=40 * EFFORT)

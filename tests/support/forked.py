@@ -3,26 +3,40 @@
 Each is a process like any other: with its own pid, signals, exit code, files, folder and environment. It differs from
 one that is begun anew in what only an interpreter's start decides: the seed of hashes, and variables such as
 ``PYTHONHASHSEED`` or a ``sitecustomize`` on ``PYTHONPATH``. A test that is about those begins its command anew.
+
+The interpreters that a forked command begins for code of the testbed (``python -P -m testbed...``, ``python -P -c``: its
+launcher, its page, its workers) are forks of the command in turn. A command that is begun anew begins interpreters, as a
+user's does.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import functools
 import gc
 import importlib
+import importlib.util
+import inspect
+import itertools
 import json
 import os
 import pkgutil
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+import traceback
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
+
+from tests.support.sketches import sketch
 
 COMMAND = str(Path(sys.executable).with_name("testbed"))
 
@@ -30,12 +44,41 @@ _PACKAGES = ("testbed", "policies", "netem", "nodes")
 _LAZY = (
     "pyarrow.parquet",
     "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_pdf",
     "matplotlib.backends.backend_svg",
+    "pydantic.type_adapter",
+    "rich._emoji_codes",
     "scipy.optimize",
     "highspy",
 )
 _EXTRAS = ("nodes.blocks", "testbed.cluster", "testbed.runtime.hosts", "testbed.studies.sweep.on_ray")
 """What imports torch or ray: they may not be installed, and have threads."""
+
+_BEGIN = """
+import sys
+sys.path[0] = sys.argv[1]
+from tests.support.forked import serve
+serve(int(sys.argv[2]))
+"""
+
+_ASK = """
+import json, os, socket, sys
+asked = socket.socket(fileno=int(sys.argv[1]))
+ended, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+message = json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ), False]).encode()
+socket.send_fds(asked, [message], [1, 2, theirs.fileno()])
+theirs.close()
+ended.recv(16)
+os._exit(int(ended.recv(16)))
+"""
+"""As ``_Forker.fork``, in an interpreter that has imported nothing else."""
+
+_HUGE = 2 << 20
+_MADV_COLLAPSE = 25
+
+_ROOM = "TESTBED_TESTS_ROOM"
+"""A variable that is there for its size: the environment that a forked process shows in ``/proc`` is written over it."""
 
 
 class Forked:
@@ -74,22 +117,34 @@ class _Forker:
         self._here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, str(there.fileno())],
+                [sys.executable, "-c", _BEGIN, str(Path(__file__).parents[2]), str(there.fileno())],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # threads are not forked
+                # Threads are not forked.
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", _ROOM: "x" * (1 << 16)},
             )
         atexit.register(self._end)
+
+    @property
+    def descriptor(self) -> int:
+        """Where it is asked."""
+        return self._here.fileno()
 
     def _end(self) -> None:
         self._here.close()
         self.process.wait()
 
     def fork(
-        self, arguments: Sequence[str], folder: Path, env: Mapping[str, str], out: BinaryIO, err: BinaryIO
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str],
+        out: BinaryIO,
+        err: BinaryIO,
+        renders: bool,
     ) -> Forked:
         ended, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        asked = json.dumps([list(arguments), str(folder), dict(env)]).encode()
+        asked = json.dumps([list(arguments), str(folder), dict(env), renders]).encode()
         with theirs:
             socket.send_fds(self._here, [asked], [out.fileno(), err.fileno(), theirs.fileno()])
         pid = ended.recv(16)
@@ -101,21 +156,41 @@ _forker: _Forker | None = None
 
 
 def fork_command(
-    arguments: Sequence[str], folder: Path, env: Mapping[str, str], out: BinaryIO, err: BinaryIO
+    arguments: Sequence[str],
+    folder: Path,
+    env: Mapping[str, str],
+    out: BinaryIO,
+    err: BinaryIO,
+    renders: bool = False,
 ) -> Forked:
-    """Begin ``testbed`` with these arguments in ``folder``; it writes to ``out`` and ``err``."""
+    """Begin ``testbed`` with these arguments in ``folder``; it writes to ``out`` and ``err``.
+
+    Its figures are blank unless it ``renders`` them (``tests.support.sketches``).
+    """
     global _forker
     if _forker is None:
         _forker = _Forker()
-    return _forker.fork(arguments, folder, env, out, err)
+    return _forker.fork(arguments, folder, env, out, err, renders)
+
+
+def as_shell_function() -> tuple[str, int]:
+    """``testbed`` as a function of a shell that inherits the descriptor: each call forks a command, and waits for it."""
+    global _forker
+    if _forker is None:
+        _forker = _Forker()
+    number = _forker.descriptor
+    call = shlex.join([sys.executable, "-I", "-S", "-c", _ASK, str(number)])
+    return f'testbed() {{ {call} "$@"; }}', number
 
 
 def serve(descriptor: int) -> None:
     """Fork a command for each message on the socket ``descriptor``, until that is closed. In a command, runs it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
     _import_everything()
+    _prepare()
     gc.collect()
     gc.freeze()
+    _collapse()
     asked = socket.socket(fileno=descriptor)
     ends: dict[int, tuple[int, socket.socket]] = {}
     waiting = select.poll()
@@ -147,6 +222,31 @@ def serve(descriptor: int) -> None:
             waiting.register(number, select.POLLIN)
 
 
+def _prepare() -> None:
+    """Make what every command makes first, and all make alike: its options, and what its code and packages are."""
+    import typer.main
+
+    from testbed.cli.main import app
+    from testbed.experiments.provenance import provenance
+
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    typer.main.get_command(app)
+    provenance()
+
+
+def _collapse() -> None:
+    """Have the kernel keep what is imported in huge pages, where it can: forks copy their table, which is the smaller."""
+    libc = ctypes.CDLL(None)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, rights, _, _, inode, *_ = line.split()
+        if rights == "rw-p" and inode == "0":
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            start = -(-start // _HUGE) * _HUGE
+            if start + _HUGE <= end:
+                libc.madvise(start, end // _HUGE * _HUGE - start, _MADV_COLLAPSE)
+
+
 def _import_everything() -> None:
     def walk(name: str) -> None:
         module = importlib.import_module(name)
@@ -158,7 +258,9 @@ def _import_everything() -> None:
         walk(name) if name in _PACKAGES else importlib.import_module(name)
 
 
-def _become(arguments: list[str], folder: str, env: dict[str, str], out: int, err: int) -> None:
+def _become(
+    arguments: list[str], folder: str, env: dict[str, str], renders: bool, out: int, err: int
+) -> None:
     """Be what a new process would be."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(out, 1)
@@ -172,6 +274,9 @@ def _become(arguments: list[str], folder: str, env: dict[str, str], out: int, er
     sys.path[:1] = [str(Path(COMMAND).parent), *path]
     sys.argv[:] = [COMMAND, *arguments]
     sys.modules["__main__"].__file__ = COMMAND  # what processes that it spawns begin with
+    subprocess.Popen = _Popen  # type: ignore[misc]
+    if not renders:
+        sketch(setattr)
 
 
 def _run() -> NoReturn:
@@ -181,5 +286,72 @@ def _run() -> NoReturn:
     raise SystemExit(0)
 
 
-if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+class _Popen(subprocess.Popen[Any]):
+    """Forks instead of ``python -P -m testbed.a.module ...`` and ``python -P -c ...``; begins all else as ever."""
+
+    def _execute_child(self, *arguments: Any) -> None:
+        how = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
+        match how["args"]:
+            case [sys.executable, "-P", "-m", str(module), *rest] if module.startswith("testbed."):
+                found = importlib.util.find_spec(module)
+                assert found is not None and found.origin is not None
+                name, code = found.origin, found.loader.get_code(module)  # type: ignore[union-attr]
+            case [sys.executable, "-P", "-c", str(text), *rest]:
+                name, code = "-c", compile(text, "<string>", "exec")
+            case _:
+                return super()._execute_child(*arguments)  # type: ignore[misc,no-any-return]
+        env = dict(os.environ if how["env"] is None else how["env"])
+        block = b"".join(os.fsencode(f"{key}={value}") + b"\0" for key, value in env.items())
+        start, end = _where_the_environment_is()
+        has_threads = len(os.listdir("/proc/self/task")) > 1
+        if has_threads or len(block) > end - start or how["preexec_fn"] is not None or how["cwd"] is not None:
+            return super()._execute_child(*arguments)  # type: ignore[misc,no-any-return]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.environ.clear()  # of what is about to be overwritten
+            ctypes.memmove(start, block.ljust(end - start, b"\0"), end - start)
+            os.environ.update(env)
+            _become_python(code, [name, *rest], how)
+        self._child_created = True
+        ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(how[name] for name in ends))  # type: ignore[attr-defined]
+        return None
+
+
+def _where_the_environment_is() -> tuple[int, int]:
+    """The addresses at which the kernel finds what it shows as ``/proc/self/environ``."""
+    fields = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()
+    return int(fields[47]), int(fields[48])
+
+
+def _become_python(code: types.CodeType, argv: list[str], how: Mapping[str, Any]) -> NoReturn:
+    """Be an interpreter that runs ``code``; ``how``: as ``Popen`` was told to begin it."""
+    status = 1
+    try:
+        for given, standard in ((how["p2cread"], 0), (how["c2pwrite"], 1), (how["errwrite"], 2)):
+            if given != -1:
+                os.dup2(given, standard)
+        for below, above in itertools.pairwise([2, *sorted(how["pass_fds"]), 1 << 16]):
+            os.closerange(below + 1, above)
+        if how["start_new_session"]:
+            os.setsid()
+        if how["process_group"] >= 0:
+            os.setpgid(0, how["process_group"])
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv[:] = argv
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(code, sys.modules["__main__"].__dict__)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

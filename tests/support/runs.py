@@ -94,7 +94,8 @@ def announced(stderr: str) -> list[Path]:
 class Running:
     """A command in progress; its output goes to files, so that it can be read at any time.
 
-    It is forked (``tests.support.forked``) unless it must be ``anew``, as it is where a ``wrapper`` begins it.
+    It is forked (``tests.support.forked``) unless it must be ``anew``, as it is where a ``wrapper`` begins it. A forked
+    command leaves blank figures unless it ``renders`` them.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Running:
         env: Mapping[str, str] | None = None,
         wrapper: Sequence[str] = (),
         anew: bool = False,
+        renders: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._out, self._err = folder / "stdout", folder / "stderr"
@@ -120,7 +122,7 @@ class Running:
                     env=its_env,
                 )
             else:
-                self.process = fork_command(arguments, folder, its_env, out, err)
+                self.process = fork_command(arguments, folder, its_env, out, err, renders)
 
     @property
     def stdout(self) -> str:

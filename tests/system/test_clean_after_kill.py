@@ -18,6 +18,7 @@ import pytest
 
 from testbed.rundir import OWNER
 from testbed.runs.clean import HALF_WRITTEN, TABLES, clean_command
+from tests.support.effort import EFFORT
 from tests.support.runs import (
     Running,
     Testbed,
@@ -31,8 +32,9 @@ from tests.support.runs import (
     wait_until,
 )
 
-N_TRIES = 50
-N_MOMENTS = 5
+N_TRIES = 15 * EFFORT
+"""Each takes about a second of CPU."""
+N_MOMENTS = 2 * EFFORT
 SEED = 20261121
 _AT_ONCE = 3
 
@@ -111,7 +113,7 @@ def _events(run_dir: Path) -> str:
 
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("fabric")
-def test_kill_9_at_50_random_moments_leaves_nothing_that_clean_does_not_remove(
+def test_kill_9_at_random_moments_leaves_nothing_that_clean_does_not_remove(
     testbed: Testbed, small: str, tmp_path: Path
 ) -> None:
     temporary = tmp_path / "temporary"

@@ -24,7 +24,7 @@ def test_an_emulation_is_compared_with_its_simulation(testbed: Testbed, tmp_path
     assert emulated.code == 0, emulated.stderr
     simulation = simulated(testbed, "simulated")
     out = tmp_path / "out"
-    outcome = testbed("compare", str(emulated.run_dir), simulation, "--out", str(out), "--json")
+    outcome = testbed("compare", str(emulated.run_dir), simulation, "--out", str(out), "--json", renders=True)
     assert (outcome.code, outcome.stderr) == (0, "")
     answer = outcome.json()
     assert (answer["a"]["engine"], answer["b"]["engine"]) == ("emulation", "simulation")

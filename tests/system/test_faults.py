@@ -82,7 +82,7 @@ def up_on_a_small_disk(testbed: Testbed, size: str, folder: Path) -> Outcome:
 def test_a_disk_that_gets_full_ends_the_run_with_a_message_and_earlier_rows_stay(
     testbed: Testbed, tmp_path: Path
 ) -> None:
-    outcome = up_on_a_small_disk(testbed, "200k", tmp_path)
+    outcome = up_on_a_small_disk(testbed, "80k", tmp_path)
     assert_broken(outcome, "No space left", "the logs are intact: make room, then `testbed report ")
     assert "client-0 failed: no space left" in outcome.stderr.splitlines()[-2]
     kept = tmp_path / "kept"

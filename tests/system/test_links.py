@@ -11,16 +11,26 @@ import pytest
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.studies.links import check as linkcheck
-from tests.support.runs import Testbed, assert_one_sentence
+from tests.support.runs import Outcome, Testbed, assert_one_sentence
 
 pytestmark = pytest.mark.usefixtures("fabric")
 
 SHORT = ("--echoes", "3", "--time-scale", "20")
 
 
-@pytest.mark.parametrize("network", ["fabric", "loopback"])
-def test_every_pair_is_measured_idle_and_while_others_are_busy(network: str, testbed: Testbed) -> None:
-    outcome = testbed("links", "clustered", "--network", network, "--pairs", "3", "--load", "--json", *SHORT)
+@pytest.fixture(scope="module", params=["fabric", "loopback"])
+def measured(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Outcome, Path]:
+    """Three pairs, idle and under load, and the folder with the report; not to be changed."""
+    testbed = Testbed(tmp_path_factory.mktemp("measured"))
+    out = testbed.folder / "report"
+    options = ("--pairs", "3", "--load", "--out", str(out), "--json", *SHORT)
+    return testbed("links", "clustered", "--network", request.param, *options, renders=True), out
+
+
+def test_every_pair_is_measured_idle_and_while_others_are_busy(measured: tuple[Outcome, Path]) -> None:
+    outcome, _ = measured
     assert outcome.code == 0, outcome.stderr
     answer = outcome.json()
     assert answer["load"]["busy_pairs"] == 8  # all nine servers are there, though three are measured
@@ -44,25 +54,23 @@ def test_without_load_there_are_no_figures_under_load(testbed: Testbed) -> None:
     assert [row["under_load"] for row in answer["pairs"]] == [None, None]
 
 
-def test_out_holds_the_answer_tables_and_a_plot(testbed: Testbed, tmp_path: Path) -> None:
-    out = tmp_path / "report"
-    command = ("links", "clustered", "--network", "loopback", "--pairs", "2", "--load", "--out", str(out))
-    outcome = testbed(*command, "--json", *SHORT)
-    assert outcome.code == 0, outcome.stderr
+def test_out_holds_the_answer_tables_and_a_plot(measured: tuple[Outcome, Path], testbed: Testbed) -> None:
+    outcome, out = measured
     assert sorted(path.name for path in out.iterdir()) == [
         *("links.csv", "links.json", "links.md", "links.pdf", "links.png")
     ]
     with open(out / "links.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["state"] for row in rows] == ["idle"] * 4 + ["load"] * 4
+    assert [row["state"] for row in rows] == ["idle"] * 6 + ["load"] * 6
     pairs = outcome.json()["pairs"]
-    assert [float(row["rtt_ms_p50"]) for row in rows[:4]] == [pair["rtt_ms"]["p50"] for pair in pairs]
+    assert [float(row["rtt_ms_p50"]) for row in rows[:6]] == [pair["rtt_ms"]["p50"] for pair in pairs]
     markdown = (out / "links.md").read_text(encoding="utf-8")
     assert markdown.count("| client-0 | mig-1g-1 |") == 2
     assert "## Idle" in markdown and "## Under load: 8 other pairs busy" in markdown
     assert (out / "links.png").read_bytes().startswith(b"\x89PNG")
     assert (out / "links.pdf").read_bytes().startswith(b"%PDF")
-    assert_one_sentence(testbed(*command), f"{out} holds something already", "--out")
+    again = testbed("links", "clustered", "--network", "loopback", "--out", str(out))
+    assert_one_sentence(again, f"{out} holds something already", "--out")
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def test_an_outage_by_hand_is_in_the_record_the_trace_and_the_model(
     if network == "fabric":
         request.getfixturevalue(network)
     event = "network.event=[{at='0.1 s', link=['Here','There'], rtt='80 ms'}]"
-    longer = ("--set", "workload.n_output_tokens=1200")  # commands take seconds on a busy machine
+    longer = ("--set", "workload.n_output_tokens=600")  # while a link is cut, nothing goes on
     running = testbed.start_up(outage, "--network", network, "--no-report", "--set", event, *longer, *REAL)
     run_dir = running.serving(20)
     assert testbed("link", "cut", "Here", "There", "--run", str(run_dir)).code == 0

@@ -63,7 +63,7 @@ def test_a_sweep_that_ends_midway_goes_on_to_the_same_bytes(
     n_kept = len(list(Lines(out / RUNS).read()))
     assert 5 < n_kept < N_RUNS, "it was stopped midway"
     assert not (out / RESULTS).exists()
-    again = sweep(out).wait(110)
+    again = sweep(out, 1).wait(110)
     assert again.code == 0, again.stderr
     assert f"{N_RUNS} runs: {N_RUNS - n_kept} computed" in again.stdout and f"{n_kept} found" in again.stdout
     for name in (RESULTS, PAGE):

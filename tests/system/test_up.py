@@ -176,7 +176,8 @@ def test_the_same_seed_repeats_arrivals_and_another_changes_them(finished: Outco
 def test_plain_output_is_a_table_on_stdout_and_a_report_is_written(network: str, testbed: Testbed) -> None:
     fast = [argument for argument in FAST if argument != "--no-report"]
     clock = REAL if network == "loopback" else ()
-    outcome = testbed.up("clustered", "--policy", "petals", "--network", network, *clock, *fast)
+    options = ("--policy", "petals", "--network", network, *clock, *fast)
+    outcome = testbed.up("clustered", *options, renders=network == "memory")
     summary = assert_complete(outcome)
     assert outcome.stdout.startswith("clustered: 3 of 3 requests completed\n")
     assert "placement petals, routing petals" in outcome.stdout

@@ -101,6 +101,7 @@ def test_figures_under_load_have_a_table_of_their_own() -> None:
     ]
 
 
+@pytest.mark.renders
 def test_a_pair_that_could_not_be_measured_is_shown_and_does_not_count_as_worst(tmp_path: Path) -> None:
     some = answer(*PAIRS[:2], failed("c", "gone"), failed("gone", "c"))
     assert links_text(some).count("<- connecting took too long") == 2
@@ -110,6 +111,7 @@ def test_a_pair_that_could_not_be_measured_is_shown_and_does_not_count_as_worst(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["links.pdf", "links.png"]
 
 
+@pytest.mark.renders
 def test_when_nothing_could_be_measured_the_report_says_so(tmp_path: Path) -> None:
     none = answer(failed("c", "gone"), failed("gone", "c"))
     assert links_text(none).splitlines()[-1] == "no pair could be measured"

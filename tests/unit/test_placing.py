@@ -90,10 +90,10 @@ def test_the_order_in_which_servers_join_is_petals_alone(name: str) -> None:
 
 def test_a_placement_that_is_known_is_the_one_that_would_be_decided() -> None:
     known = RememberedPlacements()
-    few = "workload.n_requests=2"
+    few = ("workload.n_requests=2", "model.n_blocks=14")
     for policy in ("petals", "proposed", "foresight"):
         for change in ("seed=1", "seed=2", "clients.site=Cluster1", "policy.design_concurrency=3"):
-            experiment = load_experiment("clustered", [f"policy.name={policy}", few, change])
+            experiment = load_experiment("clustered", [f"policy.name={policy}", *few, change])
             assert place(experiment, placements=known).placement == place(experiment).placement
 
 

@@ -12,7 +12,7 @@ from testbed.experiments import load_experiment
 from testbed.studies.sweep.command import RUNS
 
 FEW = ("--scenarios", "clustered", "--workloads", "own", "--loads", "1", "--requests", "8", "--seeds", "2")
-PAIRS = ("--pairs", "foresight", "exo", "whole-model")
+PAIRS = ("--pairs", "proposed", "exo", "whole-model", "--beside", "proposed")
 
 
 def trace(folder: Path) -> Path:

@@ -66,6 +66,7 @@ def test_a_matrix_file_keeps_its_directions_apart(tmp_path: Path, capsys: pytest
     assert found["rtt_ms"] == [[0.0, 224.0], [224.0, 0.0]]
 
 
+@pytest.mark.renders
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_a_picture_is_drawn_with_and_without_known_places(tmp_path: Path, ending: str) -> None:
     (tmp_path / "parts.toml").write_text(TWO_PARTS)

@@ -49,6 +49,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.renders
 def test_a_calibration_leaves_samples_results_profile_report_and_figures(model: Path, tmp_path: Path) -> None:
     need_blocks()
     out = tmp_path / "out"

@@ -110,6 +110,7 @@ def test_servers_with_other_blocks_are_named_and_their_hops_not_paired(make_run:
     assert {row["hop_compute_s"]["paired"]["n"] for row in answer["hops"]} == {0}
 
 
+@pytest.mark.renders
 def test_simulations_without_hops_are_compared_by_request(make_run: MakeRun, tmp_path: Path) -> None:
     a, b = make_run("a", [request(0)]), make_run("b", [request(0)], hops=None, engine="simulation")
     answer, text = compare_command(a, b, tmp_path / "out")
@@ -161,6 +162,7 @@ def test_a_scenario_beside_an_instance_has_no_settings_in_common(make_run: MakeR
     assert "settings were not compared" in text
 
 
+@pytest.mark.renders
 def test_the_files_hold_what_is_printed(make_run: MakeRun, tmp_path: Path) -> None:
     rows = [request(0), request(1)]
     a = make_run("a", [*rows, failed(2, "timeout")])

@@ -30,6 +30,7 @@ from policies.search import (
 )
 from policies.wsrr import WsRr
 from testbed.experiments import load_experiment
+from tests.support.effort import EFFORT
 from tests.support.problems import make_problem, placed
 
 FEW = ("calibration.set=petals-scattered", "servers.0.count=4", "servers.1.count=1", "workload.rate=0.1")
@@ -104,7 +105,7 @@ def test_streams_have_as_many_requests_as_there_are_at_a_time() -> None:
     assert stream_requests(make_problem([15.0])) == 100
 
 
-@pytest.mark.parametrize(("scenario", "rate"), [("gts-ce", 8), ("bellcanada", 12)])
+@pytest.mark.parametrize(("scenario", "rate"), [("gts-ce", 8), ("bellcanada", 12)][:EFFORT])
 def test_where_hundreds_are_served_at_a_time_there_is_room_for_them(scenario: str, rate: int) -> None:
     high = (f"workload.rate={rate}", "workload.n_requests=2000")
     problem, requests = (

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from testbed.studies.reproduce.tables import HEADER
 from testbed.studies.sweep.pool import Local
 from testbed.studies.sweep.runs import Measures, Record
 from testbed.studies.sweep.store import Lines, read_records
-from tests.support.runs import wait_until
+from tests.support.runs import Running, below, wait_until
 
 N_TABLES = len(settings_of("tables"))
 
@@ -46,6 +45,7 @@ def test_a_line_that_a_kill_cut_short_is_run_again(tmp_path: Path, quick_runs: l
     assert quick_runs[-1] in quick_runs[:-1]
 
 
+@pytest.mark.renders
 def test_the_same_seed_gives_the_same_tables_and_another_seed_others(
     tmp_path: Path, quick_runs: list[str]
 ) -> None:
@@ -142,22 +142,21 @@ def test_ctrl_c_and_sigterm_on_the_command_end_it_with_130_and_one_line(
     tmp_path: Path, number: signal.Signals, to_workers_too: bool
 ) -> None:
     out = tmp_path / "out"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "testbed", "reproduce", "paper", "--out", str(out), "--jobs", "2"],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = Running(["reproduce", "paper", "--out", str(out), "--jobs", "2"], tmp_path / "said")
     try:
         results = out / RESULTS
         wait_until(lambda: results.exists() and results.stat().st_size > 0, "the first result", 60)
-        (os.killpg if to_workers_too else os.kill)(process.pid, number)
-        text, said = process.communicate(timeout=60)
+        workers = below(command.process.pid)
+        assert len(workers) >= 2
+        for pid in (command.process.pid, *(workers if to_workers_too else ())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        ended = command.wait(60)
     finally:
-        process.kill()
-    assert process.returncode == 130, said
-    assert text == "" and said.count("\n") == 1 and "the same command goes on" in said
+        command.kill()
+    assert ended.code == 130, ended.stderr
+    said = ended.stderr
+    assert ended.stdout == "" and said.count("\n") == 1 and "the same command goes on" in said
     assert read_records(Lines(results))
 
 

@@ -141,6 +141,7 @@ def test_a_request_that_never_got_in_is_in_the_trace_with_its_reason(mixed: Synt
     assert failed["args"]["reason"] == "server 1: <gone>"
 
 
+@pytest.mark.renders
 def test_the_report_is_one_page_that_loads_nothing_and_lists_what_did_not_complete(
     mixed: SyntheticRun,
 ) -> None:

@@ -68,6 +68,17 @@ def test_a_row_per_run_sorted_with_what_simulate_measures(tmp_path: Path) -> Non
     assert last["engine"] == "fast" and last["status"] == "ok" and last["reason"] == ""
 
 
+@pytest.mark.renders
+def test_lines_a_map_and_the_front_are_drawn(tmp_path: Path) -> None:
+    sweep(tmp_path, RATES, "workload.n_output_tokens=4,8", POLICIES, metrics="ttft_s")
+    drawn = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
+    over = ("workload.n_output_tokens", "workload.rate")
+    names = ("pareto", "ttft_s_mean-map", *(f"ttft_s_mean-over-{key}" for key in over))
+    assert sorted(drawn) == sorted(f"{name}.{ending}" for name in names for ending in ("pdf", "png"))
+    for name, content in drawn.items():
+        assert len(content) > 5_000 and content.startswith(b"%PDF" if name.endswith("pdf") else b"\x89PNG")
+
+
 def test_goodput_is_under_the_scenario_s_own_objectives_where_none_are_given(tmp_path: Path) -> None:
     few = "workload.n_requests=5"
     sweep(tmp_path / "given", slo="ttft=4s")
