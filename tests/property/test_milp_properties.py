@@ -141,7 +141,7 @@ def test_the_exact_optimum_is_that_of_trying_everything(
             assert held.n_blocks or server.memory_bytes < problem.model.block_bytes
 
 
-@settings(max_examples=25 * EFFORT)
+@settings(max_examples=10 * EFFORT)
 @given(batches(4, 6, 4), st.booleans())
 def test_the_bounds_lie_below_the_optimum_and_the_rounded_relaxation_above(
     given_batch: tuple[Problem, Batch], decode_only: bool
