@@ -5,7 +5,7 @@ import os
 from hypothesis import settings
 
 EFFORT = int(os.environ.get("TESTBED_EFFORT", "1"))
-"""1: what ``make test`` has. ``.ci/run`` has more."""
+"""1: what ``make test`` and ``.ci/run`` have."""
 
 
 def register_profiles() -> None:
