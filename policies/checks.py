@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import numbers
+from collections.abc import Mapping
 from typing import Any
 
 from policies.feasibility import block_list, gigabytes
-from policies.problem import BlockRange, Placement, PolicyError, Problem, RequestSpec, Route
+from policies.problem import BlockRange, Hop, Placement, PolicyError, Problem, RequestSpec, Route
 from policies.state import SystemState
 from policies.waiting import ROUNDING_RATIO, waiting_s
 
@@ -21,7 +23,13 @@ def check_placement(problem: Problem, placement: Placement, name: str | None = N
     who = f"placement policy {name or getattr(placement, 'policy', '?')}"
     if not isinstance(placement, Placement):
         raise PolicyError(f"{who} must return a Placement, not {type(placement).__name__}")
-    for what, values in (("range", placement.ranges), ("cache size", placement.cache_bytes)):
+    returned: tuple[tuple[str, Any], ...] = (
+        ("range", placement.ranges),
+        ("cache size", placement.cache_bytes),
+    )
+    for what, values in returned:
+        if not isinstance(values, tuple | list):
+            raise PolicyError(f"{who} must return {what}s as a tuple, not {type(values).__name__}")
         if len(values) != problem.n_servers:
             raise PolicyError(
                 f"{who} must return one {what} for each of the {problem.n_servers} servers, not {len(values)}"
@@ -30,6 +38,10 @@ def check_placement(problem: Problem, placement: Placement, name: str | None = N
         problem.servers, placement.ranges, placement.cache_bytes, strict=True
     ):
         first, last = _ints(held, who, server.name)
+        if not _is_number(cache_bytes):
+            raise PolicyError(
+                f"{who} leaves {cache_bytes!r} bytes for caches on {server.name}; it must be a number"
+            )
         if not 0 <= first <= last <= model.n_blocks:
             raise PolicyError(
                 f"{who} puts blocks [{first}, {last}) on {server.name}; the model has [0, {model.n_blocks})"
@@ -44,6 +56,15 @@ def check_placement(problem: Problem, placement: Placement, name: str | None = N
             raise PolicyError(
                 f"{who} leaves {cache_bytes} bytes for caches on {server.name}; it must be >= 0"
             )
+    designed: Any = placement.design_concurrency
+    bounds: Mapping[str, Any] = placement.bounds
+    if designed is not None and not isinstance(designed, numbers.Integral):
+        raise PolicyError(
+            f"{who} states design_concurrency = {designed!r}; it must be a whole number or None"
+        )
+    for key, bound in bounds.items():
+        if bound is not None and not isinstance(bound, numbers.Real):
+            raise PolicyError(f"{who} states the bound {key} = {bound!r}; it must be a number or None")
     missing = placement.uncovered(model.n_blocks)
     if missing:
         raise PolicyError(f"{who} leaves blocks {block_list(missing)} on no server; blocks count from 0")
@@ -56,8 +77,14 @@ def check_route(problem: Problem, placement: Placement, route: Route, name: str)
     """
     if not isinstance(route, Route):
         raise PolicyError(f"routing policy {name} must return a Route or None, not {type(route).__name__}")
+    if not isinstance(route.hops, tuple) or not all(isinstance(hop, Hop) for hop in route.hops):
+        raise PolicyError(f"routing policy {name} must return a Route whose hops are a tuple of Hop")
     position = 0
     for hop in route.hops:
+        if not all(type(number) is int for number in hop):
+            raise PolicyError(
+                f"routing policy {name} returns {hop!r}; a hop must have whole numbers of Python"
+            )
         if not 0 <= hop.server < problem.n_servers:
             raise PolicyError(f"routing policy {name} names server {hop.server}, which does not exist")
         first, last = placement.ranges[hop.server]
@@ -76,8 +103,10 @@ def check_route(problem: Problem, placement: Placement, route: Route, name: str)
         raise PolicyError(
             f"routing policy {name} stops before block {position}; the model has {problem.model.n_blocks}"
         )
-    if not route.wait_s >= 0:
-        raise PolicyError(f"routing policy {name} expects a wait of {route.wait_s} s; it must be >= 0")
+    if not 0 <= route.wait_s < math.inf:
+        raise PolicyError(
+            f"routing policy {name} expects a wait of {route.wait_s} s; it must be >= 0 and finite, or the route None"
+        )
 
 
 def check_waiting(
@@ -106,3 +135,7 @@ def _ints(held: Any, who: str, server: str) -> tuple[int, int]:
     raise PolicyError(
         f"{who} returns {held!r} for {server}; it must be a BlockRange(first, last) of whole numbers"
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real)

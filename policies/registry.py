@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import threading
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -116,6 +117,7 @@ OBJECT = "object:"
 """Policies whose names begin so are objects of this process (``offering``)."""
 _OFFERED: dict[tuple[str, str], list[Any]] = {}
 """(kind, name) -> the object once per ``offering`` that has not ended."""
+_OFFERING = threading.Lock()
 _METHODS = {"placement": "place", "routing": "bind", "online": "bind"}
 
 
@@ -157,31 +159,46 @@ def resolve(kind: str, name: str) -> Any:
     raise PolicyError(_unknown(f"{kind} policy", name, [*shipped, *installed]))
 
 
-def name_of_object(kind: str, policy: object, taken: Mapping[str, object]) -> str:
-    """Returns the name under which ``offering`` makes an object a policy: its class or its attribute ``name`` tells it.
+@contextmanager
+def offering(policies: Iterable[tuple[str, object]]) -> Iterator[dict[tuple[str, int], str]]:
+    """Let ``resolve`` find objects while the body runs; yields their names by kind and ``id``.
 
-    ``taken``: names that this call has already given, each with its object. Raises ``PolicyError`` if the object is no
-    policy of that kind.
+    ``policies``: pairs (kind, object). The attribute ``name`` of an object tells its name; another object that has the
+    same one gets a number, also if another thread offers it. Raises ``PolicyError`` if an object is no policy of its kind.
     """
-    _check_is_policy(kind, f"the {kind} policy {policy!r}", policy)
-    word = re.sub(r"[^\w.-]+", "-", policy.name)  # type: ignore[attr-defined]
-    number, name = 1, f"{OBJECT}{word}"
-    while not all(policy is other for other in (*_OFFERED.get((kind, name), ()), taken.get(name, policy))):
-        number += 1
-        name = f"{OBJECT}{word}-{number}"
-    return name
+    names: dict[tuple[str, int], str] = {}
+    try:
+        for kind, policy in policies:
+            _check_is_policy(kind, f"the {kind} policy {policy!r}", policy)
+            word = re.sub(r"[^\w.-]+", "-", policy.name)  # type: ignore[attr-defined]
+            with _OFFERING:
+                if (kind, id(policy)) not in names:
+                    names[kind, id(policy)] = name = _free_name(kind, f"{OBJECT}{word}", policy)
+                    _OFFERED.setdefault((kind, name), []).append(policy)
+        yield names
+    finally:
+        with _OFFERING:
+            for (kind, _), name in names.items():
+                _OFFERED[kind, name].pop()
 
 
 @contextmanager
-def offering(policies: Mapping[tuple[str, str], object]) -> Iterator[None]:
-    """Let ``resolve`` find objects, by (kind, name), while the body runs; names are those of ``name_of_object``."""
-    for key, policy in policies.items():
-        _OFFERED.setdefault(key, []).append(policy)
+def offered_as(policies: Mapping[tuple[str, str], object]) -> Iterator[None]:
+    """As ``offering`` in a process of its own, under the names (by kind) that the objects have in another one."""
+    before = {key: list(_OFFERED.get(key, ())) for key in policies}
+    _OFFERED.update({key: [*before[key], policy] for key, policy in policies.items()})
     try:
         yield
     finally:
-        for key in policies:
-            _OFFERED[key].pop()
+        _OFFERED.update(before)
+
+
+def _free_name(kind: str, wanted: str, policy: object) -> str:
+    number, name = 1, wanted
+    while any(other is not policy for other in _OFFERED.get((kind, name), ())):
+        number += 1
+        name = f"{wanted}-{number}"
+    return name
 
 
 def shipped_policy(kind: str, name: str) -> type | None:
@@ -260,7 +277,8 @@ def _check_is_policy(kind: str, who: str, policy: object) -> None:
     method = _METHODS[kind]
     if not callable(getattr(policy, method, None)):
         raise PolicyError(f"{who} has no method {method}(); {_a(kind)} policy needs one")
-    if not isinstance(getattr(policy, "name", None), str):
+    name = getattr(policy, "name", None)
+    if not isinstance(name, str) or not name:
         raise PolicyError(f"{who} has no name; give its class an attribute name = '...'")
 
 

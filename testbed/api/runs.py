@@ -12,11 +12,11 @@ from typing import Any, Literal, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from policies.registry import offering, pair_name
-from testbed.api.choices import Chosen, PolicyLike, choose
+from policies.registry import pair_name
+from testbed.api.choices import Chosen, PolicyLike, chosen_of, label_of
 from testbed.api.html import table_html
 from testbed.api.progress import Listener, heard
-from testbed.api.scenarios import Scenario, plain, scenario
+from testbed.api.scenarios import Scenario, plain, scenario, slo_text, whole
 from testbed.control.placing import load_to_run
 from testbed.errors import UserError
 from testbed.experiments import Change, Override
@@ -78,6 +78,10 @@ class Run:
             )
         return self._hops()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        hops = None if self.summary.get("hops_left_out") else self.hops
+        return _run_of, (self.policy, self.engine, self.summary, self.plan, self.path, self.requests, hops)
+
     def __repr__(self) -> str:
         return f"<{self._about}>"
 
@@ -128,13 +132,12 @@ def simulate(
     folder = None if out is None else Path(out)
     if folder is not None:
         check_new_folder(folder, "out")
-    chosen = choose([policy])
     interruption = Interruption()
 
     def run() -> Run:
-        with heard(progress) as tell, offering(chosen.objects):
+        with heard(progress) as tell, chosen_of([policy]) as chosen:
             case = _case(scenario, chosen.names[0], seed, design_concurrency)
-            objectives = _objectives(slo) or case.experiment.objectives
+            objectives = _limits(slo) or case.experiment.objectives
             with scratch("virtual") as temporary:
                 found = simulated(
                     case,
@@ -145,7 +148,7 @@ def simulate(
                     live=False,
                     interruption=interruption,
                 )
-                return _result(found, chosen, objectives, folder, temporary / "run")
+                return _result(found, objectives, folder, temporary / "run")
 
     return outside_loop(run, interruption.request)
 
@@ -170,7 +173,7 @@ def _case(
     changes: list[Override] = list(made.changes)
     if design_concurrency is not None:
         changes.append(Change("policy.design_concurrency", plain(design_concurrency, "design_concurrency")))
-    return scenario_case(made.target, choice, changes, seed)
+    return scenario_case(made.target, choice, changes, whole(seed, "seed"))
 
 
 def up(
@@ -197,10 +200,9 @@ def up(
     Raises ``UserError`` for wrong input, ``RunError`` if the run breaks, and ``KeyboardInterrupt`` if it is interrupted;
     what was served until then is in the folder.
     """
-    chosen = choose([policy])
-    with heard(progress) as tell, offering(chosen.objects):
+    with heard(progress) as tell, chosen_of([policy]) as chosen:
         session = _session(scenario, chosen, network, clock, seed, slo, out, (twin, report, trace), tell)
-        return _ended(session.run(), chosen)
+        return _ended(session.run())
 
 
 async def up_async(
@@ -218,10 +220,9 @@ async def up_async(
     progress: Listener | None = None,
 ) -> Run:
     """As ``up``, while other tasks of the event loop go on. A cancelled task interrupts its run first."""
-    chosen = choose([policy])
-    with heard(progress) as tell, offering(chosen.objects):
+    with heard(progress) as tell, chosen_of([policy]) as chosen:
         session = _session(scenario, chosen, network, clock, seed, slo, out, (twin, report, trace), tell)
-        return _ended(await session.run_async(), chosen)
+        return _ended(await session.run_async())
 
 
 def load(path: str | os.PathLike[str]) -> Run:
@@ -235,7 +236,7 @@ def load(path: str | os.PathLike[str]) -> Run:
         raise not_a_run(folder)
     summary = read_summary(folder)
     return Run(
-        policy=pair_name(summary.policy.placement, summary.policy.routing),
+        policy=label_of(pair_name(summary.policy.placement, summary.policy.routing)),
         engine=_engine(summary),
         summary=summary,
         plan=plan,
@@ -257,32 +258,28 @@ def _session(
     tell: Announce,
 ) -> RunSession:
     made = scenario(source)
-    given = {"network.backend": network, "clock": clock, "seed": seed}
+    given = {"network.backend": network, "clock": clock, "seed": whole(seed, "seed")}
     changes = [*made.changes, *(Change(key, value) for key, value in given.items() if value is not None)]
     experiment = load_to_run(made.target, [*changes, *PolicyChoice.of(chosen.names[0]).overrides()])
     with_twin, report, trace = written
-    options = RunOptions(
-        objectives=_objectives(slo), with_twin=with_twin, report=report, trace=trace, live=False
-    )
+    options = RunOptions(objectives=_limits(slo), with_twin=with_twin, report=report, trace=trace, live=False)
     return RunSession(experiment, None if out is None else Path(out), options, tell)
 
 
-def _ended(ended: Ended, chosen: Chosen) -> Run:
+def _ended(ended: Ended) -> Run:
     if ended.error is not None:
         raise ended.error
     if ended.summary is None or ended.interrupted:
         raise KeyboardInterrupt(f"interrupted; what was served until then is in {ended.run_dir}")
-    return _labelled(load(ended.run_dir), chosen)
+    return load(ended.run_dir)
 
 
-def _result(
-    found: Simulation, chosen: Chosen, objectives: Mapping[str, float], out: Path | None, temporary: Path
-) -> Run:
+def _result(found: Simulation, objectives: Mapping[str, float], out: Path | None, temporary: Path) -> Run:
     experiment = found.case.experiment
     if found.placement is None:
         raise UserError(f"{experiment.name}: {found.error}")
     if found.engine == VIRTUAL:
-        run = _labelled(load(out or temporary), chosen)
+        run = load(out or temporary)
         if out is None:  # the folder is about to go
             run = replace(run, path=None)
             run.requests.validate()
@@ -295,8 +292,8 @@ def _result(
     summary = summarize_simulation(found, objectives, bare)
     if out is not None:
         write_simulation(out, found, summary)
-    run = Run(
-        policy=found.case.policy,
+    return Run(
+        policy=label_of(found.case.policy),
         engine=found.engine,
         summary=summary,
         plan=found.plan,
@@ -304,11 +301,6 @@ def _result(
         _requests=lambda: request_table(found.rows),
         _hops=lambda: hop_rows_table(experiment, hop_table(found)),
     )
-    return _labelled(run, chosen)
-
-
-def _labelled(run: Run, chosen: Chosen) -> Run:
-    return replace(run, policy=chosen.label(run.policy))
 
 
 def _engine(summary: RunSummary) -> str:
@@ -317,7 +309,12 @@ def _engine(summary: RunSummary) -> str:
     return summary.clock
 
 
-def _objectives(slo: str | Mapping[str, float] | None) -> dict[str, float] | None:
-    if slo is None or isinstance(slo, str):
-        return parse_slo(slo) if slo else None
-    return parse_slo(",".join(f"{metric}={limit_s}s" for metric, limit_s in slo.items()))
+def _run_of(*values: Any) -> Run:
+    """Return a run that was pickled, with its tables."""
+    policy, engine, summary, plan, path, requests, hops = values
+    return Run(policy, engine, summary, plan, path, lambda: requests, lambda: hops)
+
+
+def _limits(slo: str | Mapping[str, float] | None) -> dict[str, float] | None:
+    text = slo_text(slo)
+    return None if text is None else parse_slo(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +44,7 @@ class Scenario:
     @property
     def tables(self) -> dict[str, Any]:
         """The resolved scenario: every name looked up, every unit converted (as `testbed show` prints)."""
-        return dict(self._experiment.document)
+        return copy.deepcopy(dict(self._experiment.document))
 
     @property
     def toml(self) -> str:
@@ -72,9 +74,13 @@ def scenario(
     elif isinstance(source, Mapping):
         tables = plain(source, "scenario")
         target, before = Document(tables, str(tables.get("name", "scenario"))), ()
-    else:
+    elif isinstance(source, str | os.PathLike):
         target, before = os.fspath(source), ()
-    new = tuple(Change(key, plain(value, key)) for key, value in (changes or {}).items())
+    else:
+        raise UserError(f"a scenario is a name, a file, a dict or a Scenario, not {source!r}")
+    if not isinstance(changes or {}, Mapping):
+        raise UserError(f"changes are a dict of values by key path, not {changes!r}")
+    new = tuple(Change(str(key), plain(value, str(key))) for key, value in (changes or {}).items())
     made = Scenario(target, (*before, *new))
     _ = made.name  # which checks it
     return made
@@ -99,3 +105,23 @@ def plain(value: Any, key: str) -> Any:
         f"{key}: a scenario has no values such as {value!r} ({type(value).__name__}); give a number, a text, "
         "true or false, or a list or table of these"
     )
+
+
+def whole(value: Any, name: str) -> int | None:
+    """Return a whole number, of numpy too, or ``None``. Raises ``UserError`` for anything else."""
+    try:
+        return None if value is None else operator.index(value)
+    except TypeError:
+        raise UserError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def slo_text(slo: str | Mapping[str, float] | None) -> str | None:
+    """Return objectives as ``--slo`` has them; ``None`` if there are none. Raises ``UserError``."""
+    if slo is None or isinstance(slo, str):
+        return slo or None
+    if not isinstance(slo, Mapping):
+        raise UserError(f"slo must be a text or a dict of seconds by metric, not {slo!r}")
+    wrong = next((metric for metric, limit in slo.items() if not isinstance(limit, int | float)), None)
+    if wrong is not None:
+        raise UserError(f"slo: {wrong} must be a number of seconds, not {slo[wrong]!r}")
+    return ",".join(f"{metric}={limit_s}s" for metric, limit_s in slo.items()) or None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from policies.registry import offering
-from testbed.api.choices import Chosen, PolicyLike, choose
+from testbed.api.choices import Chosen, PolicyLike, chosen_of, label_of
 from testbed.api.html import table_html
 from testbed.api.progress import Listener, Progress, heard
-from testbed.api.scenarios import Scenario, plain, scenario
+from testbed.api.scenarios import Scenario, plain, scenario, slo_text, whole
 from testbed.errors import UserError
 from testbed.experiments.changes import toml_text
 from testbed.experiments.units import counted
@@ -67,6 +66,10 @@ class Gains(tuple[Gain, ...]):
         """Return a table with a row per gain; the keys of the points are columns."""
         return pa.Table.from_pylist([{**gain.at, **_without_point(gain)} for gain in self])
 
+    def to_pandas(self) -> Any:
+        """Return ``to_arrow`` as a pandas DataFrame; pandas must be installed."""
+        return self.to_arrow().to_pandas()
+
     def _repr_html_(self) -> str:
         keys = list(self[0].at) if self else []
         rows = []
@@ -104,6 +107,10 @@ class Table:
         if column not in self.runs.column_names:
             raise KeyError(column)
         return self.runs[column]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of ``runs`` as dicts."""
+        return iter(self.runs.to_pylist())
 
     def to_pandas(self) -> Any:
         """Return ``runs`` as a pandas DataFrame; pandas must be installed."""
@@ -210,7 +217,7 @@ def sweep(
     seed: int | None = None,
     jobs: int | None = None,
     engine: str | None = None,
-    slo: str | None = None,
+    slo: str | Mapping[str, float] | None = None,
     baseline: PolicyLike = None,
     metrics: Sequence[str] = (),
     keep: str | None = None,
@@ -219,7 +226,7 @@ def sweep(
 ) -> Table:
     """Run a scenario at every combination of values, policies and seeds, as `testbed sweep` does.
 
-    - ``scenario``: as for ``testbed.scenario``, or the name or file of a study, such as "paper:tables"
+    - ``scenario``: as for ``testbed.scenario``, or the name or file of a study, such as "paper:clustered"
     - ``over``: values by key path, in place of the scenario's; a range as text ("0.1:2:0.1"); several keys in a tuple change together, and each of
       their values is a tuple, too
     - ``policies``: pairs by name or as objects (docs/python.md); none: the scenario's own
@@ -233,43 +240,55 @@ def sweep(
 
     A run that fails is a row with the reason. Raises ``UserError`` for wrong input, ``RunError`` if a worker dies.
     """
-    if None in policies:
+    given = _listed(policies, "policies")
+    if None in given:
         raise UserError("None is no policy: give names, pairs or objects, or leave policies out")
-    chosen = choose([*policies, baseline])
-    options = Options(
-        axes=tuple(_axis(key, values) for key, values in (over or {}).items()),
-        objects=chosen.objects,
-        policies=chosen.given[: len(policies)],
-        keep=keep,
-        n_runs=runs,
-        seed=seed,
-        engine=engine,
-        baseline=chosen.names[-1],
-        slo=slo,
-        metrics=",".join(metrics) or None,
-    )
+    axes = tuple(_axis(key, values) for key, values in (over or {}).items())
     stopped = Event()
 
     def do() -> Table:
-        with heard(progress), offering(chosen.objects), scratch("study") as temporary:
+        with heard(progress), chosen_of([*given, baseline]) as every, scratch("study") as temporary:
+            names = tuple(name for name in every.names[:-1] if name is not None)
+            base, chosen = every.names[-1], replace(every, names=names)
+            options = Options(
+                axes=axes,
+                objects=chosen.objects,
+                policies=names,
+                keep=keep,
+                n_runs=whole(runs, "runs"),
+                seed=whole(seed, "seed"),
+                engine=engine,
+                baseline=next((name for name in names if base in (name, label_of(name))), base),
+                slo=slo_text(slo),
+                metrics=",".join(_listed(metrics, "metrics")) or None,
+            )
             study = _study(scenario, options)
             folder = temporary / "sweep" if out is None else Path(out)
-            shown = _shown(progress, stopped)
-            with measured(study, folder, executor_of(study, LOCAL, jobs), shown) as results:
+            workers = executor_of(study, LOCAL, whole(jobs, "jobs"))
+            with measured(study, folder, workers, _shown(progress, stopped)) as results:
                 if out is not None:
                     write_study(folder, study, results)
+                labels = {name: chosen.label(name) for name in names}
                 return Table(
                     runs=_labelled(results_table(results.rows, study.axes, study.measures), chosen),
                     requests=_requests(folder, study, results, chosen),
                     path=None if out is None else folder,
-                    _study=replace(
-                        study, labels={**{n: chosen.label(n) for n in chosen.given}, **study.labels}
-                    ),
+                    _study=replace(study, labels={**labels, **study.labels}),
                     _cells=cells_of(results.rows),
                     _chosen=chosen,
                 )
 
     return outside_loop(do, stopped.set)
+
+
+def _listed(values: Any, name: str) -> list[Any]:
+    """Return a list of what may be given one by one, too. Raises ``UserError``."""
+    if isinstance(values, str):
+        return [values]
+    try:
+        return list(values)
+    except TypeError:
+        raise UserError(f"{name} must be a list, not {values!r}") from None
 
 
 def _study(source: Given, options: Options) -> Study:
@@ -290,7 +309,14 @@ def _axis(key: str | tuple[str, ...], values: Sequence[Any] | str) -> Axis:
     if isinstance(values, str):
         return checked_axis((str(key),), [(text,) for text in value_range(values, where)], where)
     keys = key if isinstance(key, tuple) else (key,)
-    points = [tuple(value) if isinstance(key, tuple) else (value,) for value in values]
+    if not isinstance(key, str | tuple) or isinstance(values, bytes) or not isinstance(values, Iterable):
+        raise UserError(
+            f"{where}: give a list of values for a key, or tuples for several keys, not {values!r}"
+        )
+    points = [
+        tuple(value) if isinstance(value, tuple | list) and isinstance(key, tuple) else (value,)
+        for value in values
+    ]
     if any(len(point) != len(keys) for point in points):
         raise UserError(f"{where}: each value must be a tuple of {len(keys)}, one for each key")
     texts = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import sys
 import threading
 import time
@@ -74,7 +75,7 @@ class CheckedRouter:
         self.decisions_s.append(time.perf_counter() - started_at)
         if route is None:
             return None
-        if not (isinstance(route, Route) and route.wait_s >= 0 and route.hops in self._checked):
+        if not self._is_known(route):
             check_route(self._problem, self._placement, route, self._name)
             if len(self._checked) >= _MAX_CHECKED:
                 self._checked.clear()
@@ -82,6 +83,12 @@ class CheckedRouter:
         if self.check_waits:
             check_waiting(self._problem, request, route, state, now_s, self._name)
         return route
+
+    def _is_known(self, route: Any) -> bool:
+        """Whether it is a route whose chain has been checked, and whose wait is in order."""
+        if not isinstance(route, Route) or type(route.hops) is not tuple:
+            return False
+        return 0 <= route.wait_s < math.inf and route.hops in self._checked
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -295,14 +296,21 @@ def serve(descriptor: int, parent_pid: int, argv: Sequence[str]) -> None:
                 parent.send(answer)
 
 
+_DRAWN = re.compile(rb"[0-9a-f]{32}|ipykernel_[0-9]+")
+"""What differs from process to process in a pickle of the same class: its drawn id, and the kernel's number."""
+
+
 def digest_of(value: object) -> str:
     """Returns a SHA-256 (hex) of an object and of the code of its class, as far as a worker would get it.
 
     Raises what pickling raises.
     """
     kind = value if isinstance(value, type) else type(value)
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    digest = hashlib.sha256(cloudpickle.dumps(value))
+    digest = hashlib.sha256(_DRAWN.sub(b"", cloudpickle.dumps(value)))
+    # A class of the main program is in there itself; of a module there is only the name.
+    file = (
+        None if kind.__module__ == "__main__" else getattr(sys.modules.get(kind.__module__), "__file__", None)
+    )
     if file is not None and Path(file).is_file():
         digest.update(Path(file).read_bytes())
     return digest.hexdigest()

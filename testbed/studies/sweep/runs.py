@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from policies.problem import InfeasiblePlacement
-from policies.registry import offering
+from policies.registry import offered_as
 from testbed.codeversion import rules_digest
 from testbed.control.placing import RememberedPlacements
 from testbed.errors import RunError, UserError
@@ -118,7 +118,7 @@ class Runner:
         self._placements = RememberedPlacements()
 
     def __call__(self, run: Run) -> Record:
-        with offering(self._setup.objects):
+        with offered_as(self._setup.objects):
             return self._record(run)
 
     def _record(self, run: Run) -> Record:

@@ -49,6 +49,8 @@ DEFAULT_METRICS = ("ttft_s_mean", "tpot_s_mean", "per_token_s_mean")
 DEFAULT_PARETO = ("tokens_per_s", "ttft_s_mean")
 KEEP_REQUESTS = "requests"
 MAX_DESIGN = 1 << 16
+MAX_SEED = 1 << 62
+"""Seeds are a column of 64 bits."""
 
 
 class AxisTable(Table):
@@ -447,6 +449,8 @@ def _check(study: Study) -> None:
         raise UserError(f"--runs must be at least 1, not {study.n_runs}")
     if study.seed is not None and study.seed < 0:
         raise UserError(f"--seed must not be negative, but is {study.seed}")
+    if study.seed is not None and study.seed > MAX_SEED:
+        raise UserError(f"--seed must be at most {MAX_SEED}, not {study.seed}")
     changed = [change.partition("=")[0].strip() for change in study.fixed]
     if twice := next((key for key in changed if key in study.keys), None):
         raise UserError(

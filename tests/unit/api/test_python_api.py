@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,8 +23,9 @@ import pytest
 from typer.testing import CliRunner
 
 import testbed as tb
+from policies.cgbp import CgBp
 from policies.petals import PetalsPlacement
-from policies.problem import Placement, Problem
+from policies.problem import Hop, Placement, Problem, Route
 from policies.wsrr import WsRr
 from testbed.cli.main import app
 from testbed.errors import TestbedError
@@ -43,6 +47,31 @@ class Both:
 
     def bind(self, problem: Problem, placement: Placement) -> Any:
         return WsRr().bind(problem, placement)
+
+
+class Nonsense(Both):
+    """Places as PETALS and routes as WS-RR do, but for what it is given to return."""
+
+    name = "nonsense"
+
+    def __init__(self, placement: Placement | None = None, route: Any = None) -> None:
+        super().__init__()
+        self.placement, self.route_to = placement, route
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        return self.placement or super().place(problem, design_concurrency)
+
+    def bind(self, problem: Problem, placement: Placement) -> Any:
+        return self if self.route_to is not None else super().bind(problem, placement)
+
+    def route(self, *_: Any) -> Any:
+        return self.route_to
+
+
+class Named(Both):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
 
 
 class Unpicklable(Both):
@@ -131,6 +160,29 @@ def test_values_of_numpy_tuples_and_paths_are_values_of_a_scenario() -> None:
         (lambda: tb.sweep("clustered", {"workload.rate": []}), "there are no values"),
         (lambda: tb.sweep("clustered", {("seed", "workload.rate"): [(1,)]}), "must be a tuple of 2"),
         (lambda: tb.sweep("clustered", policies=[None]), "None is no policy"),
+        (lambda: tb.sweep("clustered", policies=3), "policies must be a list, not 3"),
+        (lambda: tb.sweep("clustered", {"workload.rate": 0.5}), "give a list of values for a key"),
+        (lambda: tb.sweep("clustered", {("seed", "workload.rate"): [1, 2]}), "must be a tuple of 2"),
+        (lambda: tb.sweep("clustered", {3: [1]}), "give a list of values for a key"),
+        (lambda: tb.sweep("clustered", runs="3"), "runs must be a whole number, not '3'"),
+        (lambda: tb.sweep("clustered", seed=10**30), "--seed must be at most"),
+        (lambda: tb.scenario(3), "a scenario is a name, a file, a dict"),
+        (lambda: tb.scenario("clustered", "a=1"), "changes are a dict"),
+        (lambda: tb.simulate("clustered", slo={"ttft": "5s"}), "ttft must be a number of seconds"),
+        (lambda: tb.simulate("clustered", seed=1.5), "seed must be a whole number, not 1.5"),
+        (
+            lambda: tb.simulate("clustered", Nonsense(Placement("x", None, ()))),
+            "must return ranges as a tuple",
+        ),
+        (
+            lambda: tb.simulate("clustered", Nonsense(route=Route((Hop(0, 0, 1), (1, 1, 2)), 0.0, 0.0))),
+            "a tuple of Hop",
+        ),
+        (
+            lambda: tb.simulate("clustered", Nonsense(route=Route((Hop(np.int64(7), 0, 1),), 0.0, 0.0))),
+            "whole numbers of Python",
+        ),
+        (lambda: tb.simulate("clustered", ("petals", Named(""))), "has no name"),
         (lambda: tb.sweep("clustered", jobs=0), "--jobs must be at least 1"),
         (lambda: tb.sweep("clustered", policies=[Unpicklable()]), "cannot be copied to other processes"),
     ],
@@ -201,15 +253,69 @@ def test_a_policy_is_a_name_a_pair_an_object_or_a_class(small: tb.Scenario, give
 
 def test_an_object_runs_on_the_testbed_and_is_gone_with_its_program(small: tb.Scenario) -> None:
     ran = tb.up(small, Both(), network="memory", report=False)
-    assert ran.path is not None and tb.load(ran.path).policy == "object:both+object:both"
+    assert ran.path is not None and tb.load(ran.path).policy == "both"
     assert ran.requests.equals(tb.simulate(small, "petals+ws-rr", engine="virtual").requests)
     with pytest.raises(tb.UserError, match="was an object of the program that used it"):
         tb.simulate(ran.path / "scenario.toml")
 
 
 def test_two_objects_of_one_name_are_told_apart(small: tb.Scenario) -> None:
-    table = tb.sweep(small, policies=[Both(1), Both(2)], jobs=1)
-    assert table.policies == ("both", "both-2")
+    one = Both(1)
+    table = tb.sweep(small, policies=[one, Both(2)], jobs=1, baseline=one)
+    assert table.policies == ("both", "both-2") and table.gain()[0].against == "both"
+    shipped = tb.sweep(small, policies=["petals", Named("petals")], jobs=1)
+    assert shipped.policies == ("petals", "object:petals+object:petals")
+
+
+@pytest.mark.parametrize("baseline", [Both, "both"])
+def test_a_baseline_is_one_of_the_policies_however_it_is_given(small: tb.Scenario, baseline: Any) -> None:
+    table = tb.sweep(small, policies=["petals", Both], jobs=1, baseline=baseline)
+    assert [(gain.policy, gain.against) for gain in table.gain()] == [("petals", "both")]
+
+
+def test_threads_with_objects_of_one_name_get_their_own_results(small: tb.Scenario) -> None:
+    """Both are named at once, before either is known."""
+    together = threading.Barrier(2)
+
+    class Slow(Both):
+        @property
+        def name(self) -> str:  # type: ignore[override]
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(0.2)
+            return "slow"
+
+        def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+            return CgBp().place(problem) if self.n else super().place(problem)
+
+    alone = {n: tb.simulate(small, Slow(n)).requests for n in (0, 1)}
+    assert not alone[0].equals(alone[1])
+    with ThreadPoolExecutor(2) as threads:
+        found = dict(
+            zip((0, 1), threads.map(lambda n: tb.simulate(small, Slow(n)).requests, (0, 1)), strict=True)
+        )
+    assert all(found[n].equals(alone[n]) for n in (0, 1))
+
+
+def test_a_policy_of_a_script_is_found_again_by_the_next_process(tmp_path: Path) -> None:
+    script = f"""
+import testbed as tb
+from policies.cgbp import CgBp
+from policies.wsrr import WsRr
+
+class Mine:
+    name = "mine"
+    def place(self, problem, design_concurrency=None):
+        return CgBp().place(problem, design_concurrency)
+    def bind(self, problem, placement):
+        return WsRr().bind(problem, placement)
+
+tb.sweep(tb.scenario("clustered", {SMALL!r}), policies=[Mine], runs=2, jobs=1, out="kept")
+print(len(open("kept/runs.jsonl").readlines()))
+"""
+    for text, n in ((script, 2), (script, 2), (script.replace("design_concurrency)", "1)"), 4)):
+        (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+        done = subprocess.run([sys.executable, "mine.py"], capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == (f"{n}\n", "")
 
 
 def test_up_keeps_its_run_and_tells_what_the_command_tells(small: tb.Scenario) -> None:
@@ -410,6 +516,15 @@ def test_a_run_of_an_earlier_version_is_read(small: tb.Scenario) -> None:
     pq.write_table(table.append_column("rest_s", table["tpot_s"]), "old/requests.parquet")
     read = tb.load("old").requests
     assert read.column_names == ran.requests.column_names and read["tpot_s"].equals(ran.requests["tpot_s"])
+
+
+def test_a_run_can_be_sent_to_another_process_and_its_tables_belong_to_the_caller(small: tb.Scenario) -> None:
+    ran = tb.simulate(small, "petals", seed=np.int64(3))  # type: ignore[arg-type]
+    again = pickle.loads(pickle.dumps(ran))
+    assert repr(again) == repr(ran) and again.requests.equals(ran.requests) and again.hops.equals(ran.hops)
+    small.tables["workload"]["n_requests"] = 3
+    assert small.tables["workload"]["n_requests"] == 6
+    assert [row["policy"] for row in tb.sweep(small, policies="petals", jobs=1)] == ["petals"]
 
 
 def test_what_a_run_lacks_is_said() -> None:
