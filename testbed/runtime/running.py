@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import asyncio
-import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -24,7 +23,7 @@ from testbed.runtime.launching import Launcher
 from testbed.runtime.live import shown
 from testbed.runtime.phases import run_emulation
 from testbed.runtime.setup import RunSetup
-from testbed.runtime.signals import Interruption, handling, in_main_thread
+from testbed.runtime.signals import STOPS, Interruption, handling, in_main_thread, let_through
 from testbed.runtime.stage import Stage
 from testbed.runtime.virtual.stall import StallWatch
 
@@ -85,7 +84,8 @@ async def emulate(
     with ExitStack() as around:
         if interruption is not None:
             around.enter_context(interruption.calling(partial(loop.call_soon_threadsafe, interrupt)))
-        around.enter_context(handling(signalled, signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        around.enter_context(handling(signalled, *STOPS))
+        let_through()
         if live:
             around.enter_context(shown(emulation.progress))
         if stage.is_virtual:

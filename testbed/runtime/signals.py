@@ -14,6 +14,9 @@ from typing import TypeVar
 
 R = TypeVar("R")
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that interrupt a run."""
+
 
 @contextmanager
 def handling(
@@ -32,6 +35,28 @@ def handling(
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Keep ``STOPS`` pending while the body runs, until ``let_through`` is called in it.
+
+    For the time before a run handles them: wherever Ctrl-C hits an event loop that begins, it leaves tasks behind.
+    """
+    if not in_main_thread():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def let_through() -> None:
+    """End ``held_back`` early: pending signals arrive now."""
+    if in_main_thread():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def in_main_thread() -> bool:

@@ -18,6 +18,7 @@ from netem.networks import AUTO, JOINING, NETWORKS, Clock, Network, choose, name
 from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment
 from testbed.runtime.launching import Launcher
+from testbed.runtime.signals import held_back
 
 T = TypeVar("T")
 
@@ -64,9 +65,12 @@ class Stage:
         return real_launcher(experiment, run_dir)
 
     def run(self, launcher: Launcher, main: Coroutine[Any, Any, T]) -> T:
-        """Run the emulation ``main`` on an event loop that keeps this clock; returns its result."""
+        """Run the emulation ``main`` on an event loop that keeps this clock; returns its result.
+
+        Signals wait until ``main`` calls ``let_through``.
+        """
         try:
-            with asyncio.Runner(loop_factory=launcher.new_loop) as runner:
+            with held_back(), asyncio.Runner(loop_factory=launcher.new_loop) as runner:
                 return runner.run(main)
         finally:
             launcher.dispose()
