@@ -33,7 +33,7 @@ passed runs python3 -m tests.vm.guest_runs
 passed programs sh tests/vm/guest_programs.sh
 """
 
-pytestmark = pytest.mark.timeout(1000)
+pytestmark = pytest.mark.timeout(1600)
 as_either_user = pytest.mark.parametrize("user", [0, NOBODY], ids=["root", "rootless"])
 
 
@@ -44,7 +44,7 @@ def guest() -> GuestResult:
     lacking = missing()
     if lacking is not None:
         pytest.fail(f"the VM lane must run here, but: {lacking}")
-    return run_in_vm(_COMMAND, timeout_s=900)
+    return run_in_vm(_COMMAND, timeout_s=1500)
 
 
 def part(guest: GuestResult, name: str) -> str:
