@@ -182,15 +182,14 @@ def offering(policies: Iterable[tuple[str, object]]) -> Iterator[dict[tuple[str,
                 _OFFERED[kind, name].pop()
 
 
-@contextmanager
-def offered_as(policies: Mapping[tuple[str, str], object]) -> Iterator[None]:
-    """As ``offering`` in a process of its own, under the names (by kind) that the objects have in another one."""
-    before = {key: list(_OFFERED.get(key, ())) for key in policies}
-    _OFFERED.update({key: [*before[key], policy] for key, policy in policies.items()})
-    try:
-        yield
-    finally:
-        _OFFERED.update(before)
+def offer(policies: Mapping[tuple[str, str], object]) -> None:
+    """In a process of its own: let ``resolve`` find objects under the names (by kind) that they have in another one.
+
+    Where ``offering`` has named them, nothing is left to do.
+    """
+    for key, policy in policies.items():
+        if not _OFFERED.get(key):
+            _OFFERED[key] = [policy]
 
 
 def _free_name(kind: str, wanted: str, policy: object) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +16,7 @@ from policies.registry import pair_name
 from testbed.api.choices import Chosen, PolicyLike, chosen_of, label_of
 from testbed.api.html import table_html
 from testbed.api.progress import Listener, heard
-from testbed.api.scenarios import Scenario, plain, scenario, slo_text, whole
+from testbed.api.scenarios import Given, plain, scenario, slo_text, whole
 from testbed.control.placing import load_to_run
 from testbed.errors import UserError
 from testbed.experiments import Change, Override
@@ -29,7 +29,14 @@ from testbed.results.tables import hop_rows_table, read_requests, request_table
 from testbed.rundir import check_new_folder, not_a_run, parquet_path, scratch
 from testbed.runs.session import Announce, Ended, RunOptions, RunSession
 from testbed.runtime.signals import Interruption, outside_loop
-from testbed.simulator.cases import Case, instance_case, is_instance, scenario_case, without_setup
+from testbed.simulator.cases import (
+    Case,
+    concurrency_of,
+    instance_case,
+    is_instance,
+    scenario_case,
+    without_setup,
+)
 from testbed.simulator.engine import FAST, REFERENCE, TESTBED, VIRTUAL, Simulation
 from testbed.simulator.engine import simulate as simulated
 from testbed.simulator.hops import hop_table
@@ -37,7 +44,7 @@ from testbed.simulator.summary import summarize_simulation
 from testbed.simulator.tables import write_simulation
 
 ENGINES = (FAST, VIRTUAL, REFERENCE)
-SUMMARY, REQUESTS, HOPS = "summary.json", "requests.parquet", "hops.parquet"
+REQUESTS, HOPS = "requests.parquet", "hops.parquet"
 _SHOWN = ("mean", "p50", "p95", "p99")
 
 
@@ -104,7 +111,7 @@ class Run:
 
 
 def simulate(
-    scenario: Scenario | str | os.PathLike[str] | Mapping[str, Any],
+    scenario: Given,
     policy: PolicyLike = None,
     *,
     seed: int | None = None,
@@ -154,7 +161,7 @@ def simulate(
 
 
 def _case(
-    source: Scenario | str | os.PathLike[str] | Mapping[str, Any],
+    source: Given,
     policy: str | None,
     seed: int | None,
     design_concurrency: int | str | None,
@@ -163,12 +170,8 @@ def _case(
     if isinstance(source, str | os.PathLike) and is_instance(os.fspath(source)):
         if seed is not None:
             raise UserError(f"{os.fspath(source)} is an instance file, which is complete; leave seed out")
-        if isinstance(design_concurrency, str) and design_concurrency not in ("auto", "searched"):
-            raise UserError(
-                f"design_concurrency must be a number, auto or searched, not {design_concurrency!r}"
-            )
-        given = None if design_concurrency == "auto" else design_concurrency
-        return instance_case(Path(source), choice, False, cast(int | Literal["searched"] | None, given))
+        text = None if design_concurrency is None else str(design_concurrency)
+        return instance_case(Path(source), choice, False, concurrency_of(text))
     made = scenario(source)
     changes: list[Override] = list(made.changes)
     if design_concurrency is not None:
@@ -177,7 +180,7 @@ def _case(
 
 
 def up(
-    scenario: Scenario | str | os.PathLike[str] | Mapping[str, Any],
+    scenario: Given,
     policy: PolicyLike = None,
     *,
     network: str | None = None,
@@ -206,7 +209,7 @@ def up(
 
 
 async def up_async(
-    scenario: Scenario | str | os.PathLike[str] | Mapping[str, Any],
+    scenario: Given,
     policy: PolicyLike = None,
     *,
     network: str | None = None,
@@ -247,7 +250,7 @@ def load(path: str | os.PathLike[str]) -> Run:
 
 
 def _session(
-    source: Scenario | str | os.PathLike[str] | Mapping[str, Any],
+    source: Given,
     chosen: Chosen,
     network: str | None,
     clock: str | None,

@@ -60,9 +60,11 @@ class Scenario:
         return f"scenario({str(self.target)!r}{f', {changes}' if changes else ''})"
 
 
-def scenario(
-    source: Scenario | str | os.PathLike[str] | Mapping[str, Any], changes: Mapping[str, Any] | None = None
-) -> Scenario:
+Given = Scenario | str | os.PathLike[str] | Mapping[str, Any]
+"""What a scenario may be given as."""
+
+
+def scenario(source: Given, changes: Mapping[str, Any] | None = None) -> Scenario:
     """Return a checked scenario.
 
     ``source``: the path of a scenario file, a shipped scenario's name, a dict of the same keys, or a scenario.

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 from testbed.api.choices import Chosen, PolicyLike, chosen_of, label_of
 from testbed.api.html import table_html
 from testbed.api.progress import Listener, Progress, heard
-from testbed.api.scenarios import Scenario, plain, scenario, slo_text, whole
+from testbed.api.scenarios import Given, plain, scenario, slo_text, whole
 from testbed.errors import UserError
 from testbed.experiments.changes import toml_text
 from testbed.experiments.units import counted
@@ -25,16 +26,14 @@ from testbed.rundir import parquet_path, scratch
 from testbed.runtime.signals import outside_loop
 from testbed.studies.sweep.axes import POLICY, Axis, checked_axis, value_range
 from testbed.studies.sweep.command import LOCAL, Measured, Shown, executor_of, measured, write_study
-from testbed.studies.sweep.contrast import Cell, cells_of
-from testbed.studies.sweep.documents import header_and_rows
+from testbed.studies.sweep.contrast import Cell, baselines, cells_of
+from testbed.studies.sweep.documents import baseline_of, header_and_rows
 from testbed.studies.sweep.kept import REQUESTS
 from testbed.studies.sweep.measures import HIGHER_IS_BETTER
 from testbed.studies.sweep.runs import OK, Record
 from testbed.studies.sweep.runs import Run as RunOfStudy
 from testbed.studies.sweep.study import Options, Study, StudyTable, measure_of, read_study, study_of
 from testbed.studies.sweep.table import results_table, typed
-
-Given = Scenario | str | os.PathLike[str] | Mapping[str, Any]
 
 
 class Gain(NamedTuple):
@@ -64,7 +63,8 @@ class Gains(tuple[Gain, ...]):
 
     def to_arrow(self) -> pa.Table:
         """Return a table with a row per gain; the keys of the points are columns."""
-        return pa.Table.from_pylist([{**gain.at, **_without_point(gain)} for gain in self])
+        rows = [{**gain.at, **gain._asdict()} for gain in self]
+        return pa.Table.from_pylist([{key: row[key] for key in row if key != "at"} for row in rows])
 
     def to_pandas(self) -> Any:
         """Return ``to_arrow`` as a pandas DataFrame; pandas must be installed."""
@@ -148,13 +148,13 @@ class Table:
             raise UserError(
                 "a gain is between two policies, but this sweep has only one; give sweep() several"
             )
-        base_name = self._name(against) if against else self._study.baseline or self._cells[0].policy
+        base_name = self._name(against) if against else baseline_of(self._study, self._cells)
         wanted = None if policy is None else self._name(policy)
-        bases = {tuple(cell.point.items()): cell for cell in self._cells if cell.policy == base_name}
+        bases = baselines(self._cells, base_name)
         sign = 1 if measure in HIGHER_IS_BETTER else -1
         gains = []
         for cell in self._cells:
-            base = bases.get(tuple(cell.point.items()))
+            base = bases.get(tuple(cell.point.values()))
             if base is None or cell.policy == base_name or wanted not in (None, cell.policy):
                 continue
             found = cell.against(base, measure)
@@ -189,8 +189,12 @@ class Table:
         return measure_of(self._study, metric)
 
     def _at(self, cell: Cell) -> dict[str, Any]:
-        values = typed(self._study.axes)
-        return {key: of[cell.point[key]] for key, of in values.items()}
+        return {key: of[cell.point[key]] for key, of in self._values.items()}
+
+    @cached_property
+    def _values(self) -> dict[str, dict[str, Any]]:
+        """The values of the axes: key -> text -> value."""
+        return {**typed(self._study.axes)}
 
     def __repr__(self) -> str:
         return f"<{self._about}>"
@@ -352,9 +356,8 @@ def _requests(folder: Path, study: Study, results: Measured, chosen: Chosen) -> 
 
 def _labelled(table: pa.Table, chosen: Chosen) -> pa.Table:
     """Return ``table`` with the labels of policies that are objects."""
-    names = [chosen.label(name) for name in table[POLICY].to_pylist()]
-    return table.set_column(table.column_names.index(POLICY), POLICY, pa.array(names, pa.string()))
-
-
-def _without_point(gain: Gain) -> dict[str, Any]:
-    return {name: value for name, value in gain._asdict().items() if name != "at"}
+    if not chosen.objects:
+        return table
+    labels = {name: chosen.label(name) for name in table[POLICY].unique().to_pylist()}
+    names = pa.array([labels[name] for name in table[POLICY].to_pylist()], pa.string())
+    return table.set_column(table.column_names.index(POLICY), POLICY, names)

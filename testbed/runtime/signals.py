@@ -41,7 +41,8 @@ def handling(
 def held_back() -> Iterator[None]:
     """Keep ``STOPS`` pending while the body runs, until ``let_through`` is called in it.
 
-    For the time before a run handles them: wherever Ctrl-C hits an event loop that begins, it leaves tasks behind.
+    For the time before a run or a worker handles them: wherever Ctrl-C hits an event loop that begins, it leaves tasks
+    behind.
     """
     if not in_main_thread():
         yield

@@ -103,6 +103,22 @@ def instance_case(
     return Case(experiment, {petals.name: petals}, path)
 
 
+def concurrency_of(text: str | None) -> int | Literal["searched"] | None:
+    """Return the sessions at a time to design an instance's placement for; ``None``: its policy chooses.
+
+    ``text``: as of ``--design-concurrency``. Raises ``UserError``.
+    """
+    if text is None or text == "auto":
+        return None
+    if text == "searched":
+        return "searched"
+    if not text.isdigit() or int(text) < 1:
+        raise UserError(
+            f"--design-concurrency must be auto, searched or a whole number of at least 1, not {text!r}"
+        )
+    return int(text)
+
+
 def without_setup(case: Case) -> Case:
     """Return the case with no session setup on any request's first token."""
     if case.source is None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import typer
 
@@ -17,7 +17,7 @@ from testbed.experiments.policy import PolicyChoice
 from testbed.results.slo import goodput_rps
 from testbed.rundir import SEED, check_new_folder
 from testbed.simulator.answer import answer
-from testbed.simulator.cases import Case, instance_case, is_instance, without_setup
+from testbed.simulator.cases import Case, concurrency_of, instance_case, is_instance, without_setup
 from testbed.simulator.engine import MODES, REFERENCE, TESTBED, VIRTUAL, Simulation, simulate
 from testbed.simulator.runs import add_gain, aggregate, cases_of, drawn_of, fingerprint, same_run_error
 from testbed.simulator.summary import summarize_simulation
@@ -150,7 +150,7 @@ def _check(targets: Sequence[str], options: Options) -> None:
 def _cases(target: str, choice: PolicyChoice, options: Options) -> Iterator[Case]:
     setup = options.session_setup == "reference"
     if is_instance(target):
-        yield instance_case(Path(target), choice, setup, _concurrency(options.design_concurrency))
+        yield instance_case(Path(target), choice, setup, concurrency_of(options.design_concurrency))
         return
     overrides: list[Override] = list(options.overrides)
     if options.session_setup is not None:
@@ -158,19 +158,6 @@ def _cases(target: str, choice: PolicyChoice, options: Options) -> Iterator[Case
     if options.design_concurrency is not None:
         overrides.append(f"policy.design_concurrency={options.design_concurrency}")
     yield from cases_of(target, choice, overrides, options.seed, options.n_runs)
-
-
-def _concurrency(text: str | None) -> int | Literal["searched"] | None:
-    """Return the sessions at a time to design an instance's placement for; ``None``: its policy chooses."""
-    if text is None or text == "auto":
-        return None
-    if text == "searched":
-        return "searched"
-    if not text.isdigit() or int(text) < 1:
-        raise UserError(
-            f"--design-concurrency must be auto, searched or a whole number of at least 1, not {text!r}"
-        )
-    return int(text)
 
 
 def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ import cloudpickle
 
 from netem.syscalls import set_death_signal
 from testbed.errors import RunError
-from testbed.runtime.signals import handling
+from testbed.runtime.signals import handling, held_back, let_through
 from testbed.terminal import warn_once
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class Local:
         has_answered = False
 
         def new_worker() -> _Worker[T]:
-            with _signals_waiting():
+            with held_back():  # a worker inherits it, until it ignores them
                 return _Worker(begin, setup, waiting)
 
         with stop_asked_for() as asked:
@@ -207,7 +207,7 @@ class _Worker(Generic[T]):
         with theirs:
             number = theirs.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BEGIN, str(number), str(os.getpid()), *_as_here()],
+                [sys.executable, "-P", "-c", _BEGIN, str(number), str(os.getpid()), _as_here()],
                 pass_fds=[number],
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C in a terminal must reach this process alone
@@ -267,9 +267,9 @@ _BEGIN = (
 )
 
 
-def _as_here() -> list[str]:
+def _as_here() -> str:
     """Returns what a worker has of this process: where it finds modules, and the command that it belongs to."""
-    return [json.dumps({"path": sys.path, "argv": sys.argv})]
+    return json.dumps({"path": sys.path, "argv": sys.argv})
 
 
 def serve(descriptor: int, parent_pid: int, argv: Sequence[str]) -> None:
@@ -280,7 +280,7 @@ def serve(descriptor: int, parent_pid: int, argv: Sequence[str]) -> None:
     # A run handles signals itself for a while; all else is the parent's.
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+    let_through()
     sys.argv[:] = argv
     warn_once()
     parent = Connection(descriptor)
@@ -325,19 +325,6 @@ def stop_asked_for() -> Iterator[Callable[[], bool]]:
     came: list[int] = []
     with handling(lambda number, _: came.append(number), *_STOPS):
         yield lambda: bool(came)
-
-
-@contextmanager
-def _signals_waiting() -> Iterator[None]:
-    """Blocks Ctrl-C and SIGTERM while the body runs.
-
-    A worker that starts in the body inherits this, so that neither signal reaches it before it ignores them.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

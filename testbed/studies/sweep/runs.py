@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from policies.problem import InfeasiblePlacement
-from policies.registry import offered_as
+from policies.registry import offer
 from testbed.codeversion import rules_digest
 from testbed.control.placing import RememberedPlacements
 from testbed.errors import RunError, UserError
@@ -116,12 +116,9 @@ class Runner:
         self._setup = setup
         self._measure = measure
         self._placements = RememberedPlacements()
+        offer(setup.objects)
 
     def __call__(self, run: Run) -> Record:
-        with offered_as(self._setup.objects):
-            return self._record(run)
-
-    def _record(self, run: Run) -> Record:
         began_at_s = time.perf_counter()
         try:
             case = case_of(self._setup, run)

@@ -82,6 +82,21 @@ class Unpicklable(Both):
         self.lock = threading.Lock()
 
 
+MINE = """
+import testbed as tb
+from policies.cgbp import CgBp
+from policies.wsrr import WsRr
+
+class Mine:
+    name = "mine"
+    def place(self, problem, design_concurrency=None):
+        return CgBp().place(problem, design_concurrency)
+    def bind(self, problem, placement):
+        return WsRr().bind(problem, placement)
+"""
+"""The beginning of a script with a policy of its own."""
+
+
 @pytest.fixture
 def small() -> tb.Scenario:
     return tb.scenario("clustered", SMALL)
@@ -297,18 +312,7 @@ def test_threads_with_objects_of_one_name_get_their_own_results(small: tb.Scenar
 
 
 def test_a_policy_of_a_script_is_found_again_by_the_next_process(tmp_path: Path) -> None:
-    script = f"""
-import testbed as tb
-from policies.cgbp import CgBp
-from policies.wsrr import WsRr
-
-class Mine:
-    name = "mine"
-    def place(self, problem, design_concurrency=None):
-        return CgBp().place(problem, design_concurrency)
-    def bind(self, problem, placement):
-        return WsRr().bind(problem, placement)
-
+    script = f"""{MINE}
 tb.sweep(tb.scenario("clustered", {SMALL!r}), policies=[Mine], runs=2, jobs=1, out="kept")
 print(len(open("kept/runs.jsonl").readlines()))
 """
@@ -475,18 +479,7 @@ def test_a_run_that_fails_is_a_row_with_its_reason(small: tb.Scenario) -> None:
 
 def test_a_script_needs_no_guard_and_a_class_of_its_own_reaches_the_workers(tmp_path: Path) -> None:
     """Workers do not run the script again, and classes of ``__main__`` are sent whole."""
-    script = f"""
-import testbed as tb
-from policies.cgbp import CgBp
-from policies.wsrr import WsRr
-
-class Mine:
-    name = "mine"
-    def place(self, problem, design_concurrency=None):
-        return CgBp().place(problem, design_concurrency)
-    def bind(self, problem, placement):
-        return WsRr().bind(problem, placement)
-
+    script = f"""{MINE}
 print("once")
 table = tb.sweep(tb.scenario("clustered", {SMALL!r}), policies=["proposed", Mine()], runs=3, jobs=2)
 print([gain.verdict for gain in table.gain()], table["status"].to_pylist() == ["ok"] * 6)
