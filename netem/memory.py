@@ -18,18 +18,17 @@ from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.networks import NETWORKS
 from netem.spec import NetworkError, NetworkSpec
 from netem.tcp import COLD_FLIGHT_SEGMENTS, WARM_FLIGHT_BYTES
-from policies.links import HEADER_BYTES, MIN_RETRANSMISSION_S, Link
+from policies.links import HEADER_BYTES, MIN_RETRANSMISSION_S, UNSENT_BYTES, Link
 
 _HANDSHAKE_BYTES = 8
 """TCP options of a SYN packet, beyond those of every packet."""
 _BURST_BYTES = 65_160
 """The largest burst that TCP sends at once."""
-_SEND_BUFFER_BYTES = 4 * 1024**2
 _RECEIVE_WINDOW_BYTES = 12 * 1024**2
 """The kernel's receive window on a connection that has carried as much: 3/4 of the largest buffer
 (``netem.tcp``), as measured on Linux 6.18; half of it before Linux 6.6."""
 _HIGH_WATER_BYTES, _LOW_WATER_BYTES = 64 * 1024, 16 * 1024
-"""Limits for data beyond the send buffer: writing pauses above the first, and resumes at the second. They are
+"""Limits for data beyond what the kernel takes: writing pauses above the first, and resumes at the second. They are
 asyncio's defaults."""
 _FIRST_PORT = 40_000
 
@@ -278,7 +277,7 @@ class Stream(asyncio.Transport):
         """Does nothing: the limits are fixed."""
 
     def get_write_buffer_size(self) -> int:
-        return max(0, self._unsent_bytes + self._flight_bytes - _SEND_BUFFER_BYTES) if self._unsent else 0
+        return max(0, self._unsent_bytes - UNSENT_BYTES)
 
     def write(self, data: Any) -> None:
         if self._is_closing or not data:

@@ -22,6 +22,19 @@ class BatchTimes(Protocol):
         ...
 
 
+class StepTimes(BatchTimes, Protocol):
+    """Those of a server that may also compute steps on their own."""
+
+    @property
+    def contention_ratio(self) -> float:
+        """While n other sessions compute, a step takes ``1 + contention_ratio n`` times as long."""
+        ...
+
+    def step_s(self, position: int, n_tokens: int, n_blocks: int) -> float:
+        """A step alone: ``n_tokens`` at ``position``, which is the number of tokens cached before it."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Step:
     """One session's step that waits or is computed: ``n_tokens`` at ``position`` through ``n_blocks`` blocks."""
@@ -194,6 +207,32 @@ class Batches:
         """Ends ``work`` at ``end_at_s``: the server is free from then on. Returns its batch."""
         self._free_at_s = end_at_s
         return Batch(work.together, end_at_s, work.ended)
+
+
+class OneByOne(Batches):
+    """A server's steps one after another, in the order of their arrival: batches of one step."""
+
+    def __init__(self, times: StepTimes) -> None:
+        super().__init__(times)
+        self._step_s = times.step_s
+
+    def add(self, step: Step) -> None:
+        self._decodes.append(step)
+
+    def remove(self, step: Step) -> None:
+        if step in self._decodes:
+            self._decodes.remove(step)
+
+    def take(self) -> Work | None:
+        if not self._decodes:
+            return None
+        step = self._decodes.popleft()
+        return Work(max(self._free_at_s, step.arrived_at_s), (step,), None, range(0))
+
+    def ends_at_s(self, work: Work) -> float:
+        (step,) = work.decodes
+        alone_s = self._step_s(step.position, step.n_tokens, step.n_blocks)
+        return on_tick(work.start_at_s + alone_s * step.factor)
 
 
 def batches_of(steps: Iterable[Step], batches: Batches) -> Iterator[Batch]:

@@ -14,7 +14,7 @@ from nodes.admission import name_of_attempt
 from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
 from nodes.request import Request, SessionError
-from nodes.watchdog import Overdue, Watchdog
+from nodes.watchdog import Limit, Overdue, Watchdog
 from policies.problem import Hop
 from policies.rules import RecoveryRules
 
@@ -130,6 +130,8 @@ class Chain:
                 if code not in (wire.NO_CAPACITY, wire.NEVER_FITS):
                     broken.append(server)
             elif isinstance(result, BaseException):
+                for hop in opened:
+                    self.forget(hop)
                 raise result
         if reason is not None:
             await self.close(opened)
@@ -137,24 +139,28 @@ class Chain:
         return sorted(opened, key=lambda hop: hop.first)
 
     async def _open(self, server: int, first: int, last: int, key: str, first_tokens: int) -> int:
-        connection = self._connections[server]
+        connection, limit_s = self._connections[server], self._rules.connect_timeout_s
         try:
-            with self._watchdog.limit(self._rules.connect_timeout_s):
+            with self._watchdog.limit(limit_s):
                 generation = await connection.ready()
-                await self._ask_to_open(server, first, last, key, first_tokens, generation)
         except Overdue:
-            raise ConnectionLost(f"no connection within {self._rules.connect_timeout_s:g} s") from None
+            raise ConnectionLost(f"no connection within {limit_s:g} s") from None
+        try:
+            with self._watchdog.limit(limit_s) as limit:
+                await self._ask_to_open(server, first, last, key, first_tokens, generation, limit)
+        except Overdue:
+            raise ConnectionLost(f"nothing heard for {limit_s:g} s") from None
         return generation
 
     async def _ask_to_open(
-        self, server: int, first: int, last: int, key: str, first_tokens: int, generation: int
+        self, server: int, first: int, last: int, key: str, first_tokens: int, generation: int, limit: Limit
     ) -> None:
         connection, most = self._connections[server], self._request.n_reserved_tokens
         came_at_s = self._request.arrival_at_s
         request = wire.Open(
             connection.next_id(), key, self._client, first, last, most, first_tokens, came_at_s
         )
-        await connection.ask(request, generation=generation)
+        await connection.ask(request, generation=generation, limit=limit)
 
     async def step(self, hop: OpenHop, n_tokens: int, payload: bytes) -> tuple[wire.Out, float, float]:
         """Sends ``n_tokens`` hidden states that ``hop`` has not seen.
@@ -164,10 +170,12 @@ class Chain:
         """
         asked_at_s, limit_s = self._clock.now_s(), self._rules.step_limit_s(n_tokens)
         try:
-            with self._watchdog.limit(limit_s):
+            with self._watchdog.limit(limit_s) as limit:
                 connection = self._connections[hop.server]
                 step = wire.Step(connection.next_id(), hop.key, hop.n_cached, n_tokens, payload)
-                out, sent_at_s, received_at_s = await connection.ask(step, generation=hop.generation)
+                out, sent_at_s, received_at_s = await connection.ask(
+                    step, generation=hop.generation, limit=limit
+                )
         except Overdue:
             reason = f"no answer for {limit_s:g} s"
             raise HopFailed(hop, reason, asked_at_s, is_overdue=True) from None
@@ -206,13 +214,11 @@ class Chain:
         await asyncio.gather(*(self._close(hop) for hop in hops))
 
     async def _close(self, hop: OpenHop) -> None:
-        connection = self._connections[hop.server]
         # After the limit the message is still on its way: a paused server closes the session when it goes on.
-        with (
-            contextlib.suppress(ServerError, ConnectionLost, Overdue),
-            self._watchdog.limit(self._rules.connect_timeout_s),
-        ):
-            await connection.ask(wire.Close(connection.next_id(), hop.key), generation=hop.generation)
+        closing = self._connections[hop.server].forget(hop.key, hop.generation)
+        if closing is not None:
+            with contextlib.suppress(Overdue), self._watchdog.limit(self._rules.connect_timeout_s):
+                await asyncio.shield(closing)
 
     def failed(self, server: int) -> None:
         """Marks ``server`` as doubted: it has failed this client."""

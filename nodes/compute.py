@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from functools import partial
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
-from nodes.batching import Batch, Batches, Composition, Step, Work
+from nodes.batching import Batch, Batches, Composition, OneByOne, Step, StepTimes, Work
 from nodes.clock import Clock, on_tick
 from nodes.digest import apply_to_rows, read_rows, write_rows
 from policies.problem import Batching
@@ -91,23 +92,6 @@ async def open_session(compute: Compute, client: str, first: int, last: int, max
     return session
 
 
-class StepTimes(Protocol):
-    """How long a server's steps take, in seconds: ``policies.steps.StepLaw``."""
-
-    @property
-    def contention_ratio(self) -> float:
-        """While n other sessions compute, a step takes ``1 + contention_ratio n`` times as long."""
-        ...
-
-    def step_s(self, position: int, n_tokens: int, n_blocks: int) -> float:
-        """A step alone: ``n_tokens`` at ``position``, which is the number of tokens cached before it."""
-        ...
-
-    def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
-        """Decodes steps at ``positions`` and the tokens ``prompt`` of one prompt, computed together."""
-        ...
-
-
 @dataclass(frozen=True)
 class StubProfile:
     """Times of one server's steps, in scenario seconds.
@@ -128,6 +112,12 @@ class StubProfile:
     batching: Batching = "none"
     chunk_tokens: int | None = None
 
+    def batches(self) -> Batches | None:
+        """Returns an empty server's queue of steps; ``None``: steps do not wait for each other."""
+        if self.batching == "none":
+            return None
+        return OneByOne(self.times) if self.batching == "serial" else Batches(self.times, self.chunk_tokens)
+
     def overhead_s(self, client: str, position: int, n_tokens: int) -> float:
         if position:
             return self.token_overhead_s.get(client, 0.0)
@@ -136,32 +126,31 @@ class StubProfile:
 
 
 class Turns:
-    """When a server's steps start and how long they take; steps are added in the order of their arrival.
+    """How long steps take where all run at once; steps are added in the order of their arrival.
 
-    ``is_serial``: one step at a time, first come, first served. Otherwise every step starts when it arrives,
-    and takes ``1 + contention_ratio * n`` times as long if n others are running at that instant. Steps that
+    A step takes ``1 + contention_ratio * n`` times as long if n others are running when it arrives. Steps that
     come or end later do not change it, so its end is known at once.
     """
 
-    def __init__(self, is_serial: bool, contention_ratio: float = 0.0) -> None:
-        self._is_serial = is_serial
+    def __init__(self, contention_ratio: float) -> None:
         self._contention_ratio = contention_ratio
-        self._free_at_s = 0.0
         self._ends_at_s: list[float] = []
 
-    def take(self, arrived_at_s: float, alone_s: float) -> tuple[float, float]:
-        """Adds a step that takes ``alone_s`` by itself. Returns its start and how long it takes from there."""
-        if self._is_serial:
-            start_at_s = max(arrived_at_s, self._free_at_s)
-            self._free_at_s = start_at_s + alone_s
-            return start_at_s, alone_s
+    def take(self, arrived_at_s: float, alone_s: float) -> float:
+        """Adds a step that takes ``alone_s`` by itself. Returns how long it takes."""
         if not self._contention_ratio:
-            return arrived_at_s, alone_s
+            return alone_s
         while self._ends_at_s and self._ends_at_s[0] <= arrived_at_s:
             heappop(self._ends_at_s)
         busy_s = alone_s * (1 + self._contention_ratio * len(self._ends_at_s))
         heappush(self._ends_at_s, arrived_at_s + busy_s)
-        return arrived_at_s, busy_s
+        return busy_s
+
+    def leave(self, end_at_s: float) -> None:
+        """Ends early a step that would have ended at ``end_at_s``: later ones do not meet it."""
+        if end_at_s in self._ends_at_s:
+            self._ends_at_s.remove(end_at_s)
+            heapify(self._ends_at_s)
 
 
 class _StubSession:
@@ -185,9 +174,9 @@ class StubCompute:
         self.token_bytes = profile.token_bytes
         self._factor = 1.0
         self._clock = clock
-        self._turns = Turns(profile.batching == "serial", profile.times.contention_ratio)
-        self._batches = Batches(profile.times, profile.chunk_tokens)
-        self._batcher = Batcher(self._batches, self._pass)
+        self._turns = Turns(profile.times.contention_ratio)
+        batches = profile.batches()
+        self._batcher = None if batches is None else Batcher(batches, partial(self._pass, batches))
 
     def slowed(self, factor: float) -> StubCompute:
         """Returns the same backend with ``factor`` times the profile's times, for steps from now on."""
@@ -214,7 +203,8 @@ class StubCompute:
         return {}
 
     def close(self) -> None:
-        self._batcher.close()
+        if self._batcher is not None:
+            self._batcher.close()
 
     async def step(
         self, session: _StubSession, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
@@ -224,20 +214,25 @@ class StubCompute:
         values = apply_to_rows(read_rows(payload, self.token_bytes), session.first, session.caches)
         answer = write_rows(values, self.token_bytes)
         together = Composition()
-        if profile.batching == "continuous":
-            step = Step(arrived_at_s, position, n_tokens, n_blocks, self._factor)
-            batch = await self._batcher.run(step)
-            ended_at_s, together = batch.end_at_s, batch.together
-        else:
-            alone_s = profile.times.step_s(position, n_tokens, n_blocks) * self._factor
-            start_at_s, busy_s = self._turns.take(arrived_at_s, alone_s)
-            ended_at_s = on_tick(start_at_s + busy_s)
         overhead_s = profile.overhead_s(session.client, position, n_tokens)
-        await self._clock.sleep_until_s(on_tick(ended_at_s + overhead_s))
+        if self._batcher is None:
+            alone_s = profile.times.step_s(position, n_tokens, n_blocks) * self._factor
+            ends_at_s = arrived_at_s + self._turns.take(arrived_at_s, alone_s)
+            try:
+                await self._clock.sleep_until_s(on_tick(on_tick(ends_at_s) + overhead_s))
+            except asyncio.CancelledError:
+                self._turns.leave(ends_at_s)
+                raise
+            return Computed(answer, together)
+        step = Step(arrived_at_s, position, n_tokens, n_blocks, self._factor)
+        batch = await self._batcher.run(step)
+        if profile.batching == "continuous":
+            together = batch.together
+        await self._clock.sleep_until_s(on_tick(batch.end_at_s + overhead_s))
         return Computed(answer, together)
 
-    async def _pass(self, work: Work) -> float:
-        end_at_s = self._batches.ends_at_s(work)
+    async def _pass(self, batches: Batches, work: Work) -> float:
+        end_at_s = batches.ends_at_s(work)
         await self._clock.sleep_until_s(end_at_s)
         return end_at_s
 

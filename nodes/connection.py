@@ -6,17 +6,22 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import aiohttp
 
 from nodes import wire
 from nodes.clock import Clock
-from nodes.links import DelayLine, DelayProfile
-from nodes.parts import Receiver, Sender, messages
+from nodes.links import DelayedMessages, DelayLine, DelayProfile
+from nodes.outbox import Class
+from nodes.parts import Messages, Receiver, Sender, Sending, class_of
+from nodes.watchdog import Limit, Overdue, Watchdog
+from policies.links import UNSENT_BYTES
 
+AnyAnswer = wire.Answer | wire.More | wire.Drop | wire.Got
 OnAnswer = Callable[[wire.Answer | None, float], None]
 """Called with (answer, received_at_s); the answer is ``None`` when the connection is lost."""
 
@@ -29,8 +34,11 @@ class Answered(NamedTuple):
     received_at_s: float
 
 
-WARM_BYTES = 8 * 1024**2
-"""Most bytes on their way at once while connections are warmed. They take twice as much memory here."""
+WARM_BYTES = 24 * 1024**2
+"""Twice the kernel's largest receive window (``netem.tcp``): a connection that has carried as much has its full window."""
+
+_WARM_PINGS = 48
+"""Pings on their way at once: with ``wire.PART_BYTES`` each as much as a receive window."""
 
 
 class ServerError(Exception):
@@ -45,20 +53,46 @@ class ConnectionLost(Exception):
     """The connection to the server is gone."""
 
 
+class _Arrived:
+    """A message from the server, on a link that delays it here."""
+
+    __slots__ = ("_n_bytes", "frame", "is_done", "kind")
+
+    def __init__(self, frame: AnyAnswer, n_bytes: int, kind: Class) -> None:
+        self.frame = frame
+        self._n_bytes = n_bytes
+        self.kind = kind
+        self.is_done = True
+
+    def __len__(self) -> int:
+        """Its bytes."""
+        return self._n_bytes
+
+    def next(self) -> _Arrived:
+        return self
+
+    def end(self, now_s: float, error: ConnectionError | None = None) -> None:
+        """Nobody waits for it."""
+
+
 @dataclass(eq=False)
 class _Channel:
     """One WebSocket and its requests, by id.
 
     ``waiting``: requests that wait for their answer. ``abandoned``: sessions whose opening was cancelled
-    before its answer came. ``listeners``: what is called with further answers to a request.
+    before its answer came. ``listeners``: what is called with further answers to a request. ``heard_at_s``: when
+    anything came from the server. ``lines``: messages that are delayed here.
     """
 
     socket: aiohttp.ClientWebSocketResponse
-    sender: Sender
     number: int
+    receiver: Receiver[wire.Answer]
+    heard_at_s: float
+    sender: Sender = field(init=False)
     waiting: dict[int, asyncio.Future[tuple[wire.Answer, float]]] = field(default_factory=dict)
     abandoned: dict[int, str] = field(default_factory=dict)
     listeners: dict[int, OnAnswer] = field(default_factory=dict)
+    lines: list[DelayedMessages[Any]] = field(default_factory=list)
     reader: asyncio.Task[None] | None = None
 
     def fail(self, why: str) -> None:
@@ -66,6 +100,13 @@ class _Channel:
         for future in self.waiting.values():
             if not future.done():
                 future.set_exception(ConnectionLost(why))
+                future.exception()  # who asked may have stopped waiting: then nobody else looks at it
+
+    def end(self) -> None:
+        """Sends and delivers nothing more."""
+        self.sender.end()
+        for line in self.lines:
+            line.close()
 
 
 class Connection:
@@ -95,6 +136,8 @@ class Connection:
         self._opening = asyncio.Lock()
         self._next_id = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closings: set[asyncio.Task[None]] = set()
+        """Those of them that close sessions."""
         self._is_closed = False
         self.generation = 0
         self.is_doubted = False
@@ -107,11 +150,17 @@ class Connection:
             autoping=True,
             max_msg_size=min(self._max_payload_bytes, wire.PART_BYTES) + wire.FRAME_OVERHEAD_BYTES,
         )
-        raw = ws.get_extra_info("socket")
-        if raw is not None:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare(ws.get_extra_info("socket"))
         self.generation += 1
-        self._channel = channel = _Channel(ws, Sender(ws), self.generation)
+        receiver: Receiver[wire.Answer] = Receiver(self._max_payload_bytes)
+        self._channel = channel = _Channel(ws, self.generation, receiver, self._clock.now_s())
+        hang_up = partial(self._hang_up, channel)
+        write: Callable[[bytes], Awaitable[None]] = ws.send_bytes
+        if self._up is not None:
+            line = DelayedMessages(self._up, self._clock, ws.send_bytes, hang_up)
+            channel.lines.append(line)
+            write = line.send
+        channel.sender = Sender(write, self._clock.now_s, hang_up)
         channel.reader = self._later(self._read(channel))
 
     async def ready(self) -> int:
@@ -151,14 +200,24 @@ class Connection:
         return self._next_id
 
     async def ask(
-        self, request: wire.Request, *, generation: int | None = None, on_answer: OnAnswer | None = None
+        self,
+        request: wire.Request,
+        *,
+        generation: int | None = None,
+        on_answer: OnAnswer | None = None,
+        limit: Limit | None = None,
     ) -> Answered:
         """Sends a request with an id from ``next_id`` and returns its answer.
 
-        ``on_answer`` is called with further answers to it until ``ignore`` is called with its id.
+        ``on_answer`` is called with further answers to it until ``ignore`` is called with its id. ``limit`` is made to
+        count from when the request has left, or anything has come from the server: a server is not overdue because
+        much waits for the link.
+
+        The connection owns what is sent. If the call is cancelled, parts that have not been sent are dropped, and the
+        server is told; an opening that is sent, or will be answered, is closed. Nothing else changes.
 
         Raises ``ServerError`` for an error frame and ``ConnectionLost`` when no answer can come, or when
-        the connection of ``generation`` is gone. If opening a session is cancelled, the session is closed.
+        the connection of ``generation`` is gone.
         """
         channel = self._channel
         if channel is None or channel.socket.closed:
@@ -170,27 +229,26 @@ class Connection:
         is_accepted = False
         if on_answer is not None:
             channel.listeners[request.id] = on_answer
-        packed = messages(request)
+        sending = Sending(request)
         sent_at_s = self._clock.now_s()
-        is_sent = False
+        if limit is not None:
+            limit.since = partial(_quiet_since_s, channel, sending)
         try:
-            if self._up is not None:
-                await self._carry(channel, self._up, sum(map(len, packed)))
-            is_sent = True
-            await channel.sender.send_messages(packed)
+            await channel.sender.begin(sending)
             frame, received_at_s = await future
             is_accepted = not isinstance(frame, wire.Error)
         except (ConnectionError, aiohttp.ClientError) as error:
             raise ConnectionLost(f"{self._url}: {error}") from error
         except asyncio.CancelledError:
-            if isinstance(request, wire.Opening) and is_sent:
+            channel.sender.drop(sending)
+            if isinstance(request, wire.Opening) and sending.is_begun:
                 self._abandon(channel, request, future)
             raise
         finally:
             channel.waiting.pop(request.id, None)
             if not is_accepted:
                 channel.listeners.pop(request.id, None)
-            del future  # its exception would keep this stack frame alive, and with it the payload
+            del future, sending  # exceptions would keep this stack frame alive, and with it the payload
         if isinstance(frame, wire.Error):
             raise ServerError(frame.code, frame.message)
         return Answered(frame, sent_at_s, received_at_s)
@@ -210,10 +268,17 @@ class Connection:
         if self._channel is not None and self._channel.number == generation:
             self._channel.listeners.pop(request_id, None)
 
-    def forget(self, session: str, generation: int) -> None:
-        """Closes a session in the background. Sessions of a lost connection are closed already."""
-        if self.has(generation):
-            self._later(self._forget(session, generation))
+    def forget(self, session: str, generation: int) -> asyncio.Task[None] | None:
+        """Closes a session in the background; returns what ends when the server has closed it.
+
+        Sessions of a lost connection are closed already.
+        """
+        if not self.has(generation):
+            return None
+        closing = self._later(self._forget(session, generation))
+        self._closings.add(closing)
+        closing.add_done_callback(self._closings.discard)
+        return closing
 
     async def _forget(self, session: str, generation: int) -> None:
         with contextlib.suppress(ServerError, ConnectionLost):  # then the session has ended as well
@@ -227,24 +292,18 @@ class Connection:
 
     async def _read(self, channel: _Channel) -> None:
         reason = "was closed"
-        receiver: Receiver[wire.Answer] = Receiver(self._max_payload_bytes)
-        n_bytes = 0
+        take: Callable[[AnyAnswer, int], None] = partial(self._take, channel)
+        if self._down is not None:
+            take = self._delayed(channel, self._down)
         try:
             async for message in channel.socket:
                 if message.type != aiohttp.WSMsgType.BINARY:
                     reason = f"carried a {message.type.name} message"
                     break
-                n_bytes += len(message.data)
-                frame = receiver.take(wire.unpack_answer(message.data))
+                frame, n_bytes = wire.unpack_answer(message.data), len(message.data)
                 del message  # or it would be kept until the next one comes
-                if frame is None:
-                    continue
-                if self._down is None:
-                    self._deliver(channel, frame, self._clock.now_s())
-                else:
-                    self._later(self._deliver_late(channel, frame, n_bytes, self._down))
+                take(frame, n_bytes)
                 del frame
-                n_bytes = 0
         except wire.FrameError as error:
             reason = f"carried an invalid answer: {error}"
         finally:
@@ -252,22 +311,48 @@ class Connection:
             for listener in list(channel.listeners.values()):
                 listener(None, self._clock.now_s())
             channel.listeners.clear()
+            channel.end()
             await channel.socket.close()  # nothing is read any more, so no request may be sent
 
-    async def _deliver_late(
-        self, channel: _Channel, frame: wire.Answer, n_bytes: int, down: DelayLine
-    ) -> None:
-        with contextlib.suppress(ConnectionError):  # _carry has closed the socket: all waiting requests fail
-            await self._carry(channel, down, n_bytes)
-            self._deliver(channel, frame, self._clock.now_s())
+    def _delayed(self, channel: _Channel, down: DelayLine) -> Callable[[AnyAnswer, int], None]:
+        """Returns what takes messages as if they crossed the link ``down`` now, in the order of ``nodes.outbox``."""
 
-    async def _carry(self, channel: _Channel, line: DelayLine, n_bytes: int) -> None:
-        """As ``DelayLine.carry``. If the link gives up, closes the connection, as the kernel would."""
-        try:
-            await line.carry(n_bytes)
-        except ConnectionError:
-            await channel.socket.close()
-            raise
+        async def deliver(message: _Arrived) -> None:
+            try:
+                self._take(channel, message.frame)
+            except wire.FrameError as error:
+                channel.fail(f"the connection to {self._url} carried an invalid answer: {error}")
+                raise ConnectionResetError from error
+
+        begun: int | None = None
+        """The frame whose parts come."""
+
+        def take(frame: AnyAnswer, n_bytes: int) -> None:
+            nonlocal begun
+            kind = class_of(frame)
+            if isinstance(frame, wire.More | wire.Drop) or (frame.id == begun and kind is not Class.CONTROL):
+                kind, begun = Class.BULK, frame.id if isinstance(frame, wire.More) else None
+            messages.put(_Arrived(frame, n_bytes, kind))
+
+        hang_up = partial(self._hang_up, channel)
+        line: DelayedMessages[_Arrived] = DelayedMessages(down, self._clock, deliver, hang_up)
+        channel.lines.append(line)
+        messages: Messages[_Arrived] = Messages(line.send, self._clock.now_s, hang_up)
+        return take
+
+    def _hang_up(self, channel: _Channel) -> None:
+        """Closes a connection that can carry nothing more, as the kernel would."""
+        if not self._is_closed:
+            self._later(_close(channel.socket))
+
+    def _take(self, channel: _Channel, message: AnyAnswer, n_bytes: int = 0) -> None:
+        """Takes a message that has arrived. Raises ``FrameError``."""
+        channel.heard_at_s = now_s = self._clock.now_s()
+        if isinstance(message, wire.Got):
+            return
+        frame = channel.receiver.take(message)
+        if frame is not None:
+            self._deliver(channel, frame, now_s)
 
     def _deliver(self, channel: _Channel, frame: wire.Answer, received_at_s: float) -> None:
         future = channel.waiting.get(frame.id)
@@ -279,11 +364,21 @@ class Connection:
         if session is not None and isinstance(frame, wire.Ok):
             self.forget(session, channel.number)
 
+    async def settle(self, limit_s: float) -> None:
+        """Waits until sessions that were to be closed are closed, or nothing has come from the server for ``limit_s``."""
+        watchdog = Watchdog(self._clock)
+        with contextlib.suppress(Overdue), watchdog.limit(limit_s) as limit:
+            limit.since = lambda: self._channel.heard_at_s if self._channel is not None else 0.0
+            while self._closings:
+                await asyncio.wait(self._closings)
+        watchdog.close()
+
     async def close(self) -> None:
         """Closes the connection; it cannot be opened again."""
         self._is_closed = True
         reader = None
         if self._channel is not None:
+            self._channel.end()
             await self._channel.socket.close()
             reader = self._channel.reader
         for task in self._tasks:
@@ -292,18 +387,39 @@ class Connection:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def warm(connections: Iterable[Connection], n_bytes: int) -> None:
-    """Opens every connection and sends ``n_bytes`` over it and back.
+def _quiet_since_s(channel: _Channel, request: Sending) -> float:
+    """Returns since when a request that waits for its answer waits for the server, and nothing comes from there."""
+    return max(channel.heard_at_s, request.left_at_s or 0.0)
 
-    Raises ``ConnectionLost``, ``ServerError``.
+
+async def _close(socket: aiohttp.ClientWebSocketResponse) -> None:
+    await socket.close()
+
+
+def prepare(raw: Any) -> None:
+    """Has the kernel send every message at once, and take no more than ``UNSENT_BYTES`` before it has sent the rest.
+
+    ``raw`` is the connection's socket; ``None`` where there is none.
     """
-    payload = bytes(n_bytes)
-    room = asyncio.Semaphore(max(1, WARM_BYTES // max(1, n_bytes)))
+    if raw is not None:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+async def warm(connections: Iterable[Connection], n_bytes: int) -> None:
+    """Opens every connection and sends ``n_bytes`` over it and back, over all of them at the same time.
+
+    More than ``WARM_BYTES`` would change nothing. Raises ``ConnectionLost``, ``ServerError``.
+    """
+    payload = bytes(min(n_bytes, wire.PART_BYTES))
+    n_pings = -(-min(n_bytes, WARM_BYTES) // wire.PART_BYTES)
+
+    async def ping(connection: Connection, generation: int, room: asyncio.Semaphore) -> None:
+        async with room:
+            await connection.ask(wire.Ping(connection.next_id(), payload), generation=generation)
 
     async def warm_one(connection: Connection) -> None:
-        async with room:
-            generation = await connection.ready()
-            if n_bytes:
-                await connection.ask(wire.Ping(connection.next_id(), payload), generation=generation)
+        generation, room = await connection.ready(), asyncio.Semaphore(_WARM_PINGS)
+        await asyncio.gather(*(ping(connection, generation, room) for _ in range(n_pings)))
 
     await asyncio.gather(*map(warm_one, connections))

@@ -124,10 +124,10 @@ class Forwarding:
         connection = self.peers[place.peer]
         limit_s = self.rules.step_limit_s(n_tokens)
         try:
-            with self._watchdog.limit(limit_s):
+            with self._watchdog.limit(limit_s) as limit:
                 generation = await connection.ready()
                 push = wire.Push(connection.next_id(), place.next_token, position, n_tokens, timings, answer)
-                await connection.ask(push, generation=generation)
+                await connection.ask(push, generation=generation, limit=limit)
         except Overdue:
             await place.fail(wire.NOT_PASSED_ON, f"no answer for {limit_s:g} s")
         except (ConnectionLost, ServerError) as error:

@@ -7,6 +7,7 @@ one, and everything is replayed through it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from nodes.connection import ConnectionLost, ServerError
 from nodes.records import HopRecord
 from nodes.request import SessionError
 from nodes.session import HubSession
-from nodes.watchdog import Overdue
+from nodes.watchdog import Limit, Overdue
 from policies.problem import Hop
 
 _MAY_FAIL = (*FAILURES, wire.NOT_PASSED_ON, wire.TOO_MANY_STEPS)
@@ -66,7 +67,7 @@ class ForwardingChain(Chain):
         return await super().open(plan, first_tokens, is_replacement=is_replacement)
 
     async def _ask_to_open(
-        self, server: int, first: int, last: int, key: str, first_tokens: int, generation: int
+        self, server: int, first: int, last: int, key: str, first_tokens: int, generation: int, limit: Limit
     ) -> None:
         news = self._news
 
@@ -85,7 +86,7 @@ class ForwardingChain(Chain):
             first_tokens,
             self._request.arrival_at_s,
         )
-        await connection.ask(request, generation=generation, on_answer=on_answer)
+        await connection.ask(request, generation=generation, on_answer=on_answer, limit=limit)
         self._join_ids[server, key] = request.id
 
     async def run(
@@ -98,19 +99,6 @@ class ForwardingChain(Chain):
         none can.
         """
         asked_at_s, limit_s = self._clock.now_s(), self._rules.step_limit_s(n_tokens, len(hops))
-        try:
-            with self._watchdog.limit(limit_s):
-                return await self._run(hops, n_tokens, payload, asked_at_s)
-        except Overdue:
-            pass
-        silent = await self._who_is_silent(hops)
-        self._silent = frozenset(hop.server for hop in silent)
-        reason = f"no result for {limit_s:g} s"
-        raise HopFailed(silent[0], reason, asked_at_s, is_overdue=True)
-
-    async def _run(
-        self, hops: Sequence[OpenHop], n_tokens: int, payload: bytes, asked_at_s: float
-    ) -> tuple[bytes, list[wire.Timing], float, float]:
         first, news = hops[0], self._news
         connection, token = self._connections[first.server], self._places[first.server].token
         request = wire.Push(connection.next_id(), token, first.n_cached, n_tokens, b"", payload)
@@ -125,7 +113,7 @@ class ForwardingChain(Chain):
         # The result may come before the first hop's answer to the push.
         pushing = asyncio.ensure_future(push())
         try:
-            server, frame, received_at_s = await news.get()
+            server, frame, received_at_s = await self._hear(hops, limit_s, asked_at_s)
         finally:
             pushing.cancel()
         if isinstance(frame, ConnectionLost):
@@ -150,6 +138,20 @@ class ForwardingChain(Chain):
             raise wrong
         return frame.payload, timings, sent_at_s, received_at_s
 
+    async def _hear(self, hops: Sequence[OpenHop], limit_s: float, asked_at_s: float) -> _News:
+        """Waits for news. Whenever none has come for ``limit_s``, pings all servers: while all of them answer, the
+        step is on its way, since each of them reports what it cannot pass on.
+
+        Raises ``HopFailed``.
+        """
+        while True:
+            with contextlib.suppress(Overdue), self._watchdog.limit(limit_s):
+                return await self._news.get()
+            silent = await self._who_is_silent(hops)
+            if silent:
+                self._silent = frozenset(hop.server for hop in silent)
+                raise HopFailed(silent[0], f"no result for {limit_s:g} s", asked_at_s, is_overdue=True)
+
     def _failure(
         self, hops: Sequence[OpenHop], at: int, code: str, text: str, asked_at_s: float
     ) -> HopFailed | SessionError:
@@ -164,20 +166,21 @@ class ForwardingChain(Chain):
         return HopFailed(hops[at], text, asked_at_s)
 
     async def _who_is_silent(self, hops: Sequence[OpenHop]) -> list[OpenHop]:
-        """Returns the hops whose servers do not answer a ping either; all hops if every server does."""
+        """Returns the hops whose servers do not answer a ping either."""
         limit_s = min(self._rules.connect_timeout_s, self._rules.request_timeout_s)
 
         async def answers(hop: OpenHop) -> bool:
             try:
-                with self._watchdog.limit(limit_s):
+                with self._watchdog.limit(limit_s) as limit:
                     connection = self._connections[hop.server]
-                    await connection.ask(wire.Ping(connection.next_id(), b""), generation=hop.generation)
+                    ping = wire.Ping(connection.next_id(), b"")
+                    await connection.ask(ping, generation=hop.generation, limit=limit)
             except (Overdue, ConnectionLost, ServerError):
                 return False
             return True
 
         heard = await asyncio.gather(*(answers(hop) for hop in hops))
-        return [hop for hop, is_heard in zip(hops, heard, strict=True) if not is_heard] or list(hops)
+        return [hop for hop, is_heard in zip(hops, heard, strict=True) if not is_heard]
 
     def is_there(self, hop: OpenHop) -> bool:
         return hop.server not in self._silent and super().is_there(hop)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sized
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from nodes.clock import Clock
 from policies.links import HEADER_BYTES
@@ -54,8 +57,8 @@ class DelayLine:
         else:
             self._up.clear()
 
-    async def carry(self, n_bytes: int) -> None:
-        """Waits until a message of ``n_bytes`` that is sent now has arrived.
+    async def enter(self, n_bytes: int) -> float:
+        """Sends a message of ``n_bytes``; returns when it arrives. Waits while the link is cut.
 
         Raises ``ConnectionError`` when the link stays cut for ``GIVE_UP_S``.
         """
@@ -70,7 +73,12 @@ class DelayLine:
             if profile.loss_ratio:
                 delay_s += self._n_rounds_lost(n_bytes) * profile.retransmission_s
             self._last_arrival_s = at_s = max(self._last_arrival_s, self._free_at_s + delay_s)
-        await self._clock.sleep_until_s(at_s)
+        return at_s
+
+    async def until_free(self) -> None:
+        """Waits until all messages so far have been transmitted."""
+        if self._free_at_s > self._clock.now_s():
+            await self._clock.sleep_until_s(self._free_at_s)
 
     def _n_rounds_lost(self, n_bytes: int) -> int:
         """Returns how many times lost packets of a message are sent again until all of them have arrived."""
@@ -90,3 +98,50 @@ class DelayLine:
             limit.cancel()
         if not self._up.is_set():
             raise ConnectionResetError(f"nothing came through for {GIVE_UP_S:g} s")
+
+
+M = TypeVar("M", bound=Sized)
+
+
+class DelayedMessages(Generic[M]):
+    """Passes messages to ``deliver``, in order, when they have crossed a ``DelayLine``.
+
+    ``lost`` is called if ``deliver`` fails with a ``ConnectionError``.
+    """
+
+    def __init__(
+        self,
+        line: DelayLine,
+        clock: Clock,
+        deliver: Callable[[M], Awaitable[None]],
+        lost: Callable[[], object],
+    ) -> None:
+        self._line = line
+        self._clock = clock
+        self._deliver = deliver
+        self._lost = lost
+        self._crossing: deque[tuple[float, M]] = deque()
+        self._carrier: asyncio.Task[None] | None = None
+
+    async def send(self, message: M) -> None:
+        """Sends a message when the line is free. Raises ``ConnectionError`` if that gives up."""
+        await self._line.until_free()
+        self._crossing.append((await self._line.enter(len(message)), message))
+        if self._carrier is None:
+            self._carrier = asyncio.ensure_future(self._carry())
+
+    async def _carry(self) -> None:
+        try:
+            while self._crossing:
+                await self._clock.sleep_until_s(self._crossing[0][0])
+                await self._deliver(self._crossing.popleft()[1])
+        except ConnectionError:
+            self._lost()
+        finally:
+            self._carrier = None
+
+    def close(self) -> None:
+        """Delivers nothing more."""
+        self._crossing.clear()
+        if self._carrier is not None:
+            self._carrier.cancel()

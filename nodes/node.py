@@ -289,6 +289,8 @@ class _Client:
             log.exception("the load generator failed")
             failure = f"{type(error).__name__}: {error}"
         reporting.cancel()
+        limit_s = self.config.rules.recovery.connect_timeout_s
+        await asyncio.gather(*(connection.settle(limit_s) for connection in self.connections))
         self._notify(Done(self.config.name, failure))
 
     def _session(self, request: Request, generator: LoadGenerator) -> HubSession:

@@ -1,78 +1,214 @@
-"""Frames that are too large for one message: splits them into parts, and joins the parts again."""
+"""Sends frames over a connection in the order of ``nodes.outbox``, large ones in parts, and joins the parts again."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 import msgspec
 
 from nodes import wire
+from nodes.outbox import Class, Outbox, Waiting
 
 F = TypeVar("F", bound=wire.Request | wire.Answer)
+M = TypeVar("M")
 
 
-class Socket(Protocol):
-    """What a ``Sender`` needs of a WebSocket."""
-
-    async def send_bytes(self, data: bytes) -> None: ...
-
-
-def messages(frame: wire.Request | wire.Answer) -> list[bytes]:
-    """Returns the messages that carry a frame, in order."""
+def class_of(frame: wire.Frame) -> Class:
+    """Returns the class in which a frame is sent."""
     payload = getattr(frame, "payload", b"")
-    if len(payload) <= wire.PART_BYTES:
-        return [wire.pack(frame)]
-    size, last = wire.PART_BYTES, (len(payload) - 1) // wire.PART_BYTES * wire.PART_BYTES
-    parts = (wire.More(frame.id, payload[at : at + size]) for at in range(0, last, size))
-    end: wire.Frame = msgspec.structs.replace(frame, payload=payload[last:])
-    return [*map(wire.pack, parts), wire.pack(end)]
+    if not payload:
+        return Class.CONTROL
+    return Class.SMALL if len(payload) <= wire.PART_BYTES else Class.BULK
 
 
-class Sender:
-    """Sends frames over a connection.
+class Sending:
+    """A frame that is sent. ``left_at_s``: when its last message was handed over; ``None`` before."""
 
-    The parts of a frame follow each other without another frame between.
+    __slots__ = ("_at", "_left", "frame", "is_begun", "is_done", "kind", "left_at_s")
+
+    def __init__(self, frame: wire.Frame) -> None:
+        self.frame = frame
+        self.kind = class_of(frame)
+        self.is_begun = self.is_done = False
+        self.left_at_s: float | None = None
+        self._at = 0
+        self._left: asyncio.Future[None] | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its payload that have not been sent."""
+        return len(getattr(self.frame, "payload", b"")) - self._at
+
+    def next(self) -> bytes:
+        """Returns its next message. Packs it only now: large frames do not wait twice in memory."""
+        self.is_begun = True
+        frame, begin, end = self.frame, self._at, self._at + wire.PART_BYTES
+        if self.kind is not Class.BULK:
+            self.is_done = True
+            return wire.pack(frame)
+        payload: bytes = frame.payload  # type: ignore[attr-defined]
+        if end < len(payload):
+            self._at = end
+            return wire.pack(wire.More(frame.id, payload[begin:end]))
+        self.is_done = True
+        return wire.pack(msgspec.structs.replace(frame, payload=payload[begin:]))
+
+    async def left(self) -> None:
+        """Waits until it has left. Raises ``ConnectionError`` if it never will. Cancelling the wait changes nothing."""
+        if self.left_at_s is None:
+            self._left = asyncio.get_running_loop().create_future()
+            await self._left
+
+    def end(self, now_s: float, error: ConnectionError | None = None) -> None:
+        """As ``Waiting.end``; tells who waits for it."""
+        if error is None:
+            self.left_at_s = now_s
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None) if error is None else self._left.set_exception(error)
+
+
+class Messages(Generic[M]):
+    """Sends frames' messages one after another; it owns what must be sent.
+
+    Who cancels a call of it stops waiting and changes nothing else. ``write`` sends a message, and returns when the
+    next one may be sent. If it fails, ``lost`` is called, and nothing more can be sent.
     """
 
-    def __init__(self, socket: Socket) -> None:
-        self._socket = socket
-        self._turn = asyncio.Lock()
+    def __init__(
+        self,
+        write: Callable[[M], Awaitable[None]],
+        now_s: Callable[[], float],
+        lost: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._write = write
+        self._now_s = now_s
+        self._lost = lost
+        self._outbox: Outbox[Waiting[M]] = Outbox()
+        self._is_writing = False
+        self._writer: asyncio.Task[None] | None = None
+        self._why_not: str | None = None
+        """Why nothing more can be sent."""
 
-    async def send(self, frame: wire.Request | wire.Answer) -> None:
-        """Sends a frame. Raises what ``send_bytes`` raises."""
-        await self.send_messages(messages(frame))
+    async def begin(self, frame: Waiting[M]) -> None:
+        """Sends a frame. If others are being sent, returns at once: it will be sent in its turn.
 
-    async def send_messages(self, packed: list[bytes]) -> None:
-        """As ``send``, with the result of ``messages``."""
-        if len(packed) == 1 and not self._turn.locked():
-            await self._socket.send_bytes(packed[0])
+        Raises ``ConnectionError``.
+        """
+        if self._is_writing or frame.kind is Class.BULK:
+            self.put(frame)
             return
-        async with self._turn:
-            for data in packed:
-                await self._socket.send_bytes(data)
+        if self._why_not is not None:
+            raise ConnectionResetError(self._why_not)
+        self._is_writing = True
+        try:
+            message = frame.next()
+            frame.end(self._now_s())  # ``write`` hands it over before it waits
+            await self._write(message)
+        except ConnectionError as error:
+            self._fail(error)
+            raise
+        finally:
+            self._is_writing = False
+            if self._outbox:
+                self._write_later()
+
+    def put(self, frame: Waiting[M]) -> None:
+        """Has a frame sent in its turn. Raises ``ConnectionError``."""
+        if self._why_not is not None:
+            raise ConnectionResetError(self._why_not)
+        self._outbox.put(frame)
+        if not self._is_writing:
+            self._write_later()
+
+    def _write_later(self) -> None:
+        self._is_writing = True
+        self._writer = asyncio.ensure_future(self._write_all())
+
+    async def _write_all(self) -> None:
+        try:
+            while (frame := self._outbox.first()) is not None:
+                message = frame.next()
+                if frame.is_done:
+                    self._outbox.remove(frame)
+                await self._write(message)
+                if frame.is_done:
+                    frame.end(self._now_s())
+                del frame, message  # or they would be kept while the next one is written
+        except ConnectionError as error:
+            self._fail(error)
+        finally:
+            self._is_writing = False
+
+    def _fail(self, error: ConnectionError) -> None:
+        self._writer = None
+        self.end(str(error))
+        self._lost()
+
+    def end(self, why: str = "the connection was closed") -> None:
+        """Sends nothing more."""
+        if self._why_not is not None:
+            return
+        self._why_not = why
+        if self._writer is not None:
+            self._writer.cancel()
+        for frame in self._outbox.clear():
+            frame.end(self._now_s(), ConnectionResetError(why))
+
+
+class Sender(Messages[bytes]):
+    """Sends frames over a connection."""
+
+    async def send(self, frame: wire.Frame) -> None:
+        """Sends a frame, and returns when it has left. If the wait is cancelled, drops what has not been sent.
+
+        Raises ``ConnectionError``.
+        """
+        sending = Sending(frame)
+        await self.begin(sending)
+        try:
+            await sending.left()
+        except asyncio.CancelledError:
+            self.drop(sending)
+            raise
+
+    def drop(self, frame: Sending) -> None:
+        """Does not send what is left of a frame: nobody wants it any more."""
+        if frame.is_done or self._why_not is not None:
+            return
+        self._outbox.remove(frame)
+        if frame.is_begun:
+            self.put(Sending(wire.Drop(frame.frame.id)))
+        frame.is_done = True
 
 
 class Receiver(Generic[F]):
-    """Joins frames that come in parts, up to ``max_bytes`` of payload."""
+    """Joins frames that come in parts, up to ``max_bytes`` of payload. Other frames may come between the parts."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._begun: tuple[int, bytearray] | None = None
 
-    def take(self, frame: F | wire.More) -> F | None:
+    def take(self, frame: F | wire.More | wire.Drop) -> F | None:
         """Adds a frame or a part of one. Returns the whole frame, or ``None`` while parts are missing.
 
         Raises ``FrameError``.
         """
         begun = self._begun
-        if begun is None and not isinstance(frame, wire.More):
-            return frame
+        if isinstance(frame, wire.Drop):
+            if begun is not None and begun[0] == frame.id:
+                self._begun = None
+            return None
         if begun is None:
+            if not isinstance(frame, wire.More):
+                return frame
             begun = self._begun = frame.id, bytearray()
         payload = getattr(frame, "payload", None)
         if frame.id != begun[0] or payload is None:
-            raise wire.FrameError(wire.BAD_FRAME, "another frame between the parts of one", frame.id)
+            if not isinstance(frame, wire.More):
+                return frame
+            raise wire.FrameError(wire.BAD_FRAME, "parts of two frames at once", frame.id)
         if len(begun[1]) + len(payload) > self._max_bytes:
             raise wire.FrameError(wire.TOO_LARGE, f"more than {self._max_bytes} bytes of payload", frame.id)
         begun[1].extend(payload)

@@ -19,10 +19,11 @@ from nodes.admission import HostedBlocks
 from nodes.batching import Composition
 from nodes.clock import Clock
 from nodes.compute import Compute, ComputeError
+from nodes.connection import prepare
 from nodes.limits import HELLO_S, LAST_WORDS_S, ServerSocket, cut, shown
 from nodes.limits import ServerLimits as ServerLimits
 from nodes.messages import ServerStatus
-from nodes.parts import Receiver, Sender
+from nodes.parts import Receiver, Sender, Sending
 from nodes.sessions import Connection, Session, Sessions
 
 log = logging.getLogger(__name__)
@@ -136,9 +137,9 @@ class Server(Collector):
             max_msg_size=min(self.limits.max_payload_bytes, wire.PART_BYTES) + wire.FRAME_OVERHEAD_BYTES,
         )
         self._n_accepted += 1
-        live[self._n_accepted] = connection = Connection(
-            self._n_accepted, client, socket, transport, Sender(socket)
-        )
+        prepare(transport.get_extra_info("socket"))
+        sender = Sender(socket.send_bytes, self.clock.now_s, transport.abort)
+        live[self._n_accepted] = connection = Connection(self._n_accepted, client, socket, transport, sender)
         try:
             await socket.prepare(request)
             self.counters.connections += 1
@@ -166,14 +167,19 @@ class Server(Collector):
                 return
             await self._until_it_reads(connection)
             try:
-                frame = receiver.take(wire.unpack_request(message.data))
-                answer = None if frame is None else self._take(connection, frame, arrived_at_s)
+                part = wire.unpack_request(message.data)
+                frame = receiver.take(part)
+                answer: wire.Answer | wire.Got | None = None
+                if frame is not None:
+                    answer = self._take(connection, frame, arrived_at_s)
+                elif isinstance(part, wire.More):
+                    answer = wire.Got(part.id)
             except wire.FrameError as error:
                 await self._reject(connection, error)
                 return
             if answer is not None:
-                await connection.sender.send(answer)
-            del message, frame, answer  # or they would be kept until the next message comes
+                await _reply(connection, answer)
+            del message, part, frame, answer  # or they would be kept until the next message comes
 
     def _take(self, connection: Connection, frame: wire.Request, arrived_at_s: float) -> wire.Answer | None:
         """Carries out a request. Returns its answer, or ``None`` if that is sent later.
@@ -232,7 +238,8 @@ class Server(Collector):
         limits, transport = self.limits, connection.transport
         warned = False
         while not transport.is_closing():
-            unread_bytes = transport.get_write_buffer_size()
+            connection.replies = [reply for reply in connection.replies if reply.left_at_s is None]
+            unread_bytes = transport.get_write_buffer_size() + sum(r.n_bytes for r in connection.replies)
             if (
                 unread_bytes <= limits.max_unread_bytes
                 and connection.pending_bytes <= limits.max_pending_bytes
@@ -297,7 +304,9 @@ class Server(Collector):
         arrived_at_s: float,
         timings: bytes = b"",
     ) -> None:
-        task = asyncio.ensure_future(self._step(connection, session, step, arrived_at_s, timings))
+        session.step = task = asyncio.ensure_future(
+            self._step(connection, session, step, arrived_at_s, timings)
+        )
         connection.tasks.add(task)
         connection.pending_bytes += len(step.payload)
         task.add_done_callback(connection.tasks.discard)
@@ -313,6 +322,7 @@ class Server(Collector):
         try:
             await self._compute(connection, session, step, arrived_at_s, timings)
         finally:
+            session.step = None
             connection.pending_bytes -= len(step.payload)
 
     async def _compute(
@@ -357,6 +367,14 @@ class Server(Collector):
         await _answer(
             connection, wire.Out(step.id, arrived_at_s, departed_at_s, computed.together, computed.payload)
         )
+
+
+async def _reply(connection: Connection, frame: wire.Answer | wire.Got) -> None:
+    """Answers at once, or in turn, without waiting for the client to read it."""
+    reply = Sending(frame)
+    await connection.sender.begin(reply)
+    if reply.left_at_s is None:
+        connection.replies.append(reply)
 
 
 async def _answer(connection: Connection, frame: wire.Answer) -> None:

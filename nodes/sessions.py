@@ -16,7 +16,7 @@ from nodes.clock import Clock
 from nodes.compute import Compute, ComputeError
 from nodes.forwarding import Forwarding, Place
 from nodes.limits import ServerLimits, ServerSocket, cut, shown
-from nodes.parts import Sender
+from nodes.parts import Sender, Sending
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ class Session:
     """Tokens for which ``state`` has cache now."""
     position: int = 0
     running: bool = False
+    step: asyncio.Task[None] | None = None
+    """Computes and answers its present step."""
     place: Place | None = None
     """Its place in a chain of servers that forward; ``None`` for hub-spoke."""
 
@@ -71,6 +73,8 @@ class Connection:
     """Sessions that the server has ended: error code and message for later requests, by session."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """Steps that are pending."""
+    replies: list[Sending] = field(default_factory=list)
+    """Answers to other requests that wait to be sent."""
     openings: set[asyncio.Task[None]] = field(default_factory=set)
     """Openings that wait for the session's cache."""
     pending_bytes: int = 0
@@ -99,7 +103,8 @@ class Sessions:
         """Connections by number."""
 
     def drop(self, connection: Connection) -> None:
-        """Cancels all pending work of a connection, and releases its sessions."""
+        """Cancels all pending work of a connection, and releases its sessions. Nothing more is sent over it."""
+        connection.sender.end()
         for task in (*connection.tasks, *connection.openings):
             task.cancel()
         for key in list(connection.sessions):
@@ -237,9 +242,14 @@ class Sessions:
             self.forwarding.notify_of_end(place, wire.PREEMPTED, cut(f"it {reason}"))
 
     def close(self, connection: Connection, frame: wire.Close) -> wire.Answer:
-        """Closes a session. One that the server has ended already counts as closed."""
+        """Closes a session, and drops its step: nobody waits for that.
+
+        A session that the server has ended already counts as closed.
+        """
         key = frame.session
         if key in connection.sessions:
+            if (step := connection.sessions[key].step) is not None:
+                step.cancel()
             self._release(connection, key)
             self.counters.closed += 1
         elif key not in connection.ended:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,21 @@ class Overdue(Exception):
 
 
 @dataclass(eq=False)
-class _Limit:
+class Limit:
+    """A limit that is watched. If ``since`` is set, it counts from the instant that this returns, when it is due."""
+
     task: asyncio.Task[Any]
+    limit_s: float
     due_at_s: float
     n_cancelling: int
     has_fired: bool = False
+    since: Callable[[], float] | None = None
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether the time is over. It may turn out to be due later."""
+        if self.due_at_s <= now_s and self.since is not None:
+            self.due_at_s = max(self.due_at_s, self.since() + self.limit_s)
+        return self.due_at_s <= now_s
 
 
 class Watchdog:
@@ -29,23 +39,23 @@ class Watchdog:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._limits: set[_Limit] = set()
+        self._limits: set[Limit] = set()
         self._sleeper: asyncio.Task[None] | None = None
         self._wakes_at_s = math.inf
 
     @contextlib.contextmanager
-    def limit(self, limit_s: float) -> Iterator[None]:
+    def limit(self, limit_s: float) -> Iterator[Limit]:
         """Cancels the body and raises ``Overdue`` if it takes longer than ``limit_s`` (``math.inf``: never)."""
-        if limit_s == math.inf:
-            yield
-            return
         task = asyncio.current_task()
         assert task is not None, "a limit outside of a task"
-        limit = _Limit(task, self._clock.now_s() + limit_s, task.cancelling())
+        limit = Limit(task, limit_s, self._clock.now_s() + limit_s, task.cancelling())
+        if limit_s == math.inf:
+            yield limit
+            return
         self._limits.add(limit)
         self._wake_at(limit.due_at_s)
         try:
-            yield
+            yield limit
         except asyncio.CancelledError:
             # If something else cancelled the task as well, the task must end: that comes before the limit.
             if limit.has_fired and task.uncancel() <= limit.n_cancelling:
@@ -66,7 +76,7 @@ class Watchdog:
         self._sleeper, self._wakes_at_s = None, math.inf
         now_s = self._clock.now_s()
         for limit in list(self._limits):
-            if not limit.has_fired and limit.due_at_s <= now_s:
+            if not limit.has_fired and limit.is_over(now_s):
                 limit.has_fired = True
                 limit.task.cancel()
         self._wake_at(min((x.due_at_s for x in self._limits if not x.has_fired), default=math.inf))

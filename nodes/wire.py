@@ -1,6 +1,7 @@
 """The data plane's frames: one msgpack array per binary WebSocket message, its kind first.
 
-A frame with a payload larger than ``PART_BYTES`` is sent in several messages (``nodes.parts``).
+A frame with a payload larger than ``PART_BYTES`` is sent in several messages (``nodes.parts``). Other frames may come
+between them, but no parts of a second one. The server acknowledges every part of a request with ``Got``.
 
 A client sends a ``Request``. The server sends an ``Answer`` with the same ``id`` to each, in any order.
 With forwarding (``nodes.forwarding``) ``Join`` and ``Push`` take the place of ``Open`` and ``Step``.
@@ -25,8 +26,8 @@ MAX_TIMINGS = 256
 _TIMING = struct.Struct("<ddIIIIIId")
 MAX_PAYLOAD_BYTES = 2 * 1024**3
 """Largest payload of one step, over all messages that carry it."""
-PART_BYTES = 64 * 1024**2
-"""Largest payload in one message."""
+PART_BYTES = 256 * 1024
+"""Largest payload in one message. Small frames wait for no more than one such message (``nodes.outbox``)."""
 FRAME_OVERHEAD_BYTES = 512 + MAX_TIMINGS * _TIMING.size
 """Most bytes that a frame has besides its payload."""
 
@@ -62,6 +63,8 @@ Count = Annotated[int, Meta(ge=0)]
 class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Base of all frames. ``id`` is the number that its sender gave to a request."""
 
+    id: int
+
 
 class Opening(Frame):
     """Base of ``Open`` and ``Join``: open a session of at most ``max_tokens`` in blocks ``[first, last)``."""
@@ -90,6 +93,18 @@ class More(Frame, tag="more"):
 
     id: int
     payload: bytes
+
+
+class Drop(Frame, tag="drop"):
+    """The rest of the frame whose parts have come does not follow: nobody wants it any more."""
+
+    id: int
+
+
+class Got(Frame, tag="got"):
+    """A part of the request with that ``id`` has arrived. Shows that the server is alive while a large frame comes."""
+
+    id: int
 
 
 class Join(Opening, tag="join"):
@@ -189,8 +204,10 @@ class Error(Frame, tag="error"):
 Request = Open | Join | Step | Push | Close | Ping
 Answer = Ok | Out | Result | Error
 
-_requests: msgspec.msgpack.Decoder[Request | More] = msgspec.msgpack.Decoder(Request | More)
-_answers: msgspec.msgpack.Decoder[Answer | More] = msgspec.msgpack.Decoder(Answer | More)
+_requests: msgspec.msgpack.Decoder[Request | More | Drop] = msgspec.msgpack.Decoder(Request | More | Drop)
+_answers: msgspec.msgpack.Decoder[Answer | More | Drop | Got] = msgspec.msgpack.Decoder(
+    Answer | More | Drop | Got
+)
 
 
 class _Head(msgspec.Struct, array_like=True):
@@ -250,7 +267,7 @@ def unpack_timings(timings: bytes) -> list[Timing]:
     return [Timing(arrived, departed, size, Composition(*rest)) for arrived, departed, size, *rest in rows]
 
 
-def unpack_request(data: bytes) -> Request | More:
+def unpack_request(data: bytes) -> Request | More | Drop:
     """Decodes a request. Raises ``FrameError`` (``bad-frame``) for unknown kinds and wrong fields."""
     try:
         frame = _requests.decode(data)
@@ -261,7 +278,7 @@ def unpack_request(data: bytes) -> Request | More:
     return frame
 
 
-def unpack_answer(data: bytes) -> Answer | More:
+def unpack_answer(data: bytes) -> Answer | More | Drop | Got:
     """Decodes an answer. Raises ``FrameError`` (``bad-frame``)."""
     try:
         return _answers.decode(data)

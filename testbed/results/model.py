@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodes.batching import Batches, Step, batches_of
+from nodes.batching import Step, batches_of
 from nodes.compute import StubProfile, Turns
 from nodes.records import BATCH
 from policies.problem import Hop
@@ -357,20 +357,19 @@ def _fill_compute(
 
 def _ends(profile: StubProfile, steps: Sequence[Step]) -> Iterator[float]:
     """Yield when each of a server's steps should have ended; ``steps`` are in the order of their arrival."""
-    if profile.batching == "continuous":
-        batches = Batches(profile.times, profile.chunk_tokens)
+    batches = profile.batches()
+    if batches is not None:
         ends_at_s = {step: batch.end_at_s for batch in batches_of(steps, batches) for step in batch.ended}
         yield from (ends_at_s[step] for step in steps)
         return
-    turns = Turns(profile.batching == "serial", profile.times.contention_ratio)
+    turns = Turns(profile.times.contention_ratio)
     alone_s: dict[tuple[int, int, int], float] = {}
     for step in steps:
         kind = step.position, step.n_tokens, step.n_blocks
         step_s = alone_s.get(kind)
         if step_s is None:
             step_s = alone_s[kind] = profile.times.step_s(*kind)
-        start_s, busy_s = turns.take(step.arrived_at_s, step_s * step.factor)
-        yield start_s + busy_s
+        yield step.arrived_at_s + turns.take(step.arrived_at_s, step_s * step.factor)
 
 
 def model_setup_s(

@@ -123,7 +123,8 @@ class NodeSet:
             default=experiment.problem.n_input_tokens,
         )
         n_bytes *= experiment.problem.model.token_bytes
-        for client in experiment.problem.clients:
+
+        async def connect(client: str) -> None:
             links = experiment.network.links if delays_in_client else None
             view = wiring.node_view(experiment, client, ends, links)
             try:
@@ -132,6 +133,8 @@ class NodeSet:
                     await self.peers[client].ask(Warm(n_bytes))
             except control.ControlError as error:
                 raise RunError(f"{client} cannot reach the servers: {error}") from error
+
+        await asyncio.gather(*map(connect, experiment.problem.clients))
         await self._peering.begin(ends, self._coordinator.placement, delays_in_client, n_bytes)
         await agree_on_zero(self.peers, self.clock, self._launcher)
 

@@ -229,11 +229,17 @@ def below(pid: int) -> list[int]:
 
 def node_pid(run_dir: Path, name: str) -> int:
     """The process of one node, as soon as it is there. The kernel keeps 15 characters of its name."""
+    seen: dict[int, str] = {}
 
     def found() -> int | None:
-        return next((pid for pid, comm in processes(run_dir).items() if comm == f"tb:{name}"[:15]), None)
+        now = processes(run_dir)
+        seen.update(now)
+        return next((pid for pid, comm in now.items() if comm == f"tb:{name}"[:15]), None)
 
-    return int(wait_until(found, f"process of {name}"))
+    try:
+        return int(wait_until(found, f"process of {name}"))
+    except AssertionError as error:
+        raise AssertionError(f"{error}; the run's processes so far: {seen}") from error
 
 
 def links() -> list[str]:

@@ -165,8 +165,10 @@ def test_servers_stop_slow_down_leave_and_join_while_requests_are_served(
 @pytest.mark.usefixtures("fabric")
 def test_a_server_that_dies_by_itself_is_a_fault_and_the_run_goes_on(testbed: Testbed, scenario: Any) -> None:
     run = testbed.start_up(scenario(), "--network", "fabric", "--json", "--no-report", *REAL)
+    # Looked for before it serves: the run is short, and may be over when a busy machine has found it.
+    pid = node_pid(run.run_dir(), "a100-0")
     run_dir = run.serving()
-    os.kill(node_pid(run_dir, "a100-0"), signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     assert_all_live_on(run.wait())
     (found,) = events(run_dir, "fault")
     assert (found["kind"], found["server"], found["status"]) == ("died", "a100-0", -9)

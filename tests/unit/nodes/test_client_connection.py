@@ -181,7 +181,7 @@ class Carried:
 
     def send(self, name: str, n_bytes: int) -> None:
         async def run() -> None:
-            await self.line.carry(n_bytes)
+            await self.clock.sleep_until_s(await self.line.enter(n_bytes))
             self.arrived.append((name, self.clock.now_s()))
 
         self.tasks.append(asyncio.create_task(run()))
@@ -235,7 +235,7 @@ async def test_nothing_that_is_sent_while_a_link_is_cut_arrives_before_it_is_up_
 async def test_a_link_that_stays_cut_is_given_up() -> None:
     clock = ManualClock()
     line = DelayLine(DelayProfile(1.0, 0.0, 0.0, 1.0), clock)
-    carrying = asyncio.create_task(line.carry(1))
+    carrying = asyncio.create_task(line.enter(1))
     await clock.advance(GIVE_UP_S - 1)
     assert not carrying.done()
     await clock.advance(1)
@@ -295,7 +295,7 @@ async def test_a_message_is_lost_in_as_many_packets_as_it_has_segments(
 ) -> None:
     clock, draws = ManualClock(), Draws()
     line = DelayLine(DelayProfile(0.0, 0.0, loss_ratio=0.5, segment_bytes=segment_bytes), clock, draws)
-    await line.carry(9000)
+    await line.enter(9000)
     assert draws.n == n_packets
 
 

@@ -1,4 +1,4 @@
-"""Frames that are sent in parts."""
+"""The order in which frames are sent over a connection, and frames that are sent in parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodes import wire
 from nodes.clock import ManualClock
 from nodes.digest import write_rows
-from nodes.parts import Receiver, Sender, messages
+from nodes.parts import Receiver, Sender, Sending
 from tests.support.data_plane import TOKEN_BYTES, ask, connected, make_server
 
 
@@ -21,14 +21,28 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Wire:
-    """Receives messages slowly."""
+    """Takes a message when it is told to. ``said`` is what was sent."""
 
     def __init__(self) -> None:
         self.carried: list[bytes] = []
+        self._room = asyncio.Semaphore(0)
+        self.sender = Sender(self.send_bytes, lambda: 0.0)
 
     async def send_bytes(self, data: bytes) -> None:
         self.carried.append(data)
-        await asyncio.sleep(0)
+        await self._room.acquire()
+
+    async def take(self, n: int = 1) -> None:
+        """The other side reads ``n`` messages."""
+        for _ in range(n):
+            self._room.release()
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    @property
+    def said(self) -> list[str]:
+        """The kind and number of every message."""
+        return [f"{type(m).__name__} {m.id}" for m in map(wire.unpack_request, self.carried)]
 
 
 def received(carried: list[bytes], max_bytes: int = 1000) -> list[wire.Request]:
@@ -42,30 +56,104 @@ def test_a_frame_comes_out_as_it_went_in_however_small_its_parts(payload: bytes,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "PART_BYTES", part)
         frame = wire.Step(3, "s", 0, 1, payload)
-        packed = messages(frame)
+        sending, packed = Sending(frame), []
+        while not sending.is_done:
+            packed.append(sending.next())
     assert len(packed) == max(1, -(-len(payload) // part))
     assert frame.payload == payload, "the frame that was sent is unchanged"
     assert received(packed) == [frame]
 
 
-async def test_no_frame_comes_between_the_parts_of_another(small_parts: None) -> None:
-    carried = Wire()
-    sender = Sender(carried)
-    frames = [wire.Step(1, "s", 0, 1, bytes(range(45))), wire.Close(2, "t"), wire.Ping(3, bytes(25))]
-    await asyncio.gather(*(sender.send(frame) for frame in frames))
-    assert len(carried.carried) == 5 + 1 + 3
-    assert received(carried.carried) == frames
+async def test_small_frames_pass_large_ones_whose_parts_never_alternate(small_parts: None) -> None:
+    link = Wire()
+    frames = [
+        wire.Step(1, "s", 0, 1, bytes(range(25))),
+        wire.Step(2, "t", 0, 1, bytes(range(15))),
+        wire.Step(3, "u", 0, 1, bytes(10)),
+        wire.Close(4, "v"),
+    ]
+    sends = [asyncio.ensure_future(link.sender.send(frame)) for frame in frames[:2]]
+    await link.take(0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert link.said == ["More 1"]
+    sends += [asyncio.ensure_future(link.sender.send(frame)) for frame in frames[2:]]
+    await link.take(7)
+    await asyncio.gather(*sends)
+    assert link.said == ["More 1", "Close 4", "Step 3", "More 1", "Step 1", "More 2", "Step 2"]
+    assert received(link.carried) == [frames[number] for number in (3, 2, 0, 1)]
 
 
-@pytest.mark.parametrize(
-    "between", [wire.Close(8, "t"), wire.Ping(9, b""), wire.Close(7, "t"), wire.More(9, b"")]
-)
-def test_another_frame_between_parts_breaks_the_protocol(between: wire.Request | wire.More) -> None:
+async def test_who_stops_waiting_drops_what_is_not_sent_and_disturbs_nothing_else(small_parts: None) -> None:
+    link = Wire()
+    payload = bytes(range(35))
+    begun, waiting, other = (
+        asyncio.ensure_future(link.sender.send(wire.Step(n, "s", 0, 1, payload))) for n in (1, 2, 3)
+    )
+    await link.take(1)
+    assert link.said == ["More 1", "More 1"]
+    begun.cancel()
+    waiting.cancel()
+    await link.take(10)
+    await other
+    assert link.said == ["More 1", "More 1", "Drop 1", "More 3", "More 3", "More 3", "Step 3"]
+    assert received(link.carried) == [wire.Step(3, "s", 0, 1, payload)]
+
+
+async def test_a_frame_whose_last_part_is_being_sent_is_not_dropped(small_parts: None) -> None:
+    link = Wire()
+    sending = asyncio.ensure_future(link.sender.send(wire.Step(1, "s", 0, 1, bytes(15))))
+    await link.take(1)
+    assert link.said == ["More 1", "Step 1"]
+    sending.cancel()
+    await link.take(5)
+    await link.sender.send(wire.Close(2, "t"))
+    assert link.said == ["More 1", "Step 1", "Close 2"]
+
+
+async def test_a_connection_that_breaks_fails_all_that_waits_and_all_that_comes_later(
+    small_parts: None,
+) -> None:
+    lost: list[str] = []
+
+    async def breaks(data: bytes) -> None:
+        await asyncio.sleep(0)
+        raise ConnectionResetError("the cable was cut")
+
+    sender = Sender(breaks, lambda: 0.0, lambda: lost.append("lost"))
+    frames = (wire.Step(n, "s", 0, 1, bytes(25)) for n in (1, 2))
+    errors = await asyncio.gather(*map(sender.send, frames), return_exceptions=True)
+    assert [str(error) for error in errors] == ["the cable was cut"] * 2
+    assert lost == ["lost"]
+    with pytest.raises(ConnectionResetError, match="the cable was cut"):
+        await sender.send(wire.Close(3, "s"))
+
+
+def test_other_frames_may_come_between_the_parts_of_one() -> None:
     receiver: Receiver[wire.Request] = Receiver(1000)
     assert receiver.take(wire.More(7, b"ab")) is None
-    with pytest.raises(wire.FrameError, match="between the parts") as caught:
-        receiver.take(between)
+    for between in (wire.Close(8, "t"), wire.Ping(9, b"x"), wire.Close(7, "t")):
+        assert receiver.take(between) is between
+    assert receiver.take(wire.Ping(7, b"c")) == wire.Ping(7, b"abc")
+
+
+def test_parts_of_two_frames_at_once_break_the_protocol() -> None:
+    receiver: Receiver[wire.Request] = Receiver(1000)
+    assert receiver.take(wire.More(7, b"ab")) is None
+    with pytest.raises(wire.FrameError, match="parts of two frames") as caught:
+        receiver.take(wire.More(9, b""))
     assert caught.value.code == wire.BAD_FRAME
+
+
+def test_a_dropped_frame_makes_room_for_the_next() -> None:
+    receiver: Receiver[wire.Request] = Receiver(10)
+    assert receiver.take(wire.More(7, bytes(10))) is None
+    assert receiver.take(wire.Drop(6)) is None, "nothing of that one is here"
+    with pytest.raises(wire.FrameError):
+        receiver.take(wire.More(8, b""))
+    assert receiver.take(wire.Drop(7)) is None
+    assert receiver.take(wire.More(8, bytes(9))) is None
+    assert receiver.take(wire.Ping(8, b"x")) == wire.Ping(8, bytes(9) + b"x")
 
 
 def test_parts_that_add_up_to_too_much_are_refused() -> None:
