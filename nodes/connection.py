@@ -56,13 +56,13 @@ class ConnectionLost(Exception):
 class _Arrived:
     """A message from the server, on a link that delays it here."""
 
-    __slots__ = ("_n_bytes", "frame", "is_done", "kind")
+    __slots__ = ("_n_bytes", "frame", "is_done", "is_whole", "kind")
 
     def __init__(self, frame: AnyAnswer, n_bytes: int, kind: Class) -> None:
         self.frame = frame
         self._n_bytes = n_bytes
         self.kind = kind
-        self.is_done = True
+        self.is_whole = self.is_done = True
 
     def __len__(self) -> int:
         """Its bytes."""
@@ -324,14 +324,17 @@ class Connection:
                 channel.fail(f"the connection to {self._url} carried an invalid answer: {error}")
                 raise ConnectionResetError from error
 
-        begun: int | None = None
-        """The frame whose parts come."""
+        begun: set[int] = set()
+        """Frames of which parts have come: they keep their order, with the last part."""
 
         def take(frame: AnyAnswer, n_bytes: int) -> None:
-            nonlocal begun
             kind = class_of(frame)
-            if isinstance(frame, wire.More | wire.Drop) or (frame.id == begun and kind is not Class.CONTROL):
-                kind, begun = Class.BULK, frame.id if isinstance(frame, wire.More) else None
+            if isinstance(frame, wire.More):
+                begun.add(frame.id)
+                kind = Class.BULK
+            elif frame.id in begun and (kind is not Class.CONTROL or isinstance(frame, wire.Drop)):
+                begun.remove(frame.id)
+                kind = Class.BULK
             messages.put(_Arrived(frame, n_bytes, kind))
 
         hang_up = partial(self._hang_up, channel)

@@ -20,15 +20,16 @@ class Class(IntEnum):
     CONTROL = 0
     """Opens and closes sessions, or says how a request ended; no hidden states."""
     SMALL = 1
-    """Hidden states that fit into one message."""
+    """Hidden states of few tokens."""
     BULK = 2
-    """Larger ones, in parts. One frame after another: the parts of two never alternate."""
+    """Larger ones. One frame after another: the parts of two of a class never alternate."""
 
 
 class Waiting(Protocol[M]):
-    """A frame that waits. ``is_done``: ``next`` has returned its last message."""
+    """A frame that waits. ``is_whole``: it is one message. ``is_done``: ``next`` has returned the last one."""
 
     kind: Class
+    is_whole: bool
     is_done: bool
 
     def next(self) -> M:

@@ -14,23 +14,27 @@ from nodes.outbox import Class, Outbox, Waiting
 F = TypeVar("F", bound=wire.Request | wire.Answer)
 M = TypeVar("M")
 
+_AT_ONCE = 2
+"""Frames whose parts alternate: one for each class that has parts."""
+
 
 def class_of(frame: wire.Frame) -> Class:
     """Returns the class in which a frame is sent."""
     payload = getattr(frame, "payload", b"")
     if not payload:
         return Class.CONTROL
-    return Class.SMALL if len(payload) <= wire.PART_BYTES else Class.BULK
+    return Class.SMALL if len(payload) <= wire.SMALL_BYTES else Class.BULK
 
 
 class Sending:
     """A frame that is sent. ``left_at_s``: when its last message was handed over; ``None`` before."""
 
-    __slots__ = ("_at", "_left", "frame", "is_begun", "is_done", "kind", "left_at_s")
+    __slots__ = ("_at", "_left", "frame", "is_begun", "is_done", "is_whole", "kind", "left_at_s")
 
     def __init__(self, frame: wire.Frame) -> None:
         self.frame = frame
         self.kind = class_of(frame)
+        self.is_whole = len(getattr(frame, "payload", b"")) <= wire.PART_BYTES
         self.is_begun = self.is_done = False
         self.left_at_s: float | None = None
         self._at = 0
@@ -45,7 +49,7 @@ class Sending:
         """Returns its next message. Packs it only now: large frames do not wait twice in memory."""
         self.is_begun = True
         frame, begin, end = self.frame, self._at, self._at + wire.PART_BYTES
-        if self.kind is not Class.BULK:
+        if self.is_whole:
             self.is_done = True
             return wire.pack(frame)
         payload: bytes = frame.payload  # type: ignore[attr-defined]
@@ -96,7 +100,7 @@ class Messages(Generic[M]):
 
         Raises ``ConnectionError``.
         """
-        if self._is_writing or frame.kind is Class.BULK:
+        if self._is_writing or not frame.is_whole:
             self.put(frame)
             return
         if self._why_not is not None:
@@ -188,32 +192,29 @@ class Receiver(Generic[F]):
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._begun: tuple[int, bytearray] | None = None
+        self._begun: dict[int, bytearray] = {}
 
     def take(self, frame: F | wire.More | wire.Drop) -> F | None:
         """Adds a frame or a part of one. Returns the whole frame, or ``None`` while parts are missing.
 
         Raises ``FrameError``.
         """
-        begun = self._begun
         if isinstance(frame, wire.Drop):
-            if begun is not None and begun[0] == frame.id:
-                self._begun = None
+            self._begun.pop(frame.id, None)
             return None
+        payload = getattr(frame, "payload", None)
+        begun = None if payload is None else self._begun.get(frame.id)
         if begun is None:
             if not isinstance(frame, wire.More):
                 return frame
-            begun = self._begun = frame.id, bytearray()
-        payload = getattr(frame, "payload", None)
-        if frame.id != begun[0] or payload is None:
-            if not isinstance(frame, wire.More):
-                return frame
-            raise wire.FrameError(wire.BAD_FRAME, "parts of two frames at once", frame.id)
-        if len(begun[1]) + len(payload) > self._max_bytes:
+            if len(self._begun) == _AT_ONCE:
+                text = f"parts of more than {_AT_ONCE} frames at once"
+                raise wire.FrameError(wire.BAD_FRAME, text, frame.id)
+            begun = self._begun[frame.id] = bytearray()
+        if len(begun) + len(payload) > self._max_bytes:
             raise wire.FrameError(wire.TOO_LARGE, f"more than {self._max_bytes} bytes of payload", frame.id)
-        begun[1].extend(payload)
+        begun.extend(payload)
         if isinstance(frame, wire.More):
             return None
-        frame.payload = bytes(begun[1])  # type: ignore[union-attr]
-        self._begun = None
+        frame.payload = bytes(self._begun.pop(frame.id))  # type: ignore[union-attr]
         return frame

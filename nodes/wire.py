@@ -1,7 +1,7 @@
 """The data plane's frames: one msgpack array per binary WebSocket message, its kind first.
 
 A frame with a payload larger than ``PART_BYTES`` is sent in several messages (``nodes.parts``). Other frames may come
-between them, but no parts of a second one. The server acknowledges every part of a request with ``Got``.
+between them, also one more that is sent in parts. The server acknowledges every part of a request with ``Got``.
 
 A client sends a ``Request``. The server sends an ``Answer`` with the same ``id`` to each, in any order.
 With forwarding (``nodes.forwarding``) ``Join`` and ``Push`` take the place of ``Open`` and ``Step``.
@@ -28,6 +28,8 @@ MAX_PAYLOAD_BYTES = 2 * 1024**3
 """Largest payload of one step, over all messages that carry it."""
 PART_BYTES = 256 * 1024
 """Largest payload in one message. Small frames wait for no more than one such message (``nodes.outbox``)."""
+SMALL_BYTES = 1024**2
+"""Largest payload of a frame that passes larger ones: any token, and prompts of some dozens."""
 FRAME_OVERHEAD_BYTES = 512 + MAX_TIMINGS * _TIMING.size
 """Most bytes that a frame has besides its payload."""
 
@@ -96,7 +98,7 @@ class More(Frame, tag="more"):
 
 
 class Drop(Frame, tag="drop"):
-    """The rest of the frame whose parts have come does not follow: nobody wants it any more."""
+    """The rest of the frame with that ``id`` does not follow its parts: nobody wants it any more."""
 
     id: int
 

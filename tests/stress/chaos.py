@@ -34,7 +34,7 @@ from testbed.errors import TestbedError, UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.runs.session import run_quietly
-from tests.stress import chaos_cases, chaos_checks
+from tests.stress import chaos_cases, chaos_checks, slow_links
 from tests.stress.chaos_cases import Document
 
 ENDED_BADLY = 0
@@ -72,8 +72,9 @@ def scenario_of(document: Document) -> str:
         f"# request {cancel['request']} is cancelled at {cancel['at_s']} s\n"
         for cancel in document.get(chaos_cases.CANCELS, ())
     )
-    rest = {key: value for key, value in document.items() if key != chaos_cases.CANCELS}
-    return cancels + tomli_w.dumps(rest)
+    scale = f"# sizes are {slow_links.SCALE} times as small\n" if chaos_cases.SLOW in document else ""
+    rest = {key: value for key, value in document.items() if key not in chaos_cases.NOT_OF_SCENARIOS}
+    return scale + cancels + tomli_w.dumps(rest)
 
 
 @contextlib.contextmanager
@@ -117,14 +118,15 @@ def play(document: Document) -> tuple[chaos_checks.Finished | None, list[tuple[i
     with tempfile.TemporaryDirectory(prefix="testbed-chaos-") as name:
         folder = Path(name)
         experiment = experiment_of(document, folder)
+        scale = slow_links.scaled() if chaos_cases.SLOW in document else contextlib.nullcontext()
         try:
-            with hanging_up(document.get(chaos_cases.CANCELS, ())):
+            with scale, slow_links.watching() as watched, hanging_up(document.get(chaos_cases.CANCELS, ())):
                 summary = run_quietly(experiment, folder / "run")
         except (UserError, PolicyError) as error:
             raise Unplayable(str(error)) from error
         except Exception as error:
             return None, [(ENDED_BADLY, f"{type(error).__name__}: {error}")], []
-        run = chaos_checks.finished(experiment, folder / "run", summary)
+        run = chaos_checks.finished(experiment, folder / "run", summary, watched)
         names = ("events.jsonl", "hops.parquet", "requests.parquet")
         record = [(folder / "run" / file).read_bytes() for file in names]
         return run, chaos_checks.broken(run), record

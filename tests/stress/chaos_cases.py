@@ -7,6 +7,8 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from tests.stress import slow_links
+
 Document = dict[str, Any]
 """A scenario as TOML data."""
 
@@ -14,10 +16,15 @@ SITES = ("a", "b", "c")
 PAIRS = ("petals", "proposed", "petals-optimized-rr", "petals-optimized-order", "foresight")
 CANCELS = "cancel"
 """The table of a case that scenarios do not have: requests that are cancelled, and at which times."""
+SLOW = "slow_links"
+"""The key of a case that scenarios do not have: it is played at the scale of ``slow_links``."""
+NOT_OF_SCENARIOS = (CANCELS, SLOW)
 QUIET_S = 2000.0
 """The last requests arrive so long after the last disturbance, in scenario seconds."""
 _N_LAST, _BETWEEN_LAST_S = 2, 200.0
 _HORIZON_S = 40.0
+_SLOW_RATIO = 0.3
+"""Share of the cases whose messages take longer than time limits."""
 _NEAR_S = (-1e-3, -1e-6, 0.0, 1e-9, 1e-6, 1e-3)
 
 
@@ -103,6 +110,10 @@ def draw(seed: int) -> Document:
         document["workload"] |= {"lengths": "hidden", "max_new_tokens": room.choice((10, 20))}
         document["cache"] = {"mode": "paged", "page_tokens": room.randint(1, 4)}
         document["cache"]["high_water"] = room.choice((0.5, 0.9, 1.0))
+    slow = random.Random(f"chaos:{seed}:slow")
+    if slow.random() < _SLOW_RATIO:
+        document[SLOW] = True
+        slow_links.make_slow(document, slow)
     return document
 
 
@@ -159,7 +170,10 @@ def disturb(seed: int, document: Document, instants: Iterable[float]) -> Documen
         disturbed["fault"] = faults
     if events:
         disturbed["network"]["event"] = events
-    if cancels := _cancels(seed, len(document["workload"]["requests"]), known):
+    cancels = _cancels(seed, len(document["workload"]["requests"]), known)
+    if SLOW in document:
+        cancels = slow_links.cancels_of(document, random.Random(f"chaos:{seed}:slow cancels"), known)
+    if cancels:
         disturbed[CANCELS] = cancels
     return disturbed
 

@@ -20,12 +20,17 @@ from testbed.experiments.experiment import Experiment
 from testbed.records.summary import RunSummary
 from testbed.results.logs import RunRecords, read_logs
 from tests.stress.chaos_cases import QUIET_S
+from tests.stress.slow_links import Watched
 
 _BROKEN_PROTOCOL = re.compile(
     r"differs from the whole|is not \d+ hidden|not the result of|wrong-|bad-frame|unknown-session|"
     r"too-many-steps|a million attempts"
 )
 """Reasons of failed requests that no fault of a server or a link can explain."""
+_NO_ROOM = re.compile(r"no route covers the model|no-capacity|never-fits")
+"""Reasons of failed requests that need no disturbance."""
+_AHEAD_BYTES = 13 * 1024**2
+"""Most that a connection has on its way or in the kernel when a small frame is sent."""
 _ROUNDING_S = 1e-9
 _WORD_S = 2.0
 """A client's message that a session has ended takes less than this on any link that is drawn."""
@@ -41,6 +46,7 @@ class Finished:
     records: RunRecords
     logs: dict[str, list[AnyRecord]]
     events: list[dict[str, Any]]
+    watched: Watched
 
     @property
     def quiet_from_s(self) -> float:
@@ -48,11 +54,11 @@ class Finished:
         return disturbed_until_s(self.experiment) + QUIET_S / 2
 
 
-def finished(experiment: Experiment, run_dir: Path, summary: RunSummary) -> Finished:
+def finished(experiment: Experiment, run_dir: Path, summary: RunSummary, watched: Watched) -> Finished:
     lines = (run_dir / "events.jsonl").read_text(encoding="utf-8").splitlines()
     logs = {path.stem: read_log(path)[0] for path in sorted((run_dir / "events").glob("*.log"))}
     events = [json.loads(line) for line in lines]
-    return Finished(experiment, run_dir, summary, read_logs(run_dir), logs, events)
+    return Finished(experiment, run_dir, summary, read_logs(run_dir), logs, events, watched)
 
 
 def _ends(run: Finished) -> Iterator[str]:
@@ -83,8 +89,8 @@ def _nothing_left(run: Finished) -> Iterator[str]:
         text = path.read_text(encoding="utf-8")
         if "Traceback" in text or "was never retrieved" in text:
             yield f"{path.name}: {text[-1500:]}"
-        if "was idle for" in text and not _messages_may_be_late(run):
-            yield f"{path.name}: a session was left to expire: {text[-300:]}"
+    if run.watched.expired and not _messages_may_be_late(run):
+        yield f"sessions were left to expire: {run.watched.expired}"
 
 
 def _messages_may_be_late(run: Finished) -> bool:
@@ -279,9 +285,42 @@ def _servers(record: AnyRecord) -> set[int]:
     return {hop[0] for hop in getattr(record, "hops", ())}
 
 
+def _undisturbed_by_others(run: Finished) -> Iterator[str]:
+    """9: no server hangs up on a node of the run, no request is interrupted, and in a run without disturbances none
+    fails, however long messages wait for links.
+    """
+    if run.watched.rejected:
+        yield run.watched.rejected[0]
+    is_calm = not run.experiment.network.changes and not run.experiment.faults.planned
+    for request in run.records.requests:
+        if request.status == "interrupted":
+            yield f"request {request.index} was interrupted"
+        if is_calm and request.status == "failed" and not _NO_ROOM.search(request.reason or ""):
+            yield f"request {request.index} failed in a calm run: {request.reason}"
+
+
+def _closed_in_time(run: Finished) -> Iterator[str]:
+    """10: a session outlives its request by no more than its closing needs behind what is on its way."""
+    if _messages_may_be_late(run):
+        return
+    ended_at_s = {
+        record.request: record.at_s
+        for log in run.logs.values()
+        for record in log
+        if isinstance(record, ENDED)
+    }
+    slowest_bps = min(link.rate_bps for link in run.experiment.network.links.values())
+    longest_s = max(link.delay_s for link in run.experiment.network.links.values())
+    limit_s = 8 * _AHEAD_BYTES / slowest_bps + 4 * longest_s + _WORD_S
+    for session, at_s in run.watched.released_at_s:
+        late_s = at_s - ended_at_s[int(session.partition(".")[0])]
+        if late_s > limit_s:
+            yield f"session {session} outlived its request by {late_s:g} s, more than {limit_s:g} s"
+
+
 INVARIANTS: tuple[Callable[[Finished], Iterator[str]], ...] = (
     *(_ends, _nothing_left, _reachable, _faults_once, _monotone, _counted, _served_by_the_untouched),
-    _leaves_without_delay,
+    *(_leaves_without_delay, _undisturbed_by_others, _closed_in_time),
 )
 
 

@@ -18,6 +18,7 @@ from tests.support.data_plane import TOKEN_BYTES, ask, connected, make_server
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "PART_BYTES", 10)
+    monkeypatch.setattr(wire, "SMALL_BYTES", 12)
 
 
 class Wire:
@@ -69,7 +70,7 @@ async def test_small_frames_pass_large_ones_whose_parts_never_alternate(small_pa
     frames = [
         wire.Step(1, "s", 0, 1, bytes(range(25))),
         wire.Step(2, "t", 0, 1, bytes(range(15))),
-        wire.Step(3, "u", 0, 1, bytes(10)),
+        wire.Step(3, "u", 0, 1, bytes(12)),
         wire.Close(4, "v"),
     ]
     sends = [asyncio.ensure_future(link.sender.send(frame)) for frame in frames[:2]]
@@ -78,9 +79,9 @@ async def test_small_frames_pass_large_ones_whose_parts_never_alternate(small_pa
     await asyncio.sleep(0)
     assert link.said == ["More 1"]
     sends += [asyncio.ensure_future(link.sender.send(frame)) for frame in frames[2:]]
-    await link.take(7)
+    await link.take(8)
     await asyncio.gather(*sends)
-    assert link.said == ["More 1", "Close 4", "Step 3", "More 1", "Step 1", "More 2", "Step 2"]
+    assert link.said == ["More 1", "Close 4", "More 3", "Step 3", "More 1", "Step 1", "More 2", "Step 2"]
     assert received(link.carried) == [frames[number] for number in (3, 2, 0, 1)]
 
 
@@ -137,10 +138,11 @@ def test_other_frames_may_come_between_the_parts_of_one() -> None:
     assert receiver.take(wire.Ping(7, b"c")) == wire.Ping(7, b"abc")
 
 
-def test_parts_of_two_frames_at_once_break_the_protocol() -> None:
+def test_parts_of_more_than_two_frames_at_once_break_the_protocol() -> None:
     receiver: Receiver[wire.Request] = Receiver(1000)
-    assert receiver.take(wire.More(7, b"ab")) is None
-    with pytest.raises(wire.FrameError, match="parts of two frames") as caught:
+    for number in (7, 8):
+        assert receiver.take(wire.More(number, b"ab")) is None
+    with pytest.raises(wire.FrameError, match="parts of more than 2 frames") as caught:
         receiver.take(wire.More(9, b""))
     assert caught.value.code == wire.BAD_FRAME
 
@@ -148,7 +150,8 @@ def test_parts_of_two_frames_at_once_break_the_protocol() -> None:
 def test_a_dropped_frame_makes_room_for_the_next() -> None:
     receiver: Receiver[wire.Request] = Receiver(10)
     assert receiver.take(wire.More(7, bytes(10))) is None
-    assert receiver.take(wire.Drop(6)) is None, "nothing of that one is here"
+    assert receiver.take(wire.More(6, b"")) is None
+    assert receiver.take(wire.Drop(5)) is None, "nothing of that one is here"
     with pytest.raises(wire.FrameError):
         receiver.take(wire.More(8, b""))
     assert receiver.take(wire.Drop(7)) is None
