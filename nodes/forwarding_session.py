@@ -26,6 +26,10 @@ _MAY_FAIL = (*FAILURES, wire.NOT_PASSED_ON, wire.TOO_MANY_STEPS)
 """Errors after which the session can go on with another chain."""
 
 
+_LIMITS = 10
+"""How many limits a step may take while all servers of its chain answer pings."""
+
+
 class _Place(NamedTuple):
     token: str
     peer: int
@@ -139,18 +143,21 @@ class ForwardingChain(Chain):
         return frame.payload, timings, sent_at_s, received_at_s
 
     async def _hear(self, hops: Sequence[OpenHop], limit_s: float, asked_at_s: float) -> _News:
-        """Waits for news. Whenever none has come for ``limit_s``, pings all servers: while all of them answer, the
-        step is on its way, since each of them reports what it cannot pass on.
+        """Waits for news. Whenever none has come for ``limit_s``, pings all servers.
 
-        Raises ``HopFailed``.
+        While all of them answer, the step is on its way: each reports what it cannot pass on. But nobody waits longer
+        than ``_LIMITS`` limits. Raises ``HopFailed``: the silent servers are to blame, or all if all answer.
         """
-        while True:
+        for _ in range(_LIMITS):
             with contextlib.suppress(Overdue), self._watchdog.limit(limit_s):
                 return await self._news.get()
             silent = await self._who_is_silent(hops)
             if silent:
-                self._silent = frozenset(hop.server for hop in silent)
-                raise HopFailed(silent[0], f"no result for {limit_s:g} s", asked_at_s, is_overdue=True)
+                break
+        waited_s = self._clock.now_s() - asked_at_s
+        blamed = silent or list(hops)
+        self._silent = frozenset(hop.server for hop in blamed)
+        raise HopFailed(blamed[0], f"no result for {waited_s:g} s", asked_at_s, is_overdue=True)
 
     def _failure(
         self, hops: Sequence[OpenHop], at: int, code: str, text: str, asked_at_s: float

@@ -134,10 +134,17 @@ def test_a_death_while_the_client_asks_who_is_there_is_found_with_the_silent_one
     assert run.requests[0].status == "completed"
 
 
-def test_if_all_servers_answer_all_are_to_blame() -> None:
-    run = fail(chains(), TEN, Fault("slow", 1, 0.9, factor=1000.0), recovery=RULES)
+def test_a_step_waits_while_all_servers_answer() -> None:
+    run = fail(chains(), TEN, Fault("slow", 1, 0.9, factor=300.0), recovery=RULES)
+    assert run.of_kind("detected") == []
+    assert run.ended_at_s()[0] > 10.0 + 10.0, "two limits"
+    assert run.requests[0].status == "completed"
+
+
+def test_if_all_servers_answer_for_ten_limits_all_are_to_blame() -> None:
+    run = fail(chains(), TEN, Fault("slow", 1, 0.9, factor=10_000.0), recovery=RULES)
     detected = run.of_kind("detected")[0]
-    assert (detected["at_s"], detected["servers"]) == (at(0.83 + 10.0 + 0.1), ["s0", "s1"])
+    assert (detected["at_s"], detected["servers"]) == (at(0.83 + 10 * (10.0 + 0.1)), ["s0", "s1"])
     assert run.hops() == (Hop(2, 0, 2), Hop(3, 2, 4))
 
 

@@ -222,6 +222,14 @@ def _run_of(entry: Path) -> Path | None:
     return None
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended. Nobody may have asked for its exit code yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def below(pid: int) -> list[int]:
     """The processes that ``pid`` has begun."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

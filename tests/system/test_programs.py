@@ -16,6 +16,7 @@ from tests.support.runs import (
     Running,
     Testbed,
     assert_one_sentence,
+    has_ended,
     processes,
     require,
     wait_until,
@@ -184,7 +185,7 @@ def test_programs_end_with_the_testbed_also_those_that_were_left_in_the_backgrou
     running.interrupt()
     assert running.wait().code == 0
     assert waiting.wait().code == 128 + signal.SIGTERM
-    wait_until(lambda: not Path(f"/proc/{int(left.stdout)}").exists(), "the end of what was left")
+    wait_until(lambda: has_ended(int(left.stdout)), "the end of what was left")
 
 
 @pytest.mark.usefixtures("fabric")
