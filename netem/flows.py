@@ -34,7 +34,7 @@ class Schedule(Protocol):
     @property
     def now_s(self) -> float: ...
 
-    def at(self, at_s: float, call: Callable[..., None], *args: Any) -> object: ...
+    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> object: ...
 
 
 class Tcp(NamedTuple):
@@ -62,7 +62,7 @@ def carry(
     pipe: Pipe,
     tcp: Tcp,
     n_bytes: int,
-    call: Callable[..., None],
+    call: Callable[..., object],
     *args: Any,
 ) -> None:
     """Sends ``n_bytes`` over the link, or over it and those that its pair shares with others.
@@ -87,7 +87,7 @@ def carry(
 
 
 def _onward(
-    kernel: Schedule, receiver: Schedule, transit: Transit, call: Callable[..., None], args: tuple[Any, ...]
+    kernel: Schedule, receiver: Schedule, transit: Transit, call: Callable[..., object], args: tuple[Any, ...]
 ) -> None:
     entered = transit.enter(kernel.now_s)
     assert entered is not None, "a pipe that repairs drops nothing"
@@ -146,7 +146,7 @@ class Flow:
 
     def put(self, n_bytes: int, item: Any = None) -> None:
         """Sends ``n_bytes`` behind all that were put before, as soon as the window allows."""
-        if not self.unsent_bytes and n_bytes <= BURST_BYTES and n_bytes <= self._room_bytes():
+        if not self.unsent_bytes and n_bytes <= BURST_BYTES and n_bytes <= self.room_bytes():
             self._send(n_bytes, item)
             return
         self.unsent_bytes += n_bytes
@@ -166,7 +166,7 @@ class Flow:
         unsent, mss = self._unsent, self._tcp.mss
         while unsent:
             n_bytes, item = unsent[0]
-            room_bytes = self._room_bytes()
+            room_bytes = self.room_bytes()
             if n_bytes <= room_bytes:
                 unsent.popleft()
             else:  # whole segments only
@@ -182,7 +182,7 @@ class Flow:
         if self._sent is not None:
             self._sent()
 
-    def _room_bytes(self) -> int:
+    def room_bytes(self) -> int:
         """Processes acknowledgements that have arrived; returns how many bytes may be sent now."""
         now_s, acknowledged = self._kernel.now_s, self._acknowledged
         while acknowledged and acknowledged[0][0] <= now_s:

@@ -43,7 +43,7 @@ class _Plans:
     def now_s(self) -> float:
         return self._loop.time()
 
-    def at(self, at_s: float, call: Callable[..., None], *args: Any) -> None:
+    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> None:
         self._loop.call_at(round(at_s, 9), call, *args, context=self._context)
 
 

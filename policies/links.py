@@ -7,6 +7,8 @@ from dataclasses import dataclass
 HEADER_BYTES = 52
 """Headers of one TCP segment: IPv4 (20), TCP (20) and TCP's timestamp option (12)."""
 MIN_RETRANSMISSION_S = 0.2
+UNLIMITED_BPS = 1e15
+"""The rate of links on which nothing takes time but the delay, as in instance files."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from nodes.clock import on_tick
 
-_Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]
+_Event = tuple[float, int, Callable[..., object], tuple[Any, ...]]
 _FIRST = 1 << 60
 """More than there are events."""
 
@@ -25,14 +25,14 @@ class EventQueue:
         self._heap: list[_Event] = []
         self._numbers = count()
 
-    def at(self, at_s: float, call: Callable[..., None], *args: Any) -> float:
+    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> float:
         """Call ``call(*args)`` at ``at_s``, which must not lie in the past; returns the instant."""
         at_s = on_tick(at_s)
         assert at_s >= self.now_s, f"an event for {at_s} s was planned at {self.now_s} s"
         heappush(self._heap, (at_s, next(self._numbers), call, args))
         return at_s
 
-    def free_at(self, at_s: float, call: Callable[..., None], *args: Any) -> float:
+    def free_at(self, at_s: float, call: Callable[..., object], *args: Any) -> float:
         """As ``at``, before all of that instant that was planned with ``at``."""
         at_s = on_tick(at_s)
         assert at_s >= self.now_s, f"an event for {at_s} s was planned at {self.now_s} s"

@@ -150,6 +150,22 @@ class DecisionCounts(Record, kw_only=True):
     n_misled_decisions: int = 0
 
 
+class LinkWait(Record, kw_only=True):
+    """How much longer messages took on a link, in seconds, than if nothing else had used it."""
+
+    mean: float
+    p99: float
+
+
+class LinkRow(Record, kw_only=True):
+    """Use of one link. ``use_ratio``: the share of the run's time in which it was busy."""
+
+    from_: str = msgspec.field(name="from")
+    to: str
+    use_ratio: float
+    wait_s: LinkWait
+
+
 class MoveRow(Record, kw_only=True):
     """One server's change of blocks. Instants are scenario seconds, ranges half-open from 0.
 

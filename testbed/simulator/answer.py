@@ -22,6 +22,7 @@ from testbed.simulator.engine import Simulation
 MEANS = ("per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent")
 TIMES = MEANS[:-1]
 PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
+MOST_LINKS = 10
 MOST_REASONS = 10
 """Most reasons of failures that are listed; there can be as many as requests."""
 
@@ -55,6 +56,8 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         found["mean"] = means(simulation.rows)
         found["percentiles"] = percentiles(simulation.rows)
         found |= _left_out(simulation.rows)
+        if simulation.served.links is not None:
+            found["links"] = [data_of(row) for row in simulation.served.links[:MOST_LINKS]]
         unused = unused_of(simulation)
         found["unused_blocks"] = None if unused is None else data_of(unused)
         if experiment.policy.online is not None:
