@@ -70,7 +70,7 @@ def carry(
     ``call(*args)`` is planned with ``receiver`` for when the last of them arrives. ``kernel`` plans what happens on
     the way. On a cut link they wait until it is up again.
     """
-    if pipe.holds:
+    if pipe.cut:
         pipe.held.append(lambda: carry(kernel, receiver, pipe, tcp, n_bytes, call, *args))
         return
     mss = tcp.mss
@@ -96,12 +96,6 @@ def _onward(
         receiver.at(at_s, call, *args)
     else:
         kernel.at(at_s, _onward, kernel, receiver, onward, call, args)
-
-
-def _not_before(at_s: float) -> float:
-    """Returns the first whole nanosecond that is not before ``at_s``."""
-    ns = round(at_s * _NS)
-    return ns / _NS if ns / _NS >= at_s else (ns + 1) / _NS
 
 
 class Flow:
@@ -212,7 +206,7 @@ class Flow:
     def _arrive(self, n_bytes: int, item: Any) -> None:
         """At the receiver: acknowledges a burst and passes it on."""
         back = self._back
-        if back.holds or back.route:
+        if back.cut or back.route:
             carry(self._kernel, self._kernel, back, self._tcp, 0, self._acknowledge_now, n_bytes)
         else:
             entered = back.enter(self._kernel.now_s, HEADER_BYTES, 0)
@@ -225,10 +219,13 @@ class Flow:
 
     def _acknowledge(self, n_bytes: int, at_s: float) -> None:
         """Notes that an acknowledgement of ``n_bytes`` more reaches the sender at ``at_s``."""
-        at_s = _not_before(at_s)
-        self._acknowledged.append((at_s, n_bytes))
+        ns = round(at_s * _NS)
+        tick_s = ns / _NS
+        if tick_s < at_s:
+            tick_s = (ns + 1) / _NS  # the first whole nanosecond that is not before it
+        self._acknowledged.append((tick_s, n_bytes))
         if self._unsent:
-            self._push_at(at_s)
+            self._push_at(tick_s)
 
     def _push_at(self, at_s: float) -> None:
         if at_s < self._pushes_at_s:

@@ -191,8 +191,8 @@ class _Run:
         for of_client in coming:
             if of_client:
                 self._queue.at(of_client[0][1].arrival_at_s, self._arrive_from, of_client)
-        while len(self._ended) < len(requests):
-            self._queue.step()
+        if requests:
+            self._queue.run()
         ended = [self._ended[number] for number in range(len(requests))]
         decisions_s, steps = self._coordinator.decisions_s, self._steps
         if steps is None:
@@ -427,6 +427,8 @@ class _Run:
         if self._mover is not None:
             self._mover.load.end(now_s)
         del self._sessions[session.number]
+        if len(self._ended) + 1 == len(self._experiment.workload.requests):
+            self._queue.stop()
         self._ended[session.number] = SimulatedRequest(
             plan=plan,
             status=status,

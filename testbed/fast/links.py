@@ -168,7 +168,7 @@ def warmed_bytes(tcp: Tcp, n_bytes: int) -> int:
     pipes = [Pipe("warm", -1, Link(0.01, 1e9), repairs=True) for _ in range(2)]
     flow = Flow(queue, queue, pipes[0], pipes[1], tcp, lambda n_bytes, item: None)
     flow.put(n_bytes)
-    queue.at(_LONG_S, flow.room_bytes)
-    while queue.now_s < _LONG_S:
-        queue.step()
+    queue.at(_LONG_S, queue.stop)
+    queue.run()
+    flow.room_bytes()
     return flow.window_bytes

@@ -25,6 +25,7 @@ Key = tuple[int, int]
 Notify = Callable[..., None]
 """Called with (client, server, call, *args): has ``call(*args)`` called when a server's message reaches a client."""
 
+_ALONE = Composition()
 COLUMNS = ("request", "token", "hop", *HOP_COLUMNS, "client_s")
 """The columns of ``Steps.rows``."""
 
@@ -180,7 +181,7 @@ class Steps:
             return
         if self._batches is None:
             busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.n_blocks)
-            self._queue.at(now_s + busy_s, self._computed, session, now_s, Composition())
+            self._queue.at(now_s + busy_s, self._computed, session, now_s, _ALONE)
             return
         step = Step(now_s, part.position, part.n_tokens, hop.n_blocks)
         self._sessions[step] = session
