@@ -194,11 +194,16 @@ class _Run:
         if requests:
             self._queue.run()
         ended = [self._ended[number] for number in range(len(requests))]
-        decisions_s, steps = self._coordinator.decisions_s, self._steps
-        if steps is None:
-            return FastRun(ended, self._moves, decisions_s, why)
-        links = self._links.use(self._queue.now_s) if self._links is not None else None
-        return FastRun(ended, self._moves, decisions_s, why, steps.rows, steps.n_rows, steps.gaps_s, links)
+        decisions_s, links, until_s = self._coordinator.decisions_s, self._links, self._queue.now_s
+        if self._meetings is not None:
+            links = Links(self._queue, self._experiment)
+            for r in ended:
+                if r.route is not None and r.time_s is not None:
+                    links.note(r.plan.client, r.route.hops, r.plan.n_input_tokens, r.plan.n_output_tokens)
+        use = None if links is None else links.use(until_s)
+        if (steps := self._steps) is None:
+            return FastRun(ended, self._moves, decisions_s, why, links=use)
+        return FastRun(ended, self._moves, decisions_s, why, steps.rows, steps.n_rows, steps.gaps_s, use)
 
     # Sessions.
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from netem.flows import Flow, Tcp
 from netem.forwarder_links import Pipe, SharedLink
+from nodes import framesizes
 from policies.links import Link
 from policies.problem import Hop
 from testbed.experiments.experiment import Experiment
@@ -60,6 +61,11 @@ class Line:
         self.n_wire_bytes += known[1]
         self._flow.put(n_bytes, (self._queue.now_s + known[0], call, args))
 
+    def note(self, n_bytes: int, n_times: int) -> None:
+        """Counts messages that have waited for nothing, without sending them."""
+        self.n_wire_bytes += n_times * self._tcp.wire_bytes(n_bytes)
+        self.waits_s.append(0.0)
+
     def idle_s(self, n_bytes: int) -> float:
         """Returns the seconds that a message takes on idle links, if the window lets all of it through at once."""
         s_per_byte = max(8 / self._link.rate_bps, self._slower)
@@ -73,10 +79,25 @@ class Line:
 
 
 class Way(NamedTuple):
-    """What carries a hop's messages there, and from there to the client."""
+    """What carries the messages of hop number ``at`` of ``n_hops``: there, and from there to the client."""
 
     there: Line
     back: Line
+    at: int
+    n_hops: int
+    forwarding: bool
+
+    def bytes_there(self, n_payload: int) -> int:
+        """Returns the bytes of a message there with ``n_payload`` bytes of hidden states."""
+        if self.forwarding:
+            return framesizes.push_bytes(n_payload, self.at)
+        return framesizes.step_bytes(n_payload)
+
+    def bytes_back(self, n_payload: int) -> int:
+        """Returns the bytes of a result with ``n_payload`` bytes of hidden states."""
+        if self.forwarding:
+            return framesizes.result_bytes(n_payload, self.n_hops)
+        return framesizes.out_bytes(n_payload)
 
 
 class Links:
@@ -111,16 +132,23 @@ class Links:
 
     def ways(self, client: int, hops: Sequence[Hop]) -> list[Way]:
         """Returns the connections of a client's chain, hop by hop."""
-        found = []
-        previous: int | None = None
-        for hop in hops:
-            if previous is None or not self._experiment.problem.forwarding:
-                there = self.up(client, hop.server)
+        found, forwarding = [], self._experiment.problem.forwarding
+        for at, hop in enumerate(hops):
+            if forwarding and at:
+                there = self.across(hops[at - 1].server, hop.server)
             else:
-                there = self.across(previous, hop.server)
-            found.append(Way(there, self.down(client, hop.server)))
-            previous = hop.server
+                there = self.up(client, hop.server)
+            found.append(Way(there, self.down(client, hop.server), at, len(hops), forwarding))
         return found
+
+    def note(self, client: int, hops: Sequence[Hop], n_input: int, n_output: int) -> None:
+        """Counts the steps of a request that has waited for nothing, without sending them."""
+        token_bytes = self._experiment.problem.model.token_bytes
+        for way in self.ways(client, hops):
+            for n_bytes, n_times in ((n_input * token_bytes, 1), (token_bytes, n_output - 1)):
+                way.there.note(way.bytes_there(n_bytes), n_times)
+                if not way.forwarding or way.at + 1 == way.n_hops:
+                    way.back.note(way.bytes_back(n_bytes), n_times)
 
     def use(self, until_s: float) -> list[LinkRow]:
         """Returns the use of every link that has carried messages from 0 to ``until_s``, the busiest first."""

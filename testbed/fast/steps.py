@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nodes import framesizes
 from nodes.admission import Admission
 from nodes.batching import Batch, Batches, Composition, Step
 from nodes.records import HOP_COLUMNS, HopRecord
@@ -167,9 +166,8 @@ class Steps:
         if not session.ways:
             self._queue.at(now_s + session.delay.up_s, self._arrive, session)
             return
-        n_bytes, at = session.parts[session.part].n_tokens * self._token_bytes, session.at
-        sizes = framesizes.push_bytes(n_bytes, at) if self._forwarding else framesizes.step_bytes(n_bytes)
-        session.ways[at].there.send(sizes, self._arrive, session)
+        way, n_bytes = session.ways[session.at], session.parts[session.part].n_tokens * self._token_bytes
+        way.there.send(way.bytes_there(n_bytes), self._arrive, session)
 
     def _arrive(self, session: ChainSession) -> None:
         hop, part, now_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
@@ -223,11 +221,8 @@ class Steps:
         if not session.ways:
             self._queue.at(departed_at_s + session.delay.down_s, self._received, *step)
             return
-        n_bytes, n_hops = part.n_tokens * self._token_bytes, len(session.hops)
-        sizes = (
-            framesizes.result_bytes(n_bytes, n_hops) if self._forwarding else framesizes.out_bytes(n_bytes)
-        )
-        session.ways[session.at].back.send(sizes, self._received, *step)
+        way = session.ways[session.at]
+        way.back.send(way.bytes_back(part.n_tokens * self._token_bytes), self._received, *step)
 
     def _record(
         self,

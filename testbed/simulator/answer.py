@@ -14,7 +14,7 @@ from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
 from testbed.records.base import data_of
 from testbed.records.requests import RequestRow
-from testbed.records.summary import MoveRow, UnusedBlocks
+from testbed.records.summary import MOST_LINKS, MoveRow, UnusedBlocks
 from testbed.results.summary import active_sessions
 from testbed.results.unused import unused_blocks
 from testbed.simulator.engine import Simulation
@@ -22,7 +22,6 @@ from testbed.simulator.engine import Simulation
 MEANS = ("per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent")
 TIMES = MEANS[:-1]
 PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
-MOST_LINKS = 10
 MOST_REASONS = 10
 """Most reasons of failures that are listed; there can be as many as requests."""
 
