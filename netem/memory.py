@@ -1,38 +1,46 @@
 """The ``memory`` network: streams between nodes in one process, over links modelled as in ``fabric``.
 
-Only for virtual time. A stream behaves like a TCP connection whose links lose nothing. Its data are sent as
-the congestion window allows, in bursts of segments, and arrive in order when their last byte has passed the
-link. Every burst is acknowledged at once. TCP's timers are not modelled.
+Only for virtual time. A stream behaves like a TCP connection whose links lose nothing (``netem.flows``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from netem.forwarder_links import Pipe, SharedLink, Transit
+from netem.flows import Flow, Tcp, carry
+from netem.forwarder_links import Pipe, SharedLink
 from netem.networks import NETWORKS
 from netem.spec import NetworkError, NetworkSpec
-from netem.tcp import COLD_FLIGHT_SEGMENTS, WARM_FLIGHT_BYTES
-from policies.links import HEADER_BYTES, MIN_RETRANSMISSION_S, UNSENT_BYTES, Link
+from policies.links import Link
 
 _HANDSHAKE_BYTES = 8
 """TCP options of a SYN packet, beyond those of every packet."""
-_BURST_BYTES = 65_160
-"""The largest burst that TCP sends at once."""
-_RECEIVE_WINDOW_BYTES = 12 * 1024**2
-"""The kernel's receive window on a connection that has carried as much: 3/4 of the largest buffer
-(``netem.tcp``), as measured on Linux 6.18; half of it before Linux 6.6."""
-_HIGH_WATER_BYTES, _LOW_WATER_BYTES = 64 * 1024, 16 * 1024
-"""Limits for data beyond what the kernel takes: writing pauses above the first, and resumes at the second. They are
-asyncio's defaults."""
 _FIRST_PORT = 40_000
 
 Accept = Callable[[], asyncio.BaseProtocol]
+
+
+_OUTSIDE = contextvars.Context()
+"""The context for the kernel's part, which goes on even if the node's process is stopped or gone."""
+
+
+class _Plans:
+    """A ``netem.flows.Schedule``: plans calls in ``context``."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, context: contextvars.Context) -> None:
+        self._loop = loop
+        self._context = context
+
+    @property
+    def now_s(self) -> float:
+        return self._loop.time()
+
+    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> None:
+        self._loop.call_at(round(at_s, 9), call, *args, context=self._context)
 
 
 class MemoryNetwork:
@@ -42,9 +50,8 @@ class MemoryNetwork:
 
     def __init__(self, spec: NetworkSpec) -> None:
         self._loop = asyncio.get_running_loop()
-        self.mss = spec.mtu - HEADER_BYTES
-        self.first_flight_bytes = WARM_FLIGHT_BYTES if spec.tcp.warm else COLD_FLIGHT_SEGMENTS * self.mss
-        self.restarts_after_idle = spec.tcp.slow_start_after_idle
+        self.kernel = _Plans(self._loop, _OUTSIDE)
+        self.tcp = Tcp.of(spec.tcp, spec.mtu)
         self.addresses = {node: str(spec.subnet[1 + number]) for number, node in enumerate(spec.nodes)}
         shared = {name: SharedLink(rate_bps) for name, rate_bps in spec.shared.items()}
         self._pipes: dict[tuple[str, str], Pipe] = {}
@@ -98,19 +105,28 @@ class MemoryNetwork:
         self._last_port += 1
         here, there = (source, self._last_port), (target, port)
         ours, theirs = make(), context.copy().run(accept)
-        near = Stream(self._loop, ours, contextvars.copy_context(), self, up, here, there)
-        far = Stream(self._loop, theirs, context.copy(), self, down, there, here)
-        near.peer, far.peer = far, near
+        near = Stream(self._loop, ours, contextvars.copy_context(), self, here, there)
+        far = Stream(self._loop, theirs, context.copy(), self, there, here)
+        near.join(far, up, down)
+        far.join(near, down, up)
         self._streams[source].add(near)
         self._streams[target].add(far)
-        self.carry(up, 0, far.begin, context=far.context)
+        carry(self.kernel, far.plans, up, self.tcp, 0, far.begin)
         near.begin()
         return ours
 
     async def _cross(self, pipe: Pipe) -> None:
         """Waits until one packet of a handshake has crossed the link."""
         arrived: asyncio.Future[None] = self._loop.create_future()
-        self.carry(pipe, _HANDSHAKE_BYTES, _resolve, arrived)
+        carry(
+            self.kernel,
+            _Plans(self._loop, contextvars.copy_context()),
+            pipe,
+            self.tcp,
+            _HANDSHAKE_BYTES,
+            _resolve,
+            arrived,
+        )
         await arrived
 
     def n_streams(self, address: str) -> int:
@@ -129,31 +145,12 @@ class MemoryNetwork:
             stream.die()
         self._streams[address].clear()
 
-    def carry(
-        self,
-        pipe: Pipe,
-        n_bytes: int,
-        deliver: Callable[..., object],
-        *args: object,
-        context: contextvars.Context | None = None,
-    ) -> None:
-        """Sends ``n_bytes`` over the link; ``deliver(*args)`` is called when the last of them arrives."""
-        if pipe.holds:
-            pipe.held.append(lambda: self.carry(pipe, n_bytes, deliver, *args, context=context))
-            return
-        n_segments = -(-n_bytes // self.mss)
-        size = n_bytes + max(n_segments, 1) * HEADER_BYTES
-        segment_bytes = min(n_bytes, self.mss) + HEADER_BYTES
-        entered = pipe.enter(self._loop.time(), size, n_segments, segment_bytes)
-        assert entered is not None, "a pipe that repairs drops nothing"
-        self._schedule(entered, deliver, args, context)
-
     def carry_end(self, pipe: Pipe, deliver: Callable[[], object], context: contextvars.Context) -> None:
         """Has ``deliver`` called when the end of a connection arrives.
 
         Ends that arrive at one instant are known together: the kernel has them all when it is asked.
         """
-        self.carry(pipe, 0, self._arrive_end, deliver, context, context=_OUTSIDE)
+        carry(self.kernel, self.kernel, pipe, self.tcp, 0, self._arrive_end, deliver, context)
 
     def _arrive_end(self, deliver: Callable[[], object], context: contextvars.Context) -> None:
         if not self._ended:  # others that are due now come before this timer
@@ -165,35 +162,6 @@ class MemoryNetwork:
         for deliver, context in ended:
             self._loop.call_soon(deliver, context=context)
 
-    def _schedule(
-        self,
-        entered: tuple[float, Transit | None],
-        deliver: Callable[..., object],
-        args: tuple[object, ...],
-        context: contextvars.Context | None,
-    ) -> None:
-        at_s, transit = entered
-        at_s = round(at_s, 9)  # virtual time is whole nanoseconds
-        if transit is None:
-            self._loop.call_at(at_s, deliver, *args, context=context)
-        else:
-            self._loop.call_at(at_s, self._onward, transit, deliver, args, context, context=_OUTSIDE)
-
-    def _onward(
-        self,
-        transit: Transit,
-        deliver: Callable[..., object],
-        args: tuple[object, ...],
-        context: contextvars.Context | None,
-    ) -> None:
-        entered = transit.enter(self._loop.time())
-        assert entered is not None, "a pipe that repairs drops nothing"
-        self._schedule(entered, deliver, args, context)
-
-
-_OUTSIDE = contextvars.Context()
-"""The context for the kernel's part, which goes on even if the node's process is stopped or gone."""
-
 
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
@@ -201,12 +169,14 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 class Stream(asyncio.Transport):
-    """One end of a connection: does the work of asyncio's transport and of the kernel's TCP.
+    """One end of a connection: does the work of asyncio's transport, with a ``Flow`` for the kernel's part.
 
     ``peer`` is the other end. This end's protocol is only called in ``context``.
     """
 
     peer: Stream
+    flow: Flow
+    """What this end sends."""
 
     def __init__(
         self,
@@ -214,31 +184,32 @@ class Stream(asyncio.Transport):
         protocol: asyncio.BaseProtocol,
         context: contextvars.Context,
         network: MemoryNetwork,
-        pipe: Pipe,
         here: tuple[str, int],
         there: tuple[str, int],
     ) -> None:
         super().__init__({"sockname": here, "peername": there})
         self.here, self.there = here, there
         self.context = context
+        self.plans = _Plans(loop, context)
         self._loop = loop
         self._protocol: Any = protocol
         self._network = network
-        self._pipe = pipe
         self._is_closing = self._is_lost = False
         """Nothing more may be written; the protocol has been notified that the connection is lost."""
-        self._reads, self._held_bytes = True, 0
+        self._reads = True
         self._held: deque[bytes | None] = deque()
         """Received data that the protocol has not read yet; ``None`` marks the end of the stream."""
-        self._unsent: deque[bytes | None] = deque()
-        self._unsent_bytes = 0
-        self._acknowledged: deque[tuple[float, int]] = deque()
-        """Acknowledgements: (when the sender receives it, how many bytes it acknowledges)."""
-        self._flight_bytes, self._window_bytes = 0, network.first_flight_bytes
-        self._peak_bytes = 0
-        """The most bytes in flight since the last time that none were."""
-        self._sent_at_s, self._pushes_at_s = 0.0, math.inf
+        self._written: deque[memoryview] = deque()
+        """What was written and has not arrived."""
+        self._ends = False
+        """Whether the end of the stream follows what was written."""
         self._is_paused = False
+
+    def join(self, peer: Stream, pipe: Pipe, back: Pipe) -> None:
+        """Connects this end with the other one, to which ``pipe`` leads, and ``back`` from there."""
+        network = self._network
+        self.peer, self._pipe = peer, pipe
+        self.flow = Flow(network.kernel, peer.plans, pipe, back, network.tcp, peer.receive, self._sent)
 
     def begin(self) -> None:
         """Notifies the protocol that it is connected. Call it in ``context``, or in one of the same process."""
@@ -277,21 +248,15 @@ class Stream(asyncio.Transport):
         """Does nothing: the limits are fixed."""
 
     def get_write_buffer_size(self) -> int:
-        return max(0, self._unsent_bytes - UNSENT_BYTES)
+        return self.flow.waiting_bytes
 
     def write(self, data: Any) -> None:
         if self._is_closing or not data:
             return
-        piece = bytes(data)
-        n_bytes = len(piece)
-        if not self._unsent and n_bytes <= _BURST_BYTES and n_bytes <= self._room_bytes():
-            self._send(piece)
-            return
-        for begin in range(0, n_bytes, _BURST_BYTES):
-            self._unsent.append(piece[begin : begin + _BURST_BYTES])
-        self._unsent_bytes += n_bytes
-        self._push()
-        if self.get_write_buffer_size() > _HIGH_WATER_BYTES and not self._is_paused:
+        piece = memoryview(bytes(data))
+        self._written.append(piece)
+        self.flow.put(len(piece))
+        if self.flow.is_paused and not self._is_paused:
             self._is_paused = True
             self._protocol.pause_writing()
 
@@ -302,16 +267,15 @@ class Stream(asyncio.Transport):
         if self._is_closing:
             return
         self._is_closing = True
-        self._unsent.append(None)
-        self._push()
+        self._finish_sending()
         self._loop.call_soon(self._lose, None, context=self.context)
 
     def abort(self) -> None:
         if self._is_lost:
             return
         self._is_closing = True
-        self._unsent.clear()
-        self._unsent_bytes = 0
+        self.flow.clear()
+        self._ends = False
         self._network.carry_end(self._pipe, self.peer.reset, self.peer.context)
         self._loop.call_soon(self._lose, None, context=self.context)
 
@@ -320,8 +284,7 @@ class Stream(asyncio.Transport):
     def die(self) -> None:
         """Ends this side after its process died. Data already written are still sent."""
         if not self._is_closing:
-            self._unsent.append(None)
-            self._push()
+            self._finish_sending()
         self._is_closing = self._is_lost = True
 
     def reset(self) -> None:
@@ -329,34 +292,45 @@ class Stream(asyncio.Transport):
         self._is_closing = True
         self._lose(ConnectionResetError(104, "connection reset by peer"))
 
-    def receive(self, data: bytes | None) -> None:
-        """Acknowledges arrived data and passes them to the protocol; ``None``: the other end has closed."""
-        if data is not None:
-            self._acknowledge(len(data))
+    def receive(self, n_bytes: int, _: None) -> None:
+        """Passes data that the other end has sent and that have arrived to the protocol."""
+        self._receive(self.peer.taken(n_bytes))
+
+    def taken(self, n_bytes: int) -> bytes:
+        """Returns the next ``n_bytes`` of what was written, which must be of one piece, and removes them."""
+        piece = self._written.popleft()
+        if len(piece) > n_bytes:
+            self._written.appendleft(piece[n_bytes:])
+        return bytes(piece[:n_bytes])
+
+    def finish(self) -> None:
+        """The other end's end arrives."""
+        self._receive(None)
+
+    def _receive(self, data: bytes | None) -> None:
+        """Passes data to the protocol; ``None``: the other end has closed."""
         if self._is_lost or (self._is_closing and data is not None):
             return
         if not self._reads or self._held:
             self._held.append(data)
-            self._held_bytes += len(data or b"")
+            self.peer.flow.held_bytes += len(data or b"")
         elif data is not None:
             self._protocol.data_received(data)
         else:
             self._end()
 
-    def finish(self) -> None:
-        """The other end's end arrives."""
-        self.receive(None)
-
     def _read_held(self) -> None:
+        sender = self.peer.flow
         while self._held and self._reads and not self._is_lost:
             data = self._held.popleft()
             if data is None:
                 self._end()
                 return
-            self._held_bytes -= len(data)
+            sender.held_bytes -= len(data)
             self._protocol.data_received(data)
-        if not self._held_bytes and self.peer._unsent:
-            self._network.carry(self._pipe, 0, self.peer._push, context=_OUTSIDE)
+        if not sender.held_bytes and sender.unsent_bytes:
+            network = self._network
+            carry(network.kernel, network.kernel, self._pipe, network.tcp, 0, sender.push)
 
     def _end(self) -> None:
         if not self._protocol.eof_received():
@@ -369,81 +343,17 @@ class Stream(asyncio.Transport):
         self._network.forget(self)
         self._protocol.connection_lost(error)
 
-    # The kernel's part
+    def _finish_sending(self) -> None:
+        """Sends the end of the stream behind all that was written."""
+        self._ends = True
+        self._sent()
 
-    def _room_bytes(self) -> int:
-        """Processes acknowledgements that have arrived; returns how many bytes may be sent now."""
-        now_s, acknowledged = self._loop.time(), self._acknowledged
-        while acknowledged and acknowledged[0][0] <= now_s:
-            n_bytes = acknowledged.popleft()[1]
-            # Slow start as in Linux: the window grows only if more than half of it was used.
-            if self._window_bytes < 2 * self._peak_bytes:
-                self._window_bytes += n_bytes
-            self._flight_bytes -= n_bytes
-            if not self._flight_bytes:
-                self._peak_bytes = 0
-        # Linux restarts slow start after one retransmission timeout without traffic: a round trip and 0.2 s.
-        timeout_s = self._pipe.delay_s + self.peer._pipe.delay_s + MIN_RETRANSMISSION_S
-        is_idle = not self._flight_bytes and self._sent_at_s + timeout_s < now_s
-        if is_idle and self._network.restarts_after_idle:
-            self._window_bytes = min(self._window_bytes, self._network.first_flight_bytes)
-        window_bytes = min(self._window_bytes, _RECEIVE_WINDOW_BYTES - self.peer._held_bytes)
-        return window_bytes - self._flight_bytes
-
-    def _send(self, piece: bytes) -> None:
-        self._flight_bytes += len(piece)
-        self._peak_bytes = max(self._peak_bytes, self._flight_bytes)
-        self._sent_at_s = self._loop.time()
-        self._network.carry(self._pipe, len(piece), self.peer.receive, piece, context=self.peer.context)
-
-    def _acknowledge(self, n_bytes: int) -> None:
-        """Acknowledges ``n_bytes`` more to the other end."""
-        pipe = self._pipe
-        if pipe.holds or pipe.route:
-            self._network.carry(pipe, 0, self.peer.acknowledged_now, n_bytes, context=_OUTSIDE)
-            return
-        entered = pipe.enter(self._loop.time(), HEADER_BYTES, 0)
-        assert entered is not None, "a pipe that repairs drops nothing"
-        self.peer.acknowledged(n_bytes, entered[0])
-
-    def acknowledged_now(self, n_bytes: int) -> None:
-        self.acknowledged(n_bytes, self._loop.time())
-
-    def acknowledged(self, n_bytes: int, at_s: float) -> None:
-        """Notes that an acknowledgement of ``n_bytes`` more arrives here at ``at_s``."""
-        self._acknowledged.append((at_s, n_bytes))
-        if self._unsent:
-            self._push_at(at_s)
-
-    def _push_at(self, at_s: float) -> None:
-        if at_s < self._pushes_at_s:
-            self._pushes_at_s = at_s
-            self._loop.call_at(at_s, self._push_again, context=_OUTSIDE)
-
-    def _push_again(self) -> None:
-        self._pushes_at_s = math.inf
-        self._push()
-
-    def _push(self) -> None:
-        """Sends what the window allows. The rest is sent when acknowledgements arrive."""
-        unsent, mss = self._unsent, self._network.mss
-        while unsent:
-            piece = unsent.popleft()
-            if piece is None:
-                self._network.carry_end(self._pipe, self.peer.finish, self.peer.context)
-                continue
-            room_bytes = self._room_bytes()
-            if len(piece) > room_bytes:  # whole segments only
-                fits = max(room_bytes // mss, 0) * mss
-                unsent.appendleft(piece[fits:])
-                piece = piece[:fits]
-            if not piece:
-                if self._acknowledged:
-                    self._push_at(self._acknowledged[0][0])
-                break
-            self._unsent_bytes -= len(piece)
-            self._send(piece)
-        if self._is_paused and self.get_write_buffer_size() <= _LOW_WATER_BYTES:
+    def _sent(self) -> None:
+        """The window has let through some of what was written."""
+        if self._ends and not self.flow.unsent_bytes and not self.flow.waiting_bytes:
+            self._ends = False
+            self._network.carry_end(self._pipe, self.peer.finish, self.peer.context)
+        if self._is_paused and not self.flow.is_paused:
             self._is_paused = False
             self._loop.call_soon(self._resume_writing, context=self.context)
 

@@ -37,9 +37,6 @@ class Answered(NamedTuple):
 WARM_BYTES = 24 * 1024**2
 """Twice the kernel's largest receive window (``netem.tcp``): a connection that has carried as much has its full window."""
 
-_WARM_PINGS = 48
-"""Pings on their way at once: with ``wire.PART_BYTES`` each as much as a receive window."""
-
 
 class ServerError(Exception):
     """The server answered with an error frame. ``code`` is one of those in ``nodes.wire``."""
@@ -412,7 +409,7 @@ def prepare(raw: Any) -> None:
 async def warm(connections: Iterable[Connection], n_bytes: int) -> None:
     """Opens every connection and sends ``n_bytes`` over it and back, over all of them at the same time.
 
-    More than ``WARM_BYTES`` would change nothing. Raises ``ConnectionLost``, ``ServerError``.
+    More than ``WARM_BYTES`` would change nothing; half of that is on its way at once. Raises ``ConnectionLost``, ``ServerError``.
     """
     payload = bytes(min(n_bytes, wire.PART_BYTES))
     n_pings = -(-min(n_bytes, WARM_BYTES) // wire.PART_BYTES)
@@ -422,7 +419,7 @@ async def warm(connections: Iterable[Connection], n_bytes: int) -> None:
             await connection.ask(wire.Ping(connection.next_id(), payload), generation=generation)
 
     async def warm_one(connection: Connection) -> None:
-        generation, room = await connection.ready(), asyncio.Semaphore(_WARM_PINGS)
+        generation, room = await connection.ready(), asyncio.Semaphore(WARM_BYTES // 2 // wire.PART_BYTES)
         await asyncio.gather(*(ping(connection, generation, room) for _ in range(n_pings)))
 
     await asyncio.gather(*map(warm_one, connections))

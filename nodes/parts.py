@@ -202,8 +202,10 @@ class Receiver(Generic[F]):
         if isinstance(frame, wire.Drop):
             self._begun.pop(frame.id, None)
             return None
-        payload = getattr(frame, "payload", None)
-        begun = None if payload is None else self._begun.get(frame.id)
+        payload: bytes | None = getattr(frame, "payload", None)
+        if payload is None:
+            return frame  # type: ignore[return-value]
+        begun = self._begun.get(frame.id)
         if begun is None:
             if not isinstance(frame, wire.More):
                 return frame

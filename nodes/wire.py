@@ -26,8 +26,9 @@ MAX_TIMINGS = 256
 _TIMING = struct.Struct("<ddIIIIIId")
 MAX_PAYLOAD_BYTES = 2 * 1024**3
 """Largest payload of one step, over all messages that carry it."""
-PART_BYTES = 256 * 1024
-"""Largest payload in one message. Small frames wait for no more than one such message (``nodes.outbox``)."""
+PART_BYTES = 60 * 1024
+"""Largest payload in one message. Small frames wait for no more than one such message (``nodes.outbox``). With its
+headers it is no more than TCP sends at once."""
 SMALL_BYTES = 1024**2
 """Largest payload of a frame that passes larger ones: any token, and prompts of some dozens."""
 FRAME_OVERHEAD_BYTES = 512 + MAX_TIMINGS * _TIMING.size

@@ -10,6 +10,8 @@ MIN_RETRANSMISSION_S = 0.2
 UNSENT_BYTES = 512 * 1024
 """What the kernel takes of a connection before it has sent the rest: small messages wait for that much at most, beside
 what is on its way. A node that is late by 4 ms leaves a link of 1 Gbit/s unused."""
+UNLIMITED_BPS = 1e15
+"""The rate of links on which nothing takes time but the delay, as in instance files."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The engine ``fast``: what nodes and coordinator do for sessions that nothing disturbs, event by event.
 
-A request asks for a chain when it arrives, opens it on all hops at once and retries where a server has no room;
-its service takes the closed form of ``policies.problem.service_s``, or goes step by step (``testbed.fast.steps``) where
-servers compute several sessions together, or caches grow. See ``docs/simulator-modes.md``.
+A request asks for a chain when it arrives, opens it on all hops at once and retries where a server has no room. Its
+service takes the closed form of ``policies.problem.service_s``. It goes step by step (``testbed.fast.steps``) where
+servers compute several sessions together, caches grow, or sessions can meet on links (``testbed.fast.meetings``), over
+the scenario's links (``testbed.fast.links``). See ``docs/simulator-modes.md``.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+from nodes import framesizes
 from nodes.admission import NO_ROUTE, Admission, Attempts, HostedBlocks, Need, name_of_attempt, ready_at_s
 from nodes.batching import Batches
 from nodes.clock import NS, nanoseconds, on_tick
@@ -27,12 +30,16 @@ from testbed.control.mover import Mover, ServerMove
 from testbed.control.placing import PlacedExperiment
 from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
+from testbed.fast.links import Links, Way
+from testbed.fast.meetings import Meetings, SessionsMeet, never_wait, why_links_have_no_closed_form
 from testbed.fast.outcome import FastRun, SimulatedRequest
-from testbed.fast.steps import ChainSession, Key, Part, Steps, delays_of, replay_of
+from testbed.fast.steps import ChainSession, Key, Part, Steps, delays_of, overheads_of, replay_of
 from testbed.records.events import AnyEvent, Moved
 from testbed.records.requests import COMPLETED, FAILED
 from testbed.records.summary import MoveRow
 
+Planner = Callable[..., float]
+"""``EventQueue.at`` or ``EventQueue.free_at``."""
 OnCache = Callable[[float, int, float], None]
 """Called with (instant, server, change in bytes) whenever cache is reserved or released."""
 
@@ -58,7 +65,19 @@ def simulate_fast(
     would have to be cut.
     """
     assert online is None or online.drains, "a policy that cuts sessions disturbs them"
-    return _Run(experiment, placed, online, max_attempts, on_cache, most_steps).serve()
+    options = online, max_attempts, on_cache, most_steps
+    is_free = never_wait(experiment)
+    why = what_meets(experiment) or ("" if is_free else why_links_have_no_closed_form(experiment))
+    if not why:
+        meetings = None if is_free else Meetings(experiment)
+        try:
+            return _Run(experiment, placed, *options, meetings).serve(
+                "in closed form, since nobody waits for links"
+            )
+        except SessionsMeet as meeting:
+            why = str(meeting)
+        placed = replace(placed, router=placed.bind(placed.placement))  # it may remember what it has decided
+    return _Run(experiment, placed, *options, by_steps=True).serve(f"step by step, since {why}")
 
 
 @dataclass(slots=True)
@@ -79,6 +98,8 @@ class _Session:
     route: Route | None = None
     opened: tuple[int, ...] = ()
     """The servers that have accepted the session."""
+    n_unanswered: int = 0
+    """The servers that have not answered an opening or a closing."""
     refusal: str = ""
     is_final: bool = False
     """Whether waiting for other sessions to end cannot help."""
@@ -102,6 +123,8 @@ class _Run:
         max_attempts: int,
         on_cache: OnCache | None,
         most_steps: int,
+        meetings: Meetings | None = None,
+        by_steps: bool = False,
     ) -> None:
         self._queue = queue = EventQueue()
         self._experiment = experiment
@@ -126,9 +149,14 @@ class _Run:
         self._free_at = queue.free_at
         """Has something called that gives room back. In closed form it is planned long before it happens, and goes first;
         step by step everything is planned when the system sets a timer for it, and comes in that order."""
-        if goes_step_by_step(experiment):
+        self._meetings = meetings
+        self._links: Links | None = None
+        """``None``: messages take their links' delays, and do not wait."""
+        if by_steps:
             self._free_at = queue.at
             problem, batches = experiment.problem, None
+            if not never_wait(experiment):
+                self._links = Links(queue, experiment)
             if experiment.compute.batching == "continuous":
                 batches = [Batches(law, experiment.compute.chunk_tokens) for law in problem.servers]
             self._steps = Steps(
@@ -137,7 +165,7 @@ class _Run:
                 laws=problem.servers,
                 batches=batches,
                 caches=None if paging is None else self._servers,
-                down_s=problem.down_s,
+                notify=self._notify,
                 forwarding=problem.forwarding,
                 hub_token_s=problem.hub_token_s,
                 most=most_steps,
@@ -154,7 +182,8 @@ class _Run:
             )
             self._plan_check(self._mover)
 
-    def serve(self) -> FastRun:
+    def serve(self, why: str) -> FastRun:
+        """Serves all requests. ``why``: how, and the reason."""
         requests = self._experiment.workload.requests
         coming: list[deque[tuple[int, RequestPlan]]] = [deque() for _ in self._problem.clients]
         for number, plan in enumerate(requests):
@@ -162,14 +191,19 @@ class _Run:
         for of_client in coming:
             if of_client:
                 self._queue.at(of_client[0][1].arrival_at_s, self._arrive_from, of_client)
-        while len(self._ended) < len(requests):
-            self._queue.step()
+        if requests:
+            self._queue.run()
         ended = [self._ended[number] for number in range(len(requests))]
+        decisions_s, links, until_s = self._coordinator.decisions_s, self._links, self._queue.now_s
+        if self._meetings is not None:
+            links = Links(self._queue, self._experiment)
+            for r in ended:
+                if r.route is not None and r.time_s is not None:
+                    links.note(r.plan.client, r.route.hops, r.plan.n_input_tokens, r.plan.n_output_tokens)
+        use = None if links is None else links.use(until_s)
         if (steps := self._steps) is None:
-            return FastRun(ended, self._moves, self._coordinator.decisions_s)
-        return FastRun(
-            ended, self._moves, self._coordinator.decisions_s, steps.rows, steps.n_rows, steps.gaps_s
-        )
+            return FastRun(ended, self._moves, decisions_s, why, links=use)
+        return FastRun(ended, self._moves, decisions_s, why, steps.rows, steps.n_rows, steps.gaps_s, use)
 
     # Sessions.
 
@@ -214,8 +248,8 @@ class _Run:
 
     def _told(self, session: _Session, route: Route | PolicyError | None) -> None:
         """Send an opening to all servers of the chain."""
-        now_s, plan = self._queue.now_s, session.plan
-        session.asked_at_s = now_s
+        plan = session.plan
+        session.asked_at_s = self._queue.now_s
         session.refusal, session.is_final, session.opened, session.preempted_by = "", False, (), None
         if isinstance(route, PolicyError):
             raise PolicyError(f"request {plan.index}: {route}") from route
@@ -229,26 +263,43 @@ class _Run:
         session.n_chains += 1
         n_done = session.on_chain.token if session.on_chain is not None else 0
         need = Need(plan.n_input_tokens + n_done, plan.known.n_tokens, (plan.arrival_at_s, name))
-        last = self._last_to_answer(plan.client, [hop.server for hop in route.hops])
+        session.n_unanswered = len(route.hops)
+        size = framesizes.JOIN_BYTES if self._problem.forwarding else framesizes.OPEN_BYTES
+        if self._meetings is not None:
+            self._meetings.begin(session.number, plan.client, route.hops, session.asked_at_s)
         for hop in route.hops:
-            at_s, is_last = now_s + self._problem.up_s(plan.client, hop.server), hop.server == last
-            self._queue.at(at_s, self._open, session, hop, need, is_last)
+            self._up(self._queue.at, plan.client, hop.server, size, self._open, session, hop, need)
 
-    def _last_to_answer(self, client: int, servers: Sequence[int]) -> int:
-        """Which of these servers is the last whose answer comes to what a client sends all of them now."""
-        now_s, problem = self._queue.now_s, self._problem
+    def _up(
+        self, plan: Planner, client: int, server: int, n_bytes: int, call: Callable[..., None], *args: Any
+    ) -> None:
+        """Sends a small message from a client to a server.
 
-        def answers(at: int) -> tuple[float, float, int]:
-            there_at_s = on_tick(now_s + problem.up_s(client, servers[at]))
-            return on_tick(there_at_s + problem.down_s(client, servers[at])), there_at_s, at
+        ``plan`` plans its arrival where messages take their link's delay alone.
+        """
+        if self._links is not None:
+            self._links.up(client, server).send(n_bytes, call, *args)
+        else:
+            plan(self._queue.now_s + self._problem.up_s(client, server), call, *args)
 
-        return servers[max(range(len(servers)), key=answers)]
+    def _down(
+        self, plan: Planner, client: int, server: int, n_bytes: int, call: Callable[..., None], *args: Any
+    ) -> None:
+        """As ``_up``, from a server to a client."""
+        if self._links is not None:
+            self._links.down(client, server).send(n_bytes, call, *args)
+        else:
+            plan(self._queue.now_s + self._problem.down_s(client, server), call, *args)
 
-    def _open(self, session: _Session, hop: Hop, need: Need, is_last: bool) -> None:
-        """An opening reaches a server; ``is_last``: all others will have been answered before this one."""
-        if is_last:
-            down_s = self._problem.down_s(session.plan.client, hop.server)
-            self._queue.at(self._queue.now_s + down_s, self._answered, session)
+    def _notify(self, client: int, server: int, call: Callable[..., None], *args: Any) -> None:
+        """Sends a client that its session has failed on a server."""
+        self._down(self._queue.at, client, server, framesizes.ERROR_BYTES, call, *args)
+
+    def _open(self, session: _Session, hop: Hop, need: Need) -> None:
+        """An opening reaches a server. What the answer is, is known as soon as it is sent."""
+        self._down(
+            self._queue.at, session.plan.client, hop.server, framesizes.OK_BYTES, self._answered, session
+        )
         key, server = (session.number, session.opening), self._servers[hop.server]
         refused = server.admit(key, hop.first, hop.last, need)
         if refused is None:
@@ -258,10 +309,13 @@ class _Run:
             session.is_final |= refused.is_final
 
     def _answered(self, session: _Session) -> None:
-        """All servers have answered."""
+        """A server has answered; goes on once all have."""
+        session.n_unanswered -= 1
+        if session.n_unanswered:
+            return
         now_s, plan = self._queue.now_s, session.plan
         if session.refusal:
-            self._close(session, self._refused)
+            self._close(session, is_refused=True)
             return
         assert session.route is not None
         begins_at_s, hops = now_s, session.route.hops
@@ -286,9 +340,12 @@ class _Run:
         if before is not None:
             parts = replay_of(before, in_steps=self._experiment.faults.recovery.replay == "step_by_step")
         sent = RequestSpec(plan.client, parts[0].n_tokens, plan.n_output_tokens)
-        session.on_chain = on_chain = ChainSession(
-            plan, key, hops, delays_of(self._experiment, sent, hops), ended, lost
-        )
+        ways: Sequence[Way] = ()
+        if self._links is None:
+            delays = delays_of(self._experiment, sent, hops)
+        else:
+            delays, ways = overheads_of(self._experiment, sent, hops), self._links.ways(plan.client, hops)
+        session.on_chain = on_chain = ChainSession(plan, key, hops, delays, ended, lost, ways)
         on_chain.parts, on_chain.ready_at_s = parts, ready_at_s
         if before is not None:
             session.preempted_s += ready_at_s - session.attempts.since_s
@@ -309,8 +366,7 @@ class _Run:
         """Handle that a server has taken a session's cache for others."""
         session = self._sessions.get(key[0])  # it may have ended, which the server does not know yet
         if self._problem.forwarding and session is not None:
-            heard_at_s = self._queue.now_s + self._problem.down_s(session.plan.client, server)
-            self._queue.at(heard_at_s, self._hear, session, key, server)
+            self._notify(session.plan.client, server, self._hear, session, key, server)
 
     def _hear(self, session: _Session, key: Key, server: int) -> None:
         """With forwarding: notify the client that ``server`` preempted its session or opening ``key``."""
@@ -332,6 +388,8 @@ class _Run:
     def _refused(self, session: _Session) -> None:
         """Try again after the backoff, or give up."""
         now_s, plan = self._queue.now_s, session.plan
+        if self._meetings is not None:
+            self._meetings.end(session.number, self._queue.now_s)
         try:
             wait_s = session.attempts.failed(now_s, session.refusal, is_final=session.is_final)
         except SessionError as given_up:
@@ -342,6 +400,8 @@ class _Run:
 
     def _finish(self, session: _Session, first_at_s: float) -> None:
         self._close(session)
+        if self._meetings is not None:
+            self._meetings.end(session.number, self._queue.now_s)
         self._coordinator.release(session.plan.index)
         self._end(session, COMPLETED, session.route, first_at_s, self._queue.now_s)
 
@@ -372,6 +432,8 @@ class _Run:
         if self._mover is not None:
             self._mover.load.end(now_s)
         del self._sessions[session.number]
+        if len(self._ended) + 1 == len(self._experiment.workload.requests):
+            self._queue.stop()
         self._ended[session.number] = SimulatedRequest(
             plan=plan,
             status=status,
@@ -389,24 +451,30 @@ class _Run:
             preempted_s=session.preempted_s,
         )
 
-    def _close(self, session: _Session, then: Callable[[_Session], None] | None = None) -> None:
-        """Tell servers that the session is over, and go on with ``then`` once all have confirmed it."""
-        now_s, key, client = self._queue.now_s, (session.number, session.opening), session.plan.client
-        last = self._last_to_answer(client, session.opened) if session.opened and then is not None else None
+    def _close(self, session: _Session, *, is_refused: bool = False) -> None:
+        """Notify servers that the session is over. One that ``is_refused`` goes on once all have confirmed it."""
+        key, client = (session.number, session.opening), session.plan.client
+        waits = session if is_refused else None
+        session.n_unanswered = len(session.opened)
         for server in session.opened:
-            confirmed = partial(then, session) if then is not None and server == last else None
-            up_s = self._problem.up_s(client, server)
-            self._free_at(now_s + up_s, self._free, key, client, server, confirmed)
-        if then is not None and last is None:
-            then(session)
+            self._up(
+                self._free_at, client, server, framesizes.CLOSE_BYTES, self._free, key, client, server, waits
+            )
+        if is_refused and not session.opened:
+            self._refused(session)
 
-    def _free(self, key: Key, client: int, server: int, confirmed: Callable[[], None] | None) -> None:
+    def _free(self, key: Key, client: int, server: int, waits: _Session | None) -> None:
         """A closing reaches a server."""
         self._servers[server].release(key)
-        if confirmed is not None:
-            self._free_at(self._queue.now_s + self._problem.down_s(client, server), confirmed)
+        if waits is not None:
+            self._down(self._free_at, client, server, framesizes.OK_BYTES, self._confirmed, waits)
         if server in self._draining:
             self._load_if_drained(server)
+
+    def _confirmed(self, session: _Session) -> None:
+        session.n_unanswered -= 1
+        if not session.n_unanswered:
+            self._refused(session)
 
     # Moves of servers.
 
@@ -455,6 +523,8 @@ class _Run:
             self._moves.append(event.row([server.name for server in self._problem.servers]))
 
 
-def goes_step_by_step(experiment: Experiment) -> bool:
-    """Returns whether sessions affect each other on servers: then there is no closed form of their times."""
-    return experiment.compute.batching == "continuous" or experiment.compute.paging is not None
+def what_meets(experiment: Experiment) -> str:
+    """Returns why sessions affect each other on servers, so that their times have no closed form; "" if they do not."""
+    if experiment.compute.paging is not None:
+        return "caches grow"
+    return "sessions share steps" if experiment.compute.batching == "continuous" else ""

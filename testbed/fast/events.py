@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from nodes.clock import on_tick
+from nodes.clock import NS, on_tick
 
-_Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]
+_Event = tuple[float, int, Callable[..., object], tuple[Any, ...]]
 _FIRST = 1 << 60
 """More than there are events."""
 
@@ -24,22 +25,29 @@ class EventQueue:
         self.now_s = 0.0
         self._heap: list[_Event] = []
         self._numbers = count()
+        self._is_stopped = False
 
-    def at(self, at_s: float, call: Callable[..., None], *args: Any) -> float:
+    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> float:
         """Call ``call(*args)`` at ``at_s``, which must not lie in the past; returns the instant."""
-        at_s = on_tick(at_s)
+        at_s = round(at_s * NS) / NS  # ``on_tick``, without the time of a call
         assert at_s >= self.now_s, f"an event for {at_s} s was planned at {self.now_s} s"
         heappush(self._heap, (at_s, next(self._numbers), call, args))
         return at_s
 
-    def free_at(self, at_s: float, call: Callable[..., None], *args: Any) -> float:
+    def free_at(self, at_s: float, call: Callable[..., object], *args: Any) -> float:
         """As ``at``, before all of that instant that was planned with ``at``."""
         at_s = on_tick(at_s)
         assert at_s >= self.now_s, f"an event for {at_s} s was planned at {self.now_s} s"
         heappush(self._heap, (at_s, next(self._numbers) - _FIRST, call, args))
         return at_s
 
-    def step(self) -> None:
-        """Go on to the next event and carry it out."""
-        self.now_s, _, call, args = heappop(self._heap)
-        call(*args)
+    def run(self, until_s: float = math.inf) -> None:
+        """Carry out all events, one after another, until ``stop`` is called or one was carried out after ``until_s``."""
+        heap, self._is_stopped = self._heap, False
+        while not self._is_stopped and self.now_s <= until_s:
+            self.now_s, _, call, args = heappop(heap)
+            call(*args)
+
+    def stop(self) -> None:
+        """Have ``run`` return after the present event."""
+        self._is_stopped = True

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from policies.problem import Route
 from policies.workload import RequestPlan
-from testbed.records.summary import MoveRow
+from testbed.records.summary import LinkRow, MoveRow
 
 
 class SimulatedRequest(NamedTuple):
@@ -44,9 +44,13 @@ class FastRun(NamedTuple):
     moves: list[MoveRow]
     decisions_s: list[float]
     """Real seconds of every routing decision."""
+    why: str
+    """Whether it was served in closed form or step by step, and the reason."""
     steps: array[float] | None = None
     """Rows of ``steps.COLUMNS`` of a run step by step; ``None`` if there are more than ``most_steps``."""
     n_steps: int | None = None
     """The number of these rows; ``None`` for a run in closed form."""
     gaps_s: array[float] | None = None
     """Seconds from every token to the next of its request, of all requests of a run step by step."""
+    links: list[LinkRow] | None = None
+    """Use of every link that carried messages, the busiest first; ``None``: it was not simulated."""

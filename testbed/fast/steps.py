@@ -1,4 +1,4 @@
-"""Simulates steps one by one, where sessions share batches (``nodes.batching``) or caches grow by pages."""
+"""Simulates steps one by one, where sessions meet: on links, in batches (``nodes.batching``), or in caches that grow."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from policies.problem import Hop, RequestSpec, hop_times_s, return_times_s
 from policies.steps import StepLaw
 from policies.workload import RequestPlan
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.stub import stub_profile
 from testbed.fast.events import EventQueue
+from testbed.fast.links import Way
 
 Key = tuple[int, int]
 """A request's number, and which of its attempts to open a session this is."""
 
+Notify = Callable[..., None]
+"""Called with (client, server, call, *args): has ``call(*args)`` called when a server's message reaches a client."""
+
+_ALONE = Composition()
 COLUMNS = ("request", "token", "hop", *HOP_COLUMNS, "client_s")
 """The columns of ``Steps.rows``."""
 
@@ -63,6 +69,8 @@ class ChainSession:
     delays: ChainDelays
     ended: Callable[[float], None]
     lost: Callable[[int, int], None] = lambda server, cached_tokens: None
+    ways: Sequence[Way] = ()
+    """The hops' connections. Without them messages take the ``delays`` and nothing else."""
     token: int = 0
     parts: Sequence[Part] = ()
     """The present step's messages: only a replay step by step has several.
@@ -92,8 +100,8 @@ class ChainSession:
 class Steps:
     """The steps of all servers: each on its own, by the servers' ``laws`` of times, or in ``batches``.
 
-    Every token takes its client ``hub_token_s``. Where caches grow, they are in ``caches``, and a message
-    from server to client takes ``down_s(client, server)``. ``rows`` has a row for each hop of each token,
+    Every token takes its client ``hub_token_s``. Where caches grow, they are in ``caches``, and
+    ``notify(client, server, call, *args)`` sends that a session has lost its there. ``rows`` has a row for each hop of each token,
     with ``COLUMNS``, or is ``None`` if there are more than ``most``; ``n_rows`` counts them. ``gaps_s`` are
     the seconds from every token to the next one of its request.
     """
@@ -106,7 +114,7 @@ class Steps:
         laws: Sequence[StepLaw] = (),
         batches: Sequence[Batches] | None = None,
         caches: Sequence[Admission[Key]] | None = None,
-        down_s: Callable[[int, int], float] = lambda client, server: 0.0,
+        notify: Notify = lambda client, server, call, *args: None,
         forwarding: bool = False,
         hub_token_s: float = 0.0,
         most: int = 0,
@@ -117,7 +125,7 @@ class Steps:
         self._busy: set[int] = set()
         self._sessions: dict[Step, ChainSession] = {}
         self._caches = caches
-        self._down_s = down_s
+        self._notify = notify
         self._token_bytes = token_bytes
         self._hub_token_s = hub_token_s
         self._forwarding = forwarding
@@ -155,7 +163,11 @@ class Steps:
 
     def _carry(self, session: ChainSession) -> None:
         session.sent_at_s = now_s = self._queue.now_s
-        self._queue.at(now_s + session.delay.up_s, self._arrive, session)
+        if not session.ways:
+            self._queue.at(now_s + session.delay.up_s, self._arrive, session)
+            return
+        way, n_bytes = session.ways[session.at], session.parts[session.part].n_tokens * self._token_bytes
+        way.there.send(way.bytes_there(n_bytes), self._arrive, session)
 
     def _arrive(self, session: ChainSession) -> None:
         hop, part, now_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
@@ -163,12 +175,11 @@ class Steps:
             session.key, part.position + part.n_tokens
         ):
             if not self._forwarding:  # else the client is notified at once: see ``notify_preempted``
-                back_s = self._down_s(session.plan.client, hop.server)
-                self._queue.at(now_s + back_s, self._lose, session, hop.server)
+                self._notify(session.plan.client, hop.server, self._lose, session, hop.server)
             return
         if self._batches is None:
             busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.n_blocks)
-            self._queue.at(now_s + busy_s, self._computed, session, now_s, Composition())
+            self._queue.at(now_s + busy_s, self._computed, session, now_s, _ALONE)
             return
         step = Step(now_s, part.position, part.n_tokens, hop.n_blocks)
         self._sessions[step] = session
@@ -201,22 +212,44 @@ class Steps:
         caches = self._caches
         if self._forwarding and caches and not caches[hop.server].cached_tokens(session.key):
             return
-        received_at_s = departed_at_s
-        if not is_passed_on:
-            received_at_s = self._queue.at(departed_at_s + session.delay.down_s, self._received, session)
-        instants = session.sent_at_s, arrived_at_s, departed_at_s, received_at_s
-        n_bytes = part.n_tokens * self._token_bytes
-        n_back, n_replayed = (0 if is_passed_on else n_bytes), (part.n_tokens if part.is_replay else 0)
-        session.records.append(HopRecord(*hop, *instants, n_bytes, n_back, n_replayed, together))
         if is_passed_on:
+            self._record(session, arrived_at_s, departed_at_s, departed_at_s, together)
             session.at += 1
             self._carry(session)
+            return
+        step = session, arrived_at_s, departed_at_s, together
+        if not session.ways:
+            self._queue.at(departed_at_s + session.delay.down_s, self._received, *step)
+            return
+        way = session.ways[session.at]
+        way.back.send(way.bytes_back(part.n_tokens * self._token_bytes), self._received, *step)
 
-    def _received(self, session: ChainSession) -> None:
+    def _record(
+        self,
+        session: ChainSession,
+        arrived_at_s: float,
+        departed_at_s: float,
+        received_at_s: float,
+        together: Composition,
+    ) -> None:
+        """Keeps the record of a step, whose result has gone to the next server or reached the client."""
+        part, is_last = session.parts[session.part], session.at + 1 == len(session.hops)
+        n_bytes = part.n_tokens * self._token_bytes
+        n_back = n_bytes if is_last or not self._forwarding else 0
+        instants = session.sent_at_s, arrived_at_s, departed_at_s, received_at_s
+        n_replayed = part.n_tokens if part.is_replay else 0
+        session.records.append(
+            HopRecord(*session.hops[session.at], *instants, n_bytes, n_back, n_replayed, together)
+        )
+
+    def _received(
+        self, session: ChainSession, arrived_at_s: float, departed_at_s: float, together: Composition
+    ) -> None:
         """Handle that the client has the present part's result: of one hop, with forwarding of all hops."""
         session.is_away = False
         if session.is_over:
             return
+        self._record(session, arrived_at_s, departed_at_s, self._queue.now_s, together)
         # Parts go through the chain one by one with forwarding, else through one hop after another.
         session.part += 1
         if session.part < len(session.parts):
@@ -309,3 +342,13 @@ def delays_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop])
         for of, back_s in zip(found, return_times_s(problem, request, previous), strict=True):
             of[-1] = of[-1]._replace(down_s=of[-1].down_s + back_s)
     return ChainDelays(*found)
+
+
+def overheads_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -> ChainDelays:
+    """Returns the delays of a chain whose messages go over simulated links: what the calibration adds to these."""
+    client = experiment.problem.clients[request.client]
+    profiles = [stub_profile(experiment, hop.server) for hop in hops]
+    sizes = (0, request.n_input_tokens), (1, 1)
+    return ChainDelays(
+        *([HopDelays(0.0, 0.0, p.overhead_s(client, *size)) for p in profiles] for size in sizes)
+    )

@@ -150,6 +150,26 @@ class DecisionCounts(Record, kw_only=True):
     n_misled_decisions: int = 0
 
 
+MOST_LINKS = 10
+"""The busiest links that a summary lists."""
+
+
+class LinkWait(Record, kw_only=True):
+    """How much longer messages took on a link, in seconds, than if nothing else had used it."""
+
+    mean: float
+    p99: float
+
+
+class LinkRow(Record, kw_only=True):
+    """Use of one link. ``use_ratio``: the share of the run's time in which it was busy."""
+
+    from_: str = msgspec.field(name="from")
+    to: str
+    use_ratio: float
+    wait_s: LinkWait
+
+
 class MoveRow(Record, kw_only=True):
     """One server's change of blocks. Instants are scenario seconds, ranges half-open from 0.
 
@@ -350,6 +370,16 @@ class RunSummary(Record, kw_only=True):
     objectives: Annotated[dict[str, float], column("the limits by metric", "s")] = msgspec.field(
         default_factory=dict
     )
+    links: Annotated[
+        list[LinkRow] | UnsetType,
+        column(
+            "the ten busiest links: `from`, `to`, `use_ratio` (the share of the time from 0 to the last end in which it "
+            "carried messages of steps, openings and closings), and `wait_s`: how much later messages arrived than "
+            "with nothing else on the link (`mean`, `p99`)",
+            "",
+            "simulation, engine `fast`",
+        ),
+    ] = UNSET
     n_link_changes_by_hand: Annotated[int, column("changes of links by `testbed link`")] = 0
     dropped_log_bytes: Annotated[int, column("size of unfinished log records", "bytes")] = 0
     n_faults: Annotated[

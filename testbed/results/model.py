@@ -30,11 +30,11 @@ from nodes.compute import StubProfile, Turns
 from nodes.records import BATCH
 from policies.problem import Hop
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.stub import stub_profile
 from testbed.experiments.timeline import Timeline
 from testbed.results.changes import as_carried_out, as_intended
 from testbed.results.logs import RunRecords
 from testbed.results.slow import SlowServers
-from testbed.runtime.wiring import stub_profile
 
 Array = NDArray[np.float64]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from netem.spec import NetworkSpec
 from nodes.admission import HostedBlocks
-from nodes.compute import StubProfile
 from nodes.links import DelayProfile
 from nodes.messages import ChangedLink, ServerEnd
 from nodes.node import DATA_PORT, ClientConfig, ServerConfig, StubHubSpec
@@ -20,6 +19,7 @@ from policies.problem import Placement
 from policies.workload import longest_tokens
 from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.stub import stub_profile
 from testbed.experiments.whole import whole_network
 from testbed.runtime.blocks import BlocksModel
 
@@ -97,19 +97,6 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
     )
 
 
-def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: int) -> float:
-    """Return the scenario seconds to transmit ``n_tokens`` hidden states over a hop's links, both ways.
-
-    With forwarding they are sent in one direction only, by a server that is not known here: the client's link
-    is used in place of that server's.
-    """
-    n_bytes = n_tokens * experiment.problem.model.token_bytes
-    ways = ((client, server),) if experiment.problem.forwarding else ((client, server), (server, client))
-    return sum(
-        experiment.network.links[pair].transmission_s(n_bytes, experiment.network.mtu) for pair in ways
-    )
-
-
 def check_frames(experiment: Experiment) -> None:
     """Raise ``UserError`` for a prompt, or a replayed history, that is too long for one step."""
     most = MAX_PAYLOAD_BYTES // experiment.problem.model.token_bytes
@@ -132,32 +119,6 @@ def check_frames(experiment: Experiment) -> None:
             f"recovery.replay: a history of {whole:,} tokens does not fit into one step, which holds "
             f'{most:,} hidden states of this model (2 GiB); use "step_by_step"'
         )
-
-
-def stub_profile(experiment: Experiment, server: int) -> StubProfile:
-    """Return the stub's times of one server, with the overheads that exceed the links' transmission."""
-    spec = experiment.problem.servers[server]
-    calibration = experiment.calibration
-    token: dict[str, float] = {}
-    inputs: dict[str, tuple[float, float]] = {}
-    if calibration.has_overheads:
-        for client in experiment.problem.clients:
-            one = transmission_s(experiment, client, spec.name, 1)
-            # Transmission grows by whole segments: the mean slope over 100 tokens is exact to 0.01 %.
-            slope = transmission_s(experiment, client, spec.name, 100) / 100
-            token[client] = max(0.0, calibration.token_overhead_s - one)
-            inputs[client] = (
-                calibration.input_overhead_base_s,
-                calibration.input_overhead_slope_s - slope,
-            )
-    return StubProfile(
-        token_bytes=experiment.problem.model.token_bytes,
-        times=spec,
-        token_overhead_s=token,
-        input_overhead_s=inputs,
-        batching=experiment.compute.batching,
-        chunk_tokens=experiment.compute.chunk_tokens,
-    )
 
 
 def server_limits(experiment: Experiment) -> ServerLimits:

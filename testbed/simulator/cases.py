@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from netem.networks import IN_PROCESS
 from policies.interfaces import RoutingPolicy, session_setup_of
-from policies.links import Link
+from policies.links import UNLIMITED_BPS, Link
 from policies.petals_routing import PetalsRouting
 from policies.problem import PolicyError
 from policies.registry import pair_name, resolve_pair, shipped_policy
@@ -28,11 +28,8 @@ from testbed.experiments.experiment import (
 from testbed.experiments.policy import PolicyChoice
 from testbed.fast.outcome import SimulatedRequest
 from testbed.records.requests import RequestRow
-from testbed.records.summary import MoveRow, RunSummary
+from testbed.records.summary import LinkRow, MoveRow, RunSummary
 from testbed.simulator.instance import Instance, load_instance
-
-_WIRE_BPS = 1e15
-"""Rate of an instance's links in bit/s, practically infinite: the instance's times contain the transfer."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,9 @@ class Served(NamedTuple):
     steps: array[float] | None = None
     n_steps: int | None = None
     gaps_s: Sequence[float] | None = None
-    """These three are as in ``testbed.fast.engine.FastRun``; without gaps the closed form gives them."""
+    """These three are as in ``testbed.fast.outcome.FastRun``; without gaps the closed form gives them."""
+    links: Sequence[LinkRow] | None = None
+    """Use of every link, the busiest first; ``None``: this engine does not know it."""
 
 
 def is_instance(target: str) -> bool:
@@ -145,10 +144,11 @@ def instance_experiment(instance: Instance, policy: PolicyPart, session_setup: b
     links: dict[tuple[str, str], Link] = {}
     for client, row in zip(problem.clients, problem.raw_rtt_s, strict=True):
         for server, rtt_s in zip(servers, row, strict=True):
-            links[client, server] = links[server, client] = Link(rtt_s / 2, _WIRE_BPS)
+            links[client, server] = links[server, client] = Link(rtt_s / 2, UNLIMITED_BPS)
     for server, row in zip(servers, problem.server_rtt_s, strict=True):
         links.update(
-            ((server, other), Link(rtt_s / 2, _WIRE_BPS)) for other, rtt_s in zip(servers, row, strict=True)
+            ((server, other), Link(rtt_s / 2, UNLIMITED_BPS))
+            for other, rtt_s in zip(servers, row, strict=True)
         )
     return Experiment(
         name=instance.id,

@@ -15,7 +15,7 @@ from testbed.control.placing import PlacedExperiment, RememberedPlacements, plac
 from testbed.control.steering import online_policy
 from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment
-from testbed.fast.engine import Disturbed, goes_step_by_step, simulate_fast
+from testbed.fast.engine import Disturbed, simulate_fast
 from testbed.fast.outcome import SimulatedRequest
 from testbed.records.plan import PlacementRow, Plan
 from testbed.records.requests import COMPLETED, RequestRow
@@ -106,14 +106,14 @@ def simulate(
         return Simulation(case, mode, engine, why, error=str(error))
     except PolicyError as error:
         raise UserError(f"{experiment.name}: {error}") from error
-    announce(f"engine {engine}: {why}")
     try:
         if engine == FAST:
             try:
-                served = _fast(case, placed, online, MAX_STEPS if folder is not None else 0)
+                served, how = _fast(case, placed, online, MAX_STEPS if folder is not None else 0)
+                why = f"{why}; {how}"
             except Disturbed as disturbed:
                 engine, why = VIRTUAL, str(disturbed)
-                announce(f"engine {engine}: {why}")
+        announce(f"engine {engine}: {why}")
         if engine == REFERENCE:
             served = _reference(case, placed)
         elif engine == VIRTUAL:
@@ -163,9 +163,6 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
         return REFERENCE, "asked for" if case.source is None else "an instance file"
     if disturbance is not None:
         return VIRTUAL, f"{disturbance} can disturb a session midway"
-    if goes_step_by_step(experiment):
-        what = "caches grow" if experiment.compute.paging is not None else "sessions share steps"
-        return FAST, f"nothing disturbs a session midway; step by step, since {what}"
     return FAST, "nothing disturbs a session midway"
 
 
@@ -212,8 +209,25 @@ def _reference(case: Case, placed: PlacedExperiment) -> Served:
     return Served(requests, routing_s=tuple(router.decisions_s))
 
 
-def _fast(case: Case, placed: PlacedExperiment, online: OnlinePolicy | None, most_steps: int) -> Served:
-    """Serve a case as the testbed's nodes and coordinator do; see ``testbed.fast.engine``."""
+def _fast(
+    case: Case, placed: PlacedExperiment, online: OnlinePolicy | None, most_steps: int
+) -> tuple[Served, str]:
+    """Serve a case as the testbed's nodes and coordinator do; see ``testbed.fast.engine``.
+
+    Returns also how it was served, and why so.
+    """
     run = simulate_fast(case.experiment, placed, online, most_steps=most_steps)
-    requests, moves, decisions_s = tuple(run.requests), tuple(run.moves), tuple(run.decisions_s)
-    return Served(requests, moves, decisions_s, steps=run.steps, n_steps=run.n_steps, gaps_s=run.gaps_s)
+    served = Served(
+        outcomes=tuple(run.requests),
+        moves=tuple(run.moves),
+        routing_s=tuple(run.decisions_s),
+        steps=run.steps,
+        n_steps=run.n_steps,
+        gaps_s=run.gaps_s,
+        links=run.links,
+    )
+    if not run.links:
+        return served, run.why
+    busiest = run.links[0]
+    link = f"{busiest.from_} to {busiest.to}" if busiest.to else busiest.from_
+    return served, f"{run.why}; the busiest link, {link}, is used {busiest.use_ratio:.0%} of the time"

@@ -118,9 +118,11 @@ def play(document: Document) -> tuple[chaos_checks.Finished | None, list[tuple[i
     with tempfile.TemporaryDirectory(prefix="testbed-chaos-") as name:
         folder = Path(name)
         experiment = experiment_of(document, folder)
-        scale = slow_links.scaled() if chaos_cases.SLOW in document else contextlib.nullcontext()
+        is_slow = chaos_cases.SLOW in document
+        sizes = slow_links.scaled() if is_slow else contextlib.nullcontext()
+        watching = slow_links.watching(slow_links.SCALE if is_slow else 1)
         try:
-            with scale, slow_links.watching() as watched, hanging_up(document.get(chaos_cases.CANCELS, ())):
+            with sizes, watching as watched, hanging_up(document.get(chaos_cases.CANCELS, ())):
                 summary = run_quietly(experiment, folder / "run")
         except (UserError, PolicyError) as error:
             raise Unplayable(str(error)) from error

@@ -311,7 +311,8 @@ def _closed_in_time(run: Finished) -> Iterator[str]:
     }
     slowest_bps = min(link.rate_bps for link in run.experiment.network.links.values())
     longest_s = max(link.delay_s for link in run.experiment.network.links.values())
-    limit_s = 8 * _AHEAD_BYTES / slowest_bps + 4 * longest_s + _WORD_S
+    # An opening that is cancelled is closed when its answer has come: twice there, once back.
+    limit_s = 3 * 8 * _AHEAD_BYTES / run.watched.scale / slowest_bps + 6 * longest_s + _WORD_S
     for session, at_s in run.watched.released_at_s:
         late_s = at_s - ended_at_s[int(session.partition(".")[0])]
         if late_s > limit_s:

@@ -15,8 +15,8 @@ from unittest import mock
 
 from aiohttp._websocket.writer import WebSocketWriter
 
-import netem.memory
-import netem.tcp
+from netem import flows
+from netem.tcp import WARM_FLIGHT_BYTES
 from nodes import connection, server, sessions, wire
 from nodes.limits import ServerLimits
 from policies import links
@@ -86,12 +86,12 @@ def scaled() -> Iterator[None]:
         (wire, "PART_BYTES"): wire.PART_BYTES // SCALE,
         (wire, "SMALL_BYTES"): wire.SMALL_BYTES // SCALE,
         (connection, "WARM_BYTES"): connection.WARM_BYTES // SCALE,
-        (netem.memory, "UNSENT_BYTES"): links.UNSENT_BYTES // SCALE,
-        (netem.memory, "WARM_FLIGHT_BYTES"): max(netem.tcp.WARM_FLIGHT_BYTES // SCALE, 3 * _MSS),
-        (netem.memory, "_RECEIVE_WINDOW_BYTES"): netem.memory._RECEIVE_WINDOW_BYTES // SCALE,
-        (netem.memory, "_HIGH_WATER_BYTES"): netem.memory._HIGH_WATER_BYTES // SCALE,
-        (netem.memory, "_LOW_WATER_BYTES"): netem.memory._LOW_WATER_BYTES // SCALE,
-        (netem.memory, "_BURST_BYTES"): 8 * _MSS,
+        (flows, "UNSENT_BYTES"): links.UNSENT_BYTES // SCALE,
+        (flows, "WARM_FLIGHT_BYTES"): max(WARM_FLIGHT_BYTES // SCALE, 3 * _MSS),
+        (flows, "RECEIVE_WINDOW_BYTES"): flows.RECEIVE_WINDOW_BYTES // SCALE,
+        (flows, "HIGH_WATER_BYTES"): flows.HIGH_WATER_BYTES // SCALE,
+        (flows, "LOW_WATER_BYTES"): flows.LOW_WATER_BYTES // SCALE,
+        (flows, "BURST_BYTES"): 8 * _MSS,
         (ServerLimits.__init__, "__defaults__"): tuple(
             value // SCALE if value == ServerLimits.max_unread_bytes else value for value in limits
         ),
@@ -114,14 +114,16 @@ class Watched:
     """Sessions that ended, and when."""
     expired: list[str] = field(default_factory=list)
     """Sessions that nobody closed."""
+    scale: int = 1
+    """How many times as small messages and buffers are."""
     rejected: list[str] = field(default_factory=list)
     """Why servers closed connections of nodes of ours."""
 
 
 @contextlib.contextmanager
-def watching() -> Iterator[Watched]:
+def watching(scale: int) -> Iterator[Watched]:
     """Watches all servers while the body runs."""
-    watched = Watched()
+    watched = Watched(scale=scale)
     release, expire, reject = sessions.Sessions._release, sessions.Sessions._expire, server.Server._reject
 
     def released(self: sessions.Sessions, of: sessions.Connection, key: str) -> None:

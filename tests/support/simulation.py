@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies import Hop, Placement, Problem, RequestSpec, Route, RoutingPolicy, SystemState
-from policies.links import Link
+from policies.links import UNLIMITED_BPS, Link
 from policies.online import OnlinePolicy, SystemView
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
@@ -17,8 +17,6 @@ from testbed.experiments.experiment import Calibration, Experiment
 from testbed.fast.engine import simulate_fast
 from testbed.fast.outcome import FastRun
 
-WIRE_BPS = 1e15
-"""Rate of links whose transmission takes no time."""
 _PARTS = ("network", "compute", "policy", "workload", "faults")
 
 
@@ -33,7 +31,7 @@ def experiment_of(problem: Problem, requests: Sequence[RequestPlan], **settings:
         *zip(servers, problem.server_rtt_s, strict=True),
     ]
     links = {
-        way: Link(rtt_s / 2, WIRE_BPS)
+        way: Link(rtt_s / 2, UNLIMITED_BPS)
         for name, row in pairs
         for server, rtt_s in zip(servers, row, strict=True)
         if name != server

@@ -138,7 +138,9 @@ def test_eight_prompts_on_a_slow_link_call_nobody_unreachable() -> None:
     run = case([(5 * number, LONG, 2) for number in range(8)])
     assert statuses(run) == ["completed"] * 8
     assert found(run, "unreachable") == found(run, "detected") == found(run, "rejected") == 0
-    assert ended_s(run, 7) < 130, "the link needs 8 times 13 s, and 13 s for the last answer"
+    assert ended_s(run, 7) < 135, (
+        "the link needs 8 times 13 s, and 13 s for the last answer; small parts add 6 %"
+    )
     assert ended_s(run, 0) < 36, "and the first is not held back by the others"
 
 
@@ -160,7 +162,9 @@ def test_hops_that_are_open_already_are_closed_when_an_opening_is_cancelled() ->
         "completed",
         "completed",
     ]
-    assert max(released_s(run, request) for request in (3, 4)) < 4.01 + NEVER_LONG_S
+    assert max(released_s(run, request) for request in (3, 4)) < 4.01 + 2 * NEVER_LONG_S, (
+        "first the opening must arrive"
+    )
 
 
 @pytest.mark.parametrize("batching", ["continuous", "serial"])

@@ -43,8 +43,9 @@ RESTLESS = (
 CHAIN = ("--set", "policy.communication=server-to-server")
 WANDERING = ("--set", "policy.online=tests.support.wandering:Draining", "--set", "policy.load_rate=40 Gbit/s")
 
-REPLAYED_S = 2e-3
-"""How far apart the two networks may be where a session was replayed, in seconds."""
+REPLAYED_S = 5e-3
+"""How far apart the two networks may be, in seconds, where sessions were replayed: which of two large messages is first
+on a link can differ then, and a prompt takes 4.6 ms."""
 CASES: dict[str, tuple[str, tuple[str, ...], set[str]]] = {
     "a server is killed and comes back": (KILL, (), {"fault", "detected", "replayed", "begun"}),
     "a server stops": (STOP, (), {"fault", "detected", "replayed"}),
@@ -176,7 +177,7 @@ def assert_networks_agree(memory: Outcome, fabric: Outcome) -> None:
         abs_s = apart_s / (n_tokens - 1) if name in ("per_token_s", "tpot_s") else apart_s
         assert found == pytest.approx(expected, rel=1e-4, abs=abs_s), name
     for row, other in zip(rows, others, strict=True):
-        abs_s = REPLAYED_S / row["n_tokens_done"] if row["n_recoveries"] else 0.0
+        abs_s = apart_s / row["n_tokens_done"]
         assert other["per_token_s"] == pytest.approx(row["per_token_s"], rel=1e-4, abs=abs_s)
 
 

@@ -15,13 +15,13 @@ from policies.problem import BlockRange, Hop, RequestSpec, service_s
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.stub import stub_profile
 from testbed.faultkinds import KINDS
 from testbed.records.events import OF_FAULTS, Detected, FaultHappened, Replayed, read_events
 from testbed.records.plan import is_simulated, read_plan
 from testbed.records.requests import RequestRow
 from testbed.results.model import model_setup_s
 from testbed.rundir import parquet_path
-from testbed.runtime.wiring import stub_profile
 from testbed.studies.compare.load import load_run
 
 OF_HOPS = (

@@ -82,6 +82,8 @@ def replay(
     def ended(_: float) -> None:
         nonlocal n_left
         n_left -= 1
+        if not n_left:
+            queue.stop()
 
     for number, query in queries.items():
         plan = RequestPlan(number, 0, query.sent_at_s[0], query.n_input, query.n_output)
@@ -89,8 +91,8 @@ def replay(
         session = ChainSession(plan, (number, 0), tuple(query.hops), delays, ended)
         session.parts, session.ready_at_s = (Part(0, query.n_input),), plan.arrival_at_s
         queue.at(plan.arrival_at_s, steps.begin, session, plan.arrival_at_s)
-    while n_left and queue.now_s <= until_s:
-        queue.step()
+    if n_left:
+        queue.run(until_s)
     return _passes(steps)
 
 

@@ -13,7 +13,7 @@ from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
 from policies.steps import StepTimes
 from testbed.experiments import load_experiment
-from testbed.runtime.wiring import stub_profile
+from testbed.experiments.stub import stub_profile
 from testbed.studies.calibrate.batches import BatchFit, fit_batches, measure_batches, plan_batches
 from testbed.studies.calibrate.fit import Fit
 from testbed.studies.calibrate.plan import make_plan

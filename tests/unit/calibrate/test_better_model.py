@@ -11,9 +11,9 @@ from numpy.testing import assert_allclose
 from policies.problem import Placement, Problem, ServerSpec
 from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.stub import stub_profile
 from testbed.results.logs import read_logs
 from testbed.results.model import HopTable, hop_table
-from testbed.runtime.wiring import stub_profile
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import simulate
 from testbed.simulator.hops import hop_table as simulated_hops

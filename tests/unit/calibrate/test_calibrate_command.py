@@ -14,7 +14,7 @@ from nodes.compute import ComputeError
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
-from testbed.runtime.wiring import stub_profile
+from testbed.experiments.stub import stub_profile
 from testbed.studies.calibrate import command
 from testbed.studies.calibrate.command import Options, calibrate_command, numbers
 from tests.support.blocks import need_blocks

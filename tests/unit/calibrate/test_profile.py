@@ -11,7 +11,7 @@ from policies.steps import StepTimes
 from testbed.errors import ScenarioError
 from testbed.experiments import dump_toml, load_experiment
 from testbed.experiments.experiment import Experiment
-from testbed.runtime.wiring import stub_profile
+from testbed.experiments.stub import stub_profile
 from testbed.studies.calibrate.fit import Fit, time_s
 from testbed.studies.calibrate.points import Point
 from testbed.studies.calibrate.profile import Subject, profile_text

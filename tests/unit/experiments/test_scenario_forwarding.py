@@ -12,8 +12,9 @@ from policies.links import HEADER_BYTES
 from policies.problem import BlockRange, Hop, Placement, RequestSpec, service_s
 from testbed.experiments import dump_toml, load_experiment
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.stub import stub_profile
 from testbed.runtime.peering import followers
-from testbed.runtime.wiring import changed_links, network_spec, node_view, stub_profile
+from testbed.runtime.wiring import changed_links, network_spec, node_view
 
 SMALL = ("servers=[{hardware='mig-1g', site='Cluster2', count=2}, {hardware='a100', site='Cluster1'}]",)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,16 +62,20 @@ def test_no_policy_chooses_another_chain_for_it() -> None:
 
 
 OPTIONS = {
-    "closed form": (),
-    "forwarding": ("policy.communication='server-to-server'",),
+    "closed form": ("workload.arrivals='constant'", "workload.rate=0.01"),
+    "step by step": ("workload.rate=1",),
+    "forwarding": ("policy.communication='server-to-server'", "workload.rate=10"),
 }
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_hops_add_up_to_their_request_and_the_client_is_after_the_last(options: tuple[str, ...]) -> None:
+def test_hops_add_up_to_their_request_and_the_client_is_after_the_last(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
     small = ["workload.n_requests=3", "workload.n_output_tokens=5", "compute.hub_token='40 ms'", *options]
     experiment = load_experiment("clustered", small)
-    simulation = simulate(Case(experiment), "testbed")
+    simulation = simulate(Case(experiment), "testbed", folder=tmp_path)
+    assert ("in closed form" in simulation.why) == ("workload.rate=0.01" in options)
     table = hop_table(simulation)
     assert_allclose(table.model_s, table.measured_s)
     is_last = table.last == experiment.problem.model.n_blocks

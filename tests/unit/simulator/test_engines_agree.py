@@ -65,7 +65,8 @@ def both(text: str, *overrides: str, folder: Path) -> tuple[Simulation, Simulati
     path = folder / "drawn.toml"
     path.write_text(text)
     case = Case(load_experiment(str(path), overrides))
-    return simulate(case, "testbed"), simulate(case, "testbed", is_virtual=True, folder=folder / "virtual")
+    fast = simulate(case, "testbed", folder=folder / "fast")
+    return fast, simulate(case, "testbed", is_virtual=True, folder=folder / "virtual")
 
 
 def check_times(fast: Simulation, virtual: Simulation, rel: float) -> None:
@@ -141,8 +142,9 @@ def test_a_request_alone_and_sessions_at_a_time_are_the_same_in_both(tmp_path: P
     )
     for row, other in zip(rows, measured, strict=True):
         assert row["unqueued_tpot_s"] == pytest.approx(other["unqueued_tpot_s"])
+        # In the set-up are the openings, whose names are a few bytes longer or shorter.
         assert row["unqueued_e2e_s"] - row["queue_s"] == pytest.approx(
-            other["unqueued_e2e_s"] - other["queue_s"]
+            other["unqueued_e2e_s"] - other["queue_s"], rel=1e-4
         )
     assert any(row["tpot_s"] > 1.01 * row["unqueued_tpot_s"] for row in rows)
     assert any(row["queue_s"] > 1 for row in rows)

@@ -1,0 +1,276 @@
+"""What asyncio and a kernel's TCP do with the bytes that one end of a connection sends: ``Flow``. Pure: no clock, no files.
+
+The network ``memory`` carries bytes with it, the simulator's engine ``fast`` only their sizes. Links lose nothing, and
+TCP's timers are not modelled: data are sent as the congestion window allows, in bursts of segments, and arrive in order
+when their last byte has passed the link. Every burst is acknowledged at once.
+
+The kernel takes data until ``UNSENT_BYTES`` of them wait for the window (``TCP_NOTSENT_LOWAT``), and again when less
+than half of that does. The rest waits in the process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from netem.forwarder_links import Pipe, Transit
+from netem.spec import TcpSpec
+from netem.tcp import COLD_FLIGHT_SEGMENTS, WARM_FLIGHT_BYTES
+from policies.links import HEADER_BYTES, MIN_RETRANSMISSION_S, UNSENT_BYTES
+
+BURST_BYTES = 65_160
+"""The largest burst that TCP sends at once."""
+RECEIVE_WINDOW_BYTES = 12 * 1024**2
+"""The kernel's receive window on a connection that has carried as much: 3/4 of the largest buffer
+(``netem.tcp``), as measured on Linux 6.18; half of it before Linux 6.6."""
+HIGH_WATER_BYTES, LOW_WATER_BYTES = 64 * 1024, 16 * 1024
+"""A process stops writing while more of its data wait than the first, until no more than the second do. They are
+asyncio's defaults."""
+_NS = 1e9
+
+Deliver = Callable[[int, Any], None]
+"""Called with a burst's bytes when it has arrived, and with the item of the piece that ends with it, else ``None``."""
+
+
+class Schedule(Protocol):
+    """Has functions called at the whole nanosecond nearest to an instant, those of one in the order of planning."""
+
+    @property
+    def now_s(self) -> float: ...
+
+    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> object: ...
+
+
+class Tcp(NamedTuple):
+    """TCP's parameters on every connection. ``mss``: a segment's largest payload, in bytes."""
+
+    mss: int
+    first_flight_bytes: int
+    restarts_after_idle: bool
+
+    @classmethod
+    def of(cls, tcp: TcpSpec, mtu: int) -> Tcp:
+        """Returns the parameters by a network's description."""
+        mss = mtu - HEADER_BYTES
+        first_flight_bytes = WARM_FLIGHT_BYTES if tcp.warm else COLD_FLIGHT_SEGMENTS * mss
+        return cls(mss, first_flight_bytes, tcp.slow_start_after_idle)
+
+    def wire_bytes(self, n_bytes: int) -> int:
+        """Returns the bytes on the wire of ``n_bytes`` in as few segments as possible; 0 bytes are a bare header."""
+        return n_bytes + max(-(-n_bytes // self.mss), 1) * HEADER_BYTES
+
+
+def carry(
+    kernel: Schedule,
+    receiver: Schedule,
+    pipe: Pipe,
+    tcp: Tcp,
+    n_bytes: int,
+    call: Callable[..., object],
+    *args: Any,
+) -> None:
+    """Sends ``n_bytes`` over the link, or over it and those that its pair shares with others.
+
+    ``call(*args)`` is planned with ``receiver`` for when the last of them arrives. ``kernel`` plans what happens on
+    the way. On a cut link they wait until it is up again.
+    """
+    if pipe.cut:
+        pipe.held.append(lambda: carry(kernel, receiver, pipe, tcp, n_bytes, call, *args))
+        return
+    mss = tcp.mss
+    n_segments = -(-n_bytes // mss)
+    size = n_bytes + (n_segments or 1) * HEADER_BYTES
+    segment_bytes = (mss if n_bytes > mss else n_bytes) + HEADER_BYTES
+    entered = pipe.enter(kernel.now_s, size, n_segments, segment_bytes)
+    assert entered is not None, "a pipe that repairs drops nothing"
+    at_s, transit = entered
+    if transit is None:
+        receiver.at(at_s, call, *args)
+    else:
+        kernel.at(at_s, _onward, kernel, receiver, transit, call, args)
+
+
+def _onward(
+    kernel: Schedule, receiver: Schedule, transit: Transit, call: Callable[..., object], args: tuple[Any, ...]
+) -> None:
+    entered = transit.enter(kernel.now_s)
+    assert entered is not None, "a pipe that repairs drops nothing"
+    at_s, onward = entered
+    if onward is None:
+        receiver.at(at_s, call, *args)
+    else:
+        kernel.at(at_s, _onward, kernel, receiver, onward, call, args)
+
+
+class Flow:
+    """The bytes from one end of a connection to the other, with their acknowledgements.
+
+    They go over ``pipe``, and the acknowledgements over ``back``. ``receiver`` plans their arrival, ``kernel`` all else.
+    ``deliver``: see ``Deliver``. ``sent()`` is called when the window has let through some of what waited.
+
+    ``waiting_bytes`` wait in the process, and ``is_paused`` says whether it should write no more. ``unsent_bytes``
+    wait for the window, ``flight_bytes`` were sent and are not yet known to have arrived. The owner sets
+    ``held_bytes`` to those that have arrived and not been read: the receive window is smaller by them.
+    ``window_bytes`` is the congestion window. As in Linux it counts segments, each as if it were full.
+    """
+
+    __slots__ = (
+        "_acknowledged", "_back", "_deliver", "_flight_full_bytes", "_kernel", "_peak_bytes", "_pipe", "_pushes_at_s",
+        "_receiver", "_sent", "_sent_at_s", "_tcp", "_unsent", "_waiting", "flight_bytes", "held_bytes", "is_paused", "unsent_bytes",
+        "waiting_bytes", "window_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kernel: Schedule,
+        receiver: Schedule,
+        pipe: Pipe,
+        back: Pipe,
+        tcp: Tcp,
+        deliver: Deliver,
+        sent: Callable[[], None] | None = None,
+    ) -> None:
+        self._kernel, self._receiver = kernel, receiver
+        self._pipe, self._back = pipe, back
+        self._tcp = tcp
+        self._deliver = deliver
+        self._sent = sent
+        self._waiting: deque[tuple[int, Any]] = deque()
+        """Pieces (bytes, item)."""
+        self._unsent: deque[tuple[int, Any]] = deque()
+        """Pieces of at most one burst."""
+        self._acknowledged: deque[tuple[float, int]] = deque()
+        """Acknowledgements: (when the sender receives it, how many bytes it acknowledges)."""
+        self.waiting_bytes = self.unsent_bytes = self.flight_bytes = self.held_bytes = 0
+        self.is_paused = False
+        self.window_bytes = tcp.first_flight_bytes
+        self._flight_full_bytes = self._peak_bytes = 0
+        """Segments in flight, each as if it were full, and the most of them since the last time that none were."""
+        self._sent_at_s, self._pushes_at_s = 0.0, math.inf
+
+    def put(self, n_bytes: int, item: Any = None) -> None:
+        """Sends ``n_bytes`` behind all that were put before, as soon as the window allows."""
+        # What waits in the process waits behind what waits for the window.
+        if not self.unsent_bytes and n_bytes <= BURST_BYTES and n_bytes <= self.room_bytes():
+            self._send(n_bytes, item)
+            return
+        self._waiting.append((n_bytes, item))
+        self.waiting_bytes += n_bytes
+        if self.waiting_bytes == n_bytes:
+            self._take()
+        if self.waiting_bytes > HIGH_WATER_BYTES:
+            self.is_paused = True
+
+    def clear(self) -> None:
+        """Drops what has not been sent."""
+        self._waiting.clear()
+        self._unsent.clear()
+        self.waiting_bytes = self.unsent_bytes = 0
+
+    def push(self) -> None:
+        """Sends what the window allows. The rest is sent when acknowledgements arrive."""
+        self._push()
+        if self._waiting and 2 * self.unsent_bytes < UNSENT_BYTES:
+            self._take()
+        if self.waiting_bytes <= LOW_WATER_BYTES:
+            self.is_paused = False
+        if self._sent is not None:
+            self._sent()
+
+    def _take(self) -> None:
+        """The kernel takes what waits in the process, burst by burst."""
+        waiting = self._waiting
+        while waiting and self.unsent_bytes < UNSENT_BYTES:
+            n_bytes, item = waiting.popleft()
+            if n_bytes > BURST_BYTES:
+                waiting.appendleft((n_bytes - BURST_BYTES, item))
+                n_bytes, item = BURST_BYTES, None
+            self.waiting_bytes -= n_bytes
+            self.unsent_bytes += n_bytes
+            self._unsent.append((n_bytes, item))
+            self._push()
+
+    def _push(self) -> None:
+        unsent, mss = self._unsent, self._tcp.mss
+        while unsent:
+            n_bytes, item = unsent[0]
+            room_bytes = self.room_bytes()
+            if n_bytes <= room_bytes:
+                unsent.popleft()
+            else:  # whole segments only
+                fits = room_bytes // mss * mss
+                if fits <= 0:
+                    if self._acknowledged:
+                        self._push_at(self._acknowledged[0][0])
+                    break
+                unsent[0] = n_bytes - fits, item
+                n_bytes, item = fits, None
+            self.unsent_bytes -= n_bytes
+            self._send(n_bytes, item)
+
+    def room_bytes(self) -> int:
+        """Processes acknowledgements that have arrived; returns how many bytes may be sent now."""
+        now_s, acknowledged = self._kernel.now_s, self._acknowledged
+        mss = self._tcp.mss
+        while acknowledged and acknowledged[0][0] <= now_s:
+            n_bytes = acknowledged.popleft()[1]
+            full_bytes = -(-n_bytes // mss) * mss
+            # Slow start as in Linux: the window grows only if more than half of it was used.
+            if self.window_bytes < 2 * self._peak_bytes:
+                self.window_bytes += full_bytes
+            self.flight_bytes -= n_bytes
+            self._flight_full_bytes -= full_bytes
+            if not self.flight_bytes:
+                self._peak_bytes = 0
+        if self._tcp.restarts_after_idle and not self.flight_bytes:
+            # Linux restarts slow start after one retransmission timeout without traffic: a round trip and 0.2 s.
+            timeout_s = self._pipe.delay_s + self._back.delay_s + MIN_RETRANSMISSION_S
+            if self._sent_at_s + timeout_s < now_s:
+                self.window_bytes = min(self.window_bytes, self._tcp.first_flight_bytes)
+        free_bytes = RECEIVE_WINDOW_BYTES - self.held_bytes - self.flight_bytes
+        window_bytes = self.window_bytes - self._flight_full_bytes
+        return window_bytes if window_bytes < free_bytes else free_bytes
+
+    def _send(self, n_bytes: int, item: Any) -> None:
+        self.flight_bytes += n_bytes
+        mss = self._tcp.mss
+        self._flight_full_bytes += -(-n_bytes // mss) * mss
+        if self._flight_full_bytes > self._peak_bytes:
+            self._peak_bytes = self._flight_full_bytes
+        self._sent_at_s = self._kernel.now_s
+        carry(self._kernel, self._receiver, self._pipe, self._tcp, n_bytes, self._arrive, n_bytes, item)
+
+    def _arrive(self, n_bytes: int, item: Any) -> None:
+        """At the receiver: acknowledges a burst and passes it on."""
+        back = self._back
+        if back.cut or back.route:
+            carry(self._kernel, self._kernel, back, self._tcp, 0, self._acknowledge_now, n_bytes)
+        else:
+            entered = back.enter(self._kernel.now_s, HEADER_BYTES, 0)
+            assert entered is not None, "a pipe that repairs drops nothing"
+            self._acknowledge(n_bytes, entered[0])
+        self._deliver(n_bytes, item)
+
+    def _acknowledge_now(self, n_bytes: int) -> None:
+        self._acknowledge(n_bytes, self._kernel.now_s)
+
+    def _acknowledge(self, n_bytes: int, at_s: float) -> None:
+        """Notes that an acknowledgement of ``n_bytes`` more reaches the sender at ``at_s``."""
+        ns = round(at_s * _NS)
+        tick_s = ns / _NS
+        if tick_s < at_s:
+            tick_s = (ns + 1) / _NS  # the first whole nanosecond that is not before it
+        self._acknowledged.append((tick_s, n_bytes))
+        if self._unsent:
+            self._push_at(tick_s)
+
+    def _push_at(self, at_s: float) -> None:
+        if at_s < self._pushes_at_s:
+            self._pushes_at_s = at_s
+            self._kernel.at(at_s, self._push_again)
+
+    def _push_again(self) -> None:
+        self._pushes_at_s = math.inf
+        self.push()

@@ -1,0 +1,85 @@
+"""How many bytes of its connection each message of the data plane takes: for the simulator, which sends sizes only.
+
+Frames are those of ``nodes.wire``, with numbers and names of the usual length: a real one differs by a few bytes.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from nodes import wire
+from nodes.batching import Composition
+from policies.links import HEADER_BYTES
+
+_MASK_BYTES = 4
+"""Clients mask their messages (RFC 6455)."""
+_LARGE_BYTES = 16_384
+"""aiohttp sends the header of a larger message of a server by itself: it has a segment of its own."""
+_TOKEN = "t" * 32
+"""As long as those that ``nodes.forwarding_session`` draws."""
+
+
+def _own_bytes(frame: wire.Frame) -> int:
+    return len(wire.pack(frame))
+
+
+_STEP = _own_bytes(wire.Step(1000, "100", 1000, 1, b""))
+_OUT = _own_bytes(wire.Out(1000, 0.1, 0.2, Composition(), b""))
+_PUSH = _own_bytes(wire.Push(1000, _TOKEN, 1000, 1, b"", b""))
+_RESULT = _own_bytes(wire.Result(1000, 1000, b"", b""))
+_MORE = _own_bytes(wire.More(1000, b""))
+_TIMING = len(wire.pack_timing(wire.Timing(0.0, 0.0, 0)))
+
+
+def _payload_bytes(n_bytes: int) -> int:
+    """Returns the bytes of a payload in MessagePack beyond those of an empty one."""
+    return n_bytes + (0 if n_bytes < 2**8 else 1 if n_bytes < 2**16 else 3)
+
+
+def _message_bytes(n_bytes: int, is_masked: bool) -> int:
+    """Returns the bytes of a connection that a WebSocket message of ``n_bytes`` takes."""
+    header_bytes = 2 if n_bytes < 126 else 4 if n_bytes < 2**16 else 10
+    if is_masked:
+        return n_bytes + header_bytes + _MASK_BYTES
+    return n_bytes + header_bytes + (HEADER_BYTES if n_bytes > _LARGE_BYTES else 0)
+
+
+def _frame_bytes(own_bytes: int, n_payload: int, is_masked: bool) -> int:
+    """Returns the bytes of a connection that a frame takes, with all messages that carry parts of it."""
+    n_parts = max(0, n_payload - 1) // wire.PART_BYTES
+    last_bytes = n_payload - n_parts * wire.PART_BYTES
+    part_bytes = _message_bytes(_MORE + _payload_bytes(wire.PART_BYTES), is_masked)
+    return n_parts * part_bytes + _message_bytes(own_bytes + _payload_bytes(last_bytes), is_masked)
+
+
+OPEN_BYTES = _message_bytes(_own_bytes(wire.Open(100, "100", "client1", 0, 30, 1000, 1000, 100.5)), True)
+JOIN_BYTES = _message_bytes(
+    _own_bytes(wire.Join(100, "100", "client1", 0, 30, 1000, _TOKEN, 3, _TOKEN, 1000, 100.5)), True
+)
+CLOSE_BYTES = _message_bytes(_own_bytes(wire.Close(1000, "100")), True)
+OK_BYTES = _message_bytes(_own_bytes(wire.Ok(1000)), False)
+ERROR_BYTES = _message_bytes(_own_bytes(wire.Error(1000, wire.NO_CAPACITY, "m" * 60)), False)
+
+
+@lru_cache(4096)
+def step_bytes(n_payload: int) -> int:
+    """Returns the bytes of a ``Step`` from a client."""
+    return _frame_bytes(_STEP, n_payload, True)
+
+
+@lru_cache(4096)
+def out_bytes(n_payload: int) -> int:
+    """Returns the bytes of a server's ``Out``."""
+    return _frame_bytes(_OUT, n_payload, False)
+
+
+@lru_cache(4096)
+def push_bytes(n_payload: int, n_timings: int) -> int:
+    """Returns the bytes of a ``Push``, from a client or another server, with the timings of ``n_timings`` hops."""
+    return _frame_bytes(_PUSH + _payload_bytes(n_timings * _TIMING), n_payload, True)
+
+
+@lru_cache(4096)
+def result_bytes(n_payload: int, n_timings: int) -> int:
+    """Returns the bytes of a ``Result`` of a chain of ``n_timings`` hops."""
+    return _frame_bytes(_RESULT + _payload_bytes(n_timings * _TIMING), n_payload, False)

@@ -1,0 +1,202 @@
+"""The connections of a simulated run over the links of its scenario: messages wait for those before them.
+
+The links and TCP are those of the network ``memory`` (``netem.flows``), and so are the connections: one of each client
+with each server, and one of each server with each other one that it pushes to.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netem.flows import Flow, Tcp
+from netem.forwarder_links import Pipe, SharedLink
+from nodes import framesizes
+from policies.links import Link
+from policies.problem import Hop
+from testbed.experiments.experiment import Experiment
+from testbed.fast.events import EventQueue
+from testbed.records.summary import LinkRow, LinkWait
+
+_LONG_S = 1e6
+"""Longer than a connection is warmed."""
+
+
+class Line:
+    """One direction of a connection. Messages arrive in the order in which they were sent.
+
+    ``waits_s``: how much later than on idle links each of them arrived. ``n_wire_bytes``: with all headers.
+    """
+
+    __slots__ = ("_flow", "_known", "_link", "_queue", "_slower", "_tcp", "n_wire_bytes", "pair", "waits_s")
+
+    def __init__(
+        self,
+        queue: EventQueue,
+        pair: tuple[str, str],
+        pipes: tuple[Pipe, Pipe],
+        link: Link,
+        tcp: Tcp,
+        window_bytes: int,
+    ) -> None:
+        self._queue = queue
+        self._flow = Flow(queue, queue, *pipes, tcp, self._arrived)
+        self._flow.window_bytes = window_bytes
+        self._tcp = tcp
+        self._link = link
+        self._slower = max((shared.s_per_byte for shared in pipes[0].route), default=0.0)
+        self._known: dict[int, tuple[float, int]] = {}
+        self.pair = pair
+        self.waits_s = array("d")
+        self.n_wire_bytes = 0
+
+    def send(self, n_bytes: int, call: Callable[..., None], *args: Any) -> None:
+        """Sends a message; ``call(*args)`` is called when its last byte has arrived."""
+        known = self._known.get(n_bytes)
+        if known is None:
+            known = self._known[n_bytes] = self.idle_s(n_bytes), self._tcp.wire_bytes(n_bytes)
+        self.n_wire_bytes += known[1]
+        self._flow.put(n_bytes, (self._queue.now_s + known[0], call, args))
+
+    def note(self, n_bytes: int, n_times: int) -> None:
+        """Counts messages that have waited for nothing, without sending them."""
+        self.n_wire_bytes += n_times * self._tcp.wire_bytes(n_bytes)
+        self.waits_s.append(0.0)
+
+    def idle_s(self, n_bytes: int) -> float:
+        """Returns the seconds that a message takes on idle links, if the window lets all of it through at once."""
+        s_per_byte = max(8 / self._link.rate_bps, self._slower)
+        return self._link.delay_s + self._tcp.wire_bytes(n_bytes) * s_per_byte
+
+    def _arrived(self, n_bytes: int, item: Any) -> None:
+        if item is not None:
+            due_at_s, call, args = item
+            self.waits_s.append(self._queue.now_s - due_at_s)
+            call(*args)
+
+
+class Way(NamedTuple):
+    """What carries the messages of hop number ``at`` of ``n_hops``: there, and from there to the client."""
+
+    there: Line
+    back: Line
+    at: int
+    n_hops: int
+    forwarding: bool
+
+    def bytes_there(self, n_payload: int) -> int:
+        """Returns the bytes of a message there with ``n_payload`` bytes of hidden states."""
+        if self.forwarding:
+            return framesizes.push_bytes(n_payload, self.at)
+        return framesizes.step_bytes(n_payload)
+
+    def bytes_back(self, n_payload: int) -> int:
+        """Returns the bytes of a result with ``n_payload`` bytes of hidden states."""
+        if self.forwarding:
+            return framesizes.result_bytes(n_payload, self.n_hops)
+        return framesizes.out_bytes(n_payload)
+
+
+class Links:
+    """All connections of a run, each from its first use on. Clients and servers are named by their numbers."""
+
+    def __init__(self, queue: EventQueue, experiment: Experiment) -> None:
+        self._queue = queue
+        self._experiment = experiment
+        network = experiment.network
+        self._tcp = Tcp.of(network.tcp, network.mtu)
+        self._shared = {name: SharedLink(rate_bps) for name, rate_bps in network.shared_bps.items()}
+        self._pipes: dict[tuple[str, str], Pipe] = {}
+        self._lines: dict[tuple[str, str, str], Line] = {}
+        self._clients = experiment.problem.clients
+        self._servers = [server.name for server in experiment.problem.servers]
+        self._window_bytes = self._tcp.first_flight_bytes
+        if network.tcp.warm:
+            longest = max((r.n_input_tokens for r in experiment.workload.requests), default=0)
+            self._window_bytes = warmed_bytes(self._tcp, longest * experiment.problem.model.token_bytes)
+
+    def up(self, client: int, server: int) -> Line:
+        """Returns the line from a client to a server."""
+        return self._line(self._clients[client], self._servers[server], "asks")
+
+    def down(self, client: int, server: int) -> Line:
+        """Returns the line from a server to a client."""
+        return self._line(self._servers[server], self._clients[client], "answers")
+
+    def across(self, server: int, other: int) -> Line:
+        """Returns the line on which a server pushes to another one."""
+        return self._line(self._servers[server], self._servers[other], "asks")
+
+    def ways(self, client: int, hops: Sequence[Hop]) -> list[Way]:
+        """Returns the connections of a client's chain, hop by hop."""
+        found, forwarding = [], self._experiment.problem.forwarding
+        for at, hop in enumerate(hops):
+            if forwarding and at:
+                there = self.across(hops[at - 1].server, hop.server)
+            else:
+                there = self.up(client, hop.server)
+            found.append(Way(there, self.down(client, hop.server), at, len(hops), forwarding))
+        return found
+
+    def note(self, client: int, hops: Sequence[Hop], n_input: int, n_output: int) -> None:
+        """Counts the steps of a request that has waited for nothing, without sending them."""
+        token_bytes = self._experiment.problem.model.token_bytes
+        for way in self.ways(client, hops):
+            for n_bytes, n_times in ((n_input * token_bytes, 1), (token_bytes, n_output - 1)):
+                way.there.note(way.bytes_there(n_bytes), n_times)
+                if not way.forwarding or way.at + 1 == way.n_hops:
+                    way.back.note(way.bytes_back(n_bytes), n_times)
+
+    def use(self, until_s: float) -> list[LinkRow]:
+        """Returns the use of every link that has carried messages from 0 to ``until_s``, the busiest first."""
+        network = self._experiment.network
+        lines: dict[tuple[str, str], list[Line]] = {}
+        for line in (line for line in self._lines.values() if line.waits_s):
+            lines.setdefault(line.pair, []).append(line)
+            for name in network.shared_paths.get(line.pair, ()):
+                lines.setdefault((name, name), []).append(line)
+        rows = []
+        for (source, target), of_link in lines.items():
+            is_shared = source in self._shared
+            rate_bps = network.shared_bps[source] if is_shared else network.links[source, target].rate_bps
+            busy_s = sum(line.n_wire_bytes for line in of_link) * 8 / rate_bps
+            waits_s = np.concatenate([line.waits_s for line in of_link])
+            wait_s = LinkWait(mean=float(waits_s.mean()), p99=float(np.percentile(waits_s, 99)))
+            if is_shared:
+                source, _, target = source.partition(">")
+            rows.append(LinkRow(from_=source, to=target, use_ratio=busy_s / until_s, wait_s=wait_s))
+        return sorted(rows, key=lambda row: (-row.use_ratio, row.from_, row.to))
+
+    def _line(self, source: str, target: str, end: str) -> Line:
+        """``end``: whether the source has opened the connection, ``asks``, or the target, ``answers``."""
+        line = self._lines.get((source, target, end))
+        if line is None:
+            pipes = self._pipe(source, target), self._pipe(target, source)
+            link = self._experiment.network.links[source, target]
+            line = Line(self._queue, (source, target), pipes, link, self._tcp, self._window_bytes)
+            self._lines[source, target, end] = line
+        return line
+
+    def _pipe(self, source: str, target: str) -> Pipe:
+        pipe = self._pipes.get((source, target))
+        if pipe is None:
+            network = self._experiment.network
+            route = tuple(self._shared[name] for name in network.shared_paths.get((source, target), ()))
+            pipe = Pipe(f"{source} to {target}", -1, network.links[source, target], route=route, repairs=True)
+            self._pipes[source, target] = pipe
+        return pipe
+
+
+def warmed_bytes(tcp: Tcp, n_bytes: int) -> int:
+    """Returns the congestion window of a connection that has carried a message of ``n_bytes``."""
+    queue = EventQueue()
+    pipes = [Pipe("warm", -1, Link(0.01, 1e9), repairs=True) for _ in range(2)]
+    flow = Flow(queue, queue, pipes[0], pipes[1], tcp, lambda n_bytes, item: None)
+    flow.put(n_bytes)
+    queue.at(_LONG_S, queue.stop)
+    queue.run()
+    flow.room_bytes()
+    return flow.window_bytes

@@ -1,0 +1,88 @@
+"""Whether messages of a run can wait for each other on links: where they cannot, the closed form is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from netem.flows import RECEIVE_WINDOW_BYTES, Tcp
+from nodes import framesizes
+from policies.links import UNLIMITED_BPS, Link
+from policies.problem import Hop
+from testbed.experiments.experiment import Experiment
+from testbed.fast.links import warmed_bytes
+
+
+class SessionsMeet(Exception):
+    """Two sessions use the same connection, so that their messages can wait for each other."""
+
+
+def never_wait(experiment: Experiment) -> bool:
+    """Returns whether links take their delay alone, as those of an instance file, or there are none."""
+    return all(
+        link.rate_bps >= UNLIMITED_BPS and not link.jitter_s and not link.loss_ratio
+        for link in _used(experiment)
+    )
+
+
+def why_links_have_no_closed_form(experiment: Experiment) -> str:
+    """Returns the reason why even a session alone does not take the closed form's times; "" if it does."""
+    network = experiment.network
+    if network.shared_paths:
+        return "paths share links"
+    if any(link.jitter_s or link.loss_ratio for link in _used(experiment)):
+        return "links have jitter or loss"
+    tcp = Tcp.of(network.tcp, network.mtu)
+    longest = max((r.n_input_tokens for r in experiment.workload.requests), default=0)
+    n_bytes = longest * experiment.problem.model.token_bytes
+    window_bytes = warmed_bytes(tcp, n_bytes) if network.tcp.warm else tcp.first_flight_bytes
+    if network.tcp.slow_start_after_idle:
+        window_bytes = tcp.first_flight_bytes
+    if framesizes.step_bytes(n_bytes) > min(window_bytes, RECEIVE_WINDOW_BYTES):
+        return "a prompt is more than a connection sends at once"
+    return ""
+
+
+def _used(experiment: Experiment) -> Iterator[Link]:
+    """Yields the links that clients and servers use."""
+    links, problem = experiment.network.links, experiment.problem
+    clients = set(problem.clients)
+    for (source, target), link in links.items():
+        n_clients = (source in clients) + (target in clients)
+        if n_clients == 1 or (n_clients == 0 and problem.forwarding):
+            yield link
+
+
+class Meetings:
+    """The connections that sessions use, from the opening to when the last answer to its closing has arrived."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._using: dict[tuple[str, str], int] = {}
+        """The session that uses a pair's links."""
+        self._free_at_s: dict[tuple[str, str], float] = {}
+        self._pairs: dict[int, list[tuple[str, str]]] = {}
+        self._servers = [server.name for server in experiment.problem.servers]
+
+    def begin(self, session: int, client: int, hops: Sequence[Hop], now_s: float) -> None:
+        """Notes that a session is opened now. Raises ``SessionsMeet``."""
+        name, servers = self._experiment.problem.clients[client], [self._servers[hop.server] for hop in hops]
+        pairs = [(name, server) for server in servers]
+        if self._experiment.problem.forwarding:
+            pairs += [(min(pair), max(pair)) for pair in pairwise(servers)]
+        for pair in pairs:
+            if pair in self._using or self._free_at_s.get(pair, 0.0) > now_s:
+                raise SessionsMeet(f"sessions can meet on links, as on that from {pair[0]} to {pair[1]}")
+            self._using[pair] = session
+        self._pairs[session] = pairs
+
+    def end(self, session: int, now_s: float) -> None:
+        """Notes that a session's last closings are sent now, or have been answered. It may have no chain."""
+        links, mtu = self._experiment.network.links, self._experiment.network.mtu
+        for pair in self._pairs.pop(session, ()):
+            ways = links[pair], links[pair[1], pair[0]]
+            # The closing and its answer, with the acknowledgements of both.
+            self._free_at_s[pair] = now_s + sum(
+                link.delay_s + 2 * link.transmission_s(framesizes.CLOSE_BYTES, mtu) for link in ways
+            )
+            del self._using[pair]
