@@ -83,6 +83,8 @@ class Way(NamedTuple):
 
     there: Line
     back: Line
+    accepts: Line | None
+    """On which a server answers a push, before it computes; ``None``: there are no pushes."""
     at: int
     n_hops: int
     forwarding: bool
@@ -126,19 +128,16 @@ class Links:
         """Returns the line from a server to a client."""
         return self._line(self._servers[server], self._clients[client], "answers")
 
-    def across(self, server: int, other: int) -> Line:
-        """Returns the line on which a server pushes to another one."""
-        return self._line(self._servers[server], self._servers[other], "asks")
-
     def ways(self, client: int, hops: Sequence[Hop]) -> list[Way]:
         """Returns the connections of a client's chain, hop by hop."""
         found, forwarding = [], self._experiment.problem.forwarding
         for at, hop in enumerate(hops):
+            there, back = self.up(client, hop.server), self.down(client, hop.server)
+            accepts = back if forwarding else None
             if forwarding and at:
-                there = self.across(hops[at - 1].server, hop.server)
-            else:
-                there = self.up(client, hop.server)
-            found.append(Way(there, self.down(client, hop.server), at, len(hops), forwarding))
+                source, target = self._servers[hops[at - 1].server], self._servers[hop.server]
+                there, accepts = self._line(source, target, "asks"), self._line(target, source, "answers")
+            found.append(Way(there, back, accepts, at, len(hops), forwarding))
         return found
 
     def note(self, client: int, hops: Sequence[Hop], n_input: int, n_output: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nodes import framesizes
 from nodes.admission import Admission
 from nodes.batching import Batch, Batches, Composition, Step
 from nodes.records import HOP_COLUMNS, HopRecord
@@ -171,6 +172,8 @@ class Steps:
 
     def _arrive(self, session: ChainSession) -> None:
         hop, part, now_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
+        if session.ways and (accepts := session.ways[session.at].accepts) is not None:
+            accepts.send(framesizes.OK_BYTES, _nothing)
         if self._caches is not None and not self._caches[hop.server].grow(
             session.key, part.position + part.n_tokens
         ):
@@ -290,6 +293,10 @@ class Steps:
                 self.rows.extend((session.plan.index, session.token, number, *record.row(), client_s))
                 previous_s = record.received_at_s
         session.records = []
+
+
+def _nothing() -> None:
+    """Nobody waits for the answer to a push."""
 
 
 def replay_of(session: ChainSession, *, in_steps: bool) -> list[Part]:
