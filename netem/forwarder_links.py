@@ -108,8 +108,8 @@ class Pipe:
     """
 
     __slots__ = (
-        "_draws", "_early_s", "_free_at_s", "_jitter_s", "_last_at_s", "_losses", "_retransmission_s",
-        "_s_per_byte", "cut", "delay_s", "held", "name", "out_fd", "repairs", "route",
+        "_draws", "_early_s", "_jitter_s", "_last_at_s", "_losses", "_retransmission_s", "_s_per_byte", "cut", "delay_s",
+        "free_at_s", "held", "name", "out_fd", "repairs", "route",
     )  # fmt: skip
 
     def __init__(
@@ -128,7 +128,7 @@ class Pipe:
         """Functions that send the packets that wait for a cut link, in order."""
         self.name = name
         self._early_s = early_s
-        self._free_at_s = 0.0
+        self.free_at_s = 0.0
         self._last_at_s = 0.0
         self._draws: tuple[Random, Random] | None = None
         self._losses: Losses | None = None
@@ -186,10 +186,10 @@ class Pipe:
         Returns (arrival at the receiver, ``None``), or (arrival at the next shared link, the ``Transit``
         that continues there), or ``None`` if the packet is dropped because the queue is too long.
         """
-        start_s = self._free_at_s if self._free_at_s > now_s else now_s
+        start_s = self.free_at_s if self.free_at_s > now_s else now_s
         if start_s - now_s > MAX_BACKLOG_S and not self.repairs:
             return None
-        self._free_at_s = through_at_s = start_s + size * self._s_per_byte
+        self.free_at_s = through_at_s = start_s + size * self._s_per_byte
         delay_s = self.delay_s
         if self._jitter_s and self._draws is not None:
             delay_s += self._jitter_s * (2 * self._draws[0].random() - 1)

@@ -30,8 +30,9 @@ from testbed.control.mover import Mover, ServerMove
 from testbed.control.placing import PlacedExperiment
 from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
-from testbed.fast.links import Links, Way
-from testbed.fast.meetings import Meetings, SessionsMeet, never_wait, why_links_have_no_closed_form
+from testbed.fast.idle import IdleTimes
+from testbed.fast.links import Links, Way, never_wait
+from testbed.fast.meetings import Meetings, SessionsMeet, why_links_have_no_closed_form
 from testbed.fast.outcome import FastRun, SimulatedRequest
 from testbed.fast.steps import ChainSession, Key, Part, Steps, delays_of, overheads_of, replay_of
 from testbed.records.events import AnyEvent, Moved
@@ -143,20 +144,20 @@ class _Run:
             )
         ]
         self._coordinator = Coordinator(experiment, placed, lambda: queue.now_s, queue.at)
-        self._times = ServiceTimes(experiment.problem)
         self._steps: Steps | None = None
         """``None``: sessions do not meet on servers, and the closed form holds."""
         self._free_at = queue.free_at
         """Has something called that gives room back. In closed form it is planned long before it happens, and goes first;
         step by step everything is planned when the system sets a timer for it, and comes in that order."""
         self._meetings = meetings
-        self._links: Links | None = None
-        """``None``: messages take their links' delays, and do not wait."""
+        self._times: ServiceTimes | IdleTimes = ServiceTimes(experiment.problem)
+        self._links = None if never_wait(experiment) else Links(queue, experiment)
+        """``None``: messages take their links' delays alone."""
+        if self._links is not None:
+            self._times = IdleTimes(experiment, self._links)
         if by_steps:
             self._free_at = queue.at
             problem, batches = experiment.problem, None
-            if not never_wait(experiment):
-                self._links = Links(queue, experiment)
             if experiment.compute.batching == "continuous":
                 batches = [Batches(law, experiment.compute.chunk_tokens) for law in problem.servers]
             self._steps = Steps(
@@ -194,13 +195,12 @@ class _Run:
         if requests:
             self._queue.run()
         ended = [self._ended[number] for number in range(len(requests))]
-        decisions_s, links, until_s = self._coordinator.decisions_s, self._links, self._queue.now_s
-        if self._meetings is not None:
-            links = Links(self._queue, self._experiment)
+        decisions_s, links = self._coordinator.decisions_s, self._links
+        if links is not None and self._steps is None:
             for r in ended:
                 if r.route is not None and r.time_s is not None:
                     links.note(r.plan.client, r.route.hops, r.plan.n_input_tokens, r.plan.n_output_tokens)
-        use = None if links is None else links.use(until_s)
+        use = None if links is None else links.use(self._queue.now_s)
         if (steps := self._steps) is None:
             return FastRun(ended, self._moves, decisions_s, why, links=use)
         return FastRun(ended, self._moves, decisions_s, why, steps.rows, steps.n_rows, steps.gaps_s, use)
@@ -328,6 +328,10 @@ class _Run:
             self._serve_step_by_step(self._steps, session, hops, begins_at_s)
             return
         first_s, all_s = self._times.of(plan.served, hops)
+        if self._links is not None:
+            way = self._links.ways(plan.client, hops[:1])[0]
+            n_bytes = way.bytes_there(plan.n_input_tokens * self._problem.model.token_bytes)
+            begins_at_s += way.there.late_s(n_bytes, begins_at_s)
         self._free_at(begins_at_s + all_s, self._finish, session, on_tick(begins_at_s + first_s))
 
     def _serve_step_by_step(
@@ -399,6 +403,10 @@ class _Run:
         self._coordinator.release(plan.index)
 
     def _finish(self, session: _Session, first_at_s: float) -> None:
+        if self._links is not None and self._steps is None:
+            assert session.route is not None
+            if not self._problem.hub_token_s:  # else that of its last result has left before
+                self._links.up(session.plan.client, session.route.hops[-1].server).acknowledge()
         self._close(session)
         if self._meetings is not None:
             self._meetings.end(session.number, self._queue.now_s)

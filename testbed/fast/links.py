@@ -7,7 +7,8 @@ with each server, and one of each server with each other one that it pushes to.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy as np
 from netem.flows import Flow, Tcp
 from netem.forwarder_links import Pipe, SharedLink
 from nodes import framesizes
-from policies.links import Link
+from nodes.clock import on_tick
+from policies.links import HEADER_BYTES, UNLIMITED_BPS, Link
 from policies.problem import Hop
 from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
@@ -31,7 +33,18 @@ class Line:
     ``waits_s``: how much later than on idle links each of them arrived. ``n_wire_bytes``: with all headers.
     """
 
-    __slots__ = ("_flow", "_known", "_link", "_queue", "_slower", "_tcp", "n_wire_bytes", "pair", "waits_s")
+    __slots__ = (
+        "_flow",
+        "_known",
+        "_link",
+        "_pipe",
+        "_queue",
+        "_slower",
+        "_tcp",
+        "n_wire_bytes",
+        "pair",
+        "waits_s",
+    )
 
     def __init__(
         self,
@@ -45,21 +58,40 @@ class Line:
         self._queue = queue
         self._flow = Flow(queue, queue, *pipes, tcp, self._arrived)
         self._flow.window_bytes = window_bytes
+        self._pipe = pipes[0]
         self._tcp = tcp
         self._link = link
         self._slower = max((shared.s_per_byte for shared in pipes[0].route), default=0.0)
         self._known: dict[int, tuple[float, int]] = {}
+        """Message size -> its seconds on idle links, and bytes with headers."""
         self.pair = pair
         self.waits_s = array("d")
         self.n_wire_bytes = 0
 
     def send(self, n_bytes: int, call: Callable[..., None], *args: Any) -> None:
         """Sends a message; ``call(*args)`` is called when its last byte has arrived."""
-        known = self._known.get(n_bytes)
-        if known is None:
-            known = self._known[n_bytes] = self.idle_s(n_bytes), self._tcp.wire_bytes(n_bytes)
+        known = self._known.get(n_bytes) or self._learn(n_bytes)
         self.n_wire_bytes += known[1]
         self._flow.put(n_bytes, (self._queue.now_s + known[0], call, args))
+
+    def late_s(self, n_bytes: int, at_s: float) -> float:
+        """Returns how much later than on idle links a message that is sent at ``at_s`` would arrive, in whole ns."""
+        idle_s, wait_s = self.idle_s(n_bytes), max(0.0, self._pipe.free_at_s - at_s)
+        return on_tick(idle_s + wait_s) - on_tick(idle_s)
+
+    @property
+    def acknowledgement_s(self) -> float:
+        """The seconds that an acknowledgement takes to leave. What is sent at once after a message came waits for it."""
+        return HEADER_BYTES * 8 / self._link.rate_bps
+
+    @property
+    def delay_s(self) -> float:
+        """The link's propagation delay."""
+        return self._link.delay_s
+
+    def acknowledge(self) -> None:
+        """Sends an acknowledgement, as for a message that has come on the connection without being simulated."""
+        self._pipe.enter(self._queue.now_s, HEADER_BYTES, 0)
 
     def note(self, n_bytes: int, n_times: int) -> None:
         """Counts messages that have waited for nothing, without sending them."""
@@ -68,8 +100,13 @@ class Line:
 
     def idle_s(self, n_bytes: int) -> float:
         """Returns the seconds that a message takes on idle links, if the window lets all of it through at once."""
+        return (self._known.get(n_bytes) or self._learn(n_bytes))[0]
+
+    def _learn(self, n_bytes: int) -> tuple[float, int]:
         s_per_byte = max(8 / self._link.rate_bps, self._slower)
-        return self._link.delay_s + self._tcp.wire_bytes(n_bytes) * s_per_byte
+        n_wire_bytes = self._tcp.wire_bytes(n_bytes)
+        found = self._known[n_bytes] = self._link.delay_s + n_wire_bytes * s_per_byte, n_wire_bytes
+        return found
 
     def _arrived(self, n_bytes: int, item: Any) -> None:
         if item is not None:
@@ -88,6 +125,19 @@ class Way(NamedTuple):
     at: int
     n_hops: int
     forwarding: bool
+
+    @property
+    def returns(self) -> bool:
+        """Whether the client gets the hop's result, not the next server."""
+        return not self.forwarding or self.at + 1 == self.n_hops
+
+    @property
+    def answered_s(self) -> float:
+        """For how long after a message the link to the client is busy with what the server answers at once."""
+        if self.accepts is not self.back:
+            return 0.0 if self.forwarding else self.back.acknowledgement_s
+        wire_s = self.back.idle_s(framesizes.OK_BYTES) - self.back.delay_s
+        return self.back.acknowledgement_s + wire_s
 
     def bytes_there(self, n_payload: int) -> int:
         """Returns the bytes of a message there with ``n_payload`` bytes of hidden states."""
@@ -146,7 +196,9 @@ class Links:
         for way in self.ways(client, hops):
             for n_bytes, n_times in ((n_input * token_bytes, 1), (token_bytes, n_output - 1)):
                 way.there.note(way.bytes_there(n_bytes), n_times)
-                if not way.forwarding or way.at + 1 == way.n_hops:
+                if way.accepts is not None:
+                    way.accepts.note(framesizes.OK_BYTES, n_times)
+                if way.returns:
                     way.back.note(way.bytes_back(n_bytes), n_times)
 
     def use(self, until_s: float) -> list[LinkRow]:
@@ -189,6 +241,25 @@ class Links:
         return pipe
 
 
+def never_wait(experiment: Experiment) -> bool:
+    """Returns whether links take their delay alone, as those of an instance file, or there are none."""
+    return all(
+        link.rate_bps >= UNLIMITED_BPS and not link.jitter_s and not link.loss_ratio
+        for link in used_links(experiment)
+    )
+
+
+def used_links(experiment: Experiment) -> Iterator[Link]:
+    """Yields the links that clients and servers use."""
+    links, problem = experiment.network.links, experiment.problem
+    clients = set(problem.clients)
+    for (source, target), link in links.items():
+        n_clients = (source in clients) + (target in clients)
+        if n_clients == 1 or (n_clients == 0 and problem.forwarding):
+            yield link
+
+
+@lru_cache(64)
 def warmed_bytes(tcp: Tcp, n_bytes: int) -> int:
     """Returns the congestion window of a connection that has carried a message of ``n_bytes``."""
     queue = EventQueue()

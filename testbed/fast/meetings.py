@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from netem.flows import RECEIVE_WINDOW_BYTES, Tcp
 from nodes import framesizes
-from policies.links import UNLIMITED_BPS, Link
 from policies.problem import Hop
 from testbed.experiments.experiment import Experiment
-from testbed.fast.links import warmed_bytes
+from testbed.fast.links import used_links, warmed_bytes
 
 
 class SessionsMeet(Exception):
     """Two sessions use the same connection, so that their messages can wait for each other."""
-
-
-def never_wait(experiment: Experiment) -> bool:
-    """Returns whether links take their delay alone, as those of an instance file, or there are none."""
-    return all(
-        link.rate_bps >= UNLIMITED_BPS and not link.jitter_s and not link.loss_ratio
-        for link in _used(experiment)
-    )
 
 
 def why_links_have_no_closed_form(experiment: Experiment) -> str:
@@ -30,7 +21,7 @@ def why_links_have_no_closed_form(experiment: Experiment) -> str:
     network = experiment.network
     if network.shared_paths:
         return "paths share links"
-    if any(link.jitter_s or link.loss_ratio for link in _used(experiment)):
+    if any(link.jitter_s or link.loss_ratio for link in used_links(experiment)):
         return "links have jitter or loss"
     tcp = Tcp.of(network.tcp, network.mtu)
     longest = max((r.n_input_tokens for r in experiment.workload.requests), default=0)
@@ -41,16 +32,6 @@ def why_links_have_no_closed_form(experiment: Experiment) -> str:
     if framesizes.step_bytes(n_bytes) > min(window_bytes, RECEIVE_WINDOW_BYTES):
         return "a prompt is more than a connection sends at once"
     return ""
-
-
-def _used(experiment: Experiment) -> Iterator[Link]:
-    """Yields the links that clients and servers use."""
-    links, problem = experiment.network.links, experiment.problem
-    clients = set(problem.clients)
-    for (source, target), link in links.items():
-        n_clients = (source in clients) + (target in clients)
-        if n_clients == 1 or (n_clients == 0 and problem.forwarding):
-            yield link
 
 
 class Meetings:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from policies.problem import RequestSpec
+from policies.problem import Hop, RequestSpec
 from testbed.experiments.experiment import Experiment
+from testbed.fast.idle import closed_delays
 from testbed.fast.outcome import SimulatedRequest
-from testbed.fast.steps import COLUMNS, delays_of
+from testbed.fast.steps import COLUMNS, ChainDelays, delays_of
 from testbed.results.model import HopTable, hub_times_s
-from testbed.simulator.engine import Simulation
+from testbed.simulator.engine import FAST, Simulation
+
+DelaysOf = Callable[[RequestSpec, Sequence[Hop]], ChainDelays]
 
 
 def hop_table(simulation: Simulation) -> HopTable:
@@ -24,7 +29,10 @@ def hop_table(simulation: Simulation) -> HopTable:
     experiment = simulation.case.experiment
     if (steps := simulation.served.steps) is not None:
         return _as_stepped(experiment, steps)
-    parts = [_hop_rows(experiment, r) for r in simulation.served.outcomes if r.time_s is not None]
+    delays: DelaysOf = partial(delays_of, experiment)
+    if simulation.engine == FAST:
+        delays = closed_delays(experiment)
+    parts = [_hop_rows(experiment, r, delays) for r in simulation.served.outcomes if r.time_s is not None]
     columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
     whole = columns[:6].astype(np.int64)
     sent_at_s, arrived_at_s, departed_at_s, received_at_s = columns[6:10]
@@ -77,12 +85,12 @@ def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
     return table
 
 
-def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
+def _hop_rows(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) -> Any:
     """Return (tokens x hops, 12): request, token, hop, server, first, last, four instants, bytes each way."""
-    assert r.route is not None and r.setup_s is not None
+    assert r.route is not None and r.setup_s is not None and r.ttft_s is not None
     plan, hops = r.plan, r.route.hops
     n_hops, n_out = len(hops), plan.n_output_tokens
-    up_s, down_s, compute_s, context_s = _parts(experiment, r)
+    up_s, down_s, compute_s, context_s = _parts(experiment, r, delays_of)
     token_bytes = experiment.problem.model.token_bytes
     rows = np.zeros((n_out, n_hops, 12))
     rows[:, :, 0] = plan.index
@@ -91,12 +99,15 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
     rows[:, :, 3:6] = np.array([tuple(hop) for hop in hops])
     later = (np.arange(n_out) > 0).astype(int)
     computes_s = compute_s[later] + np.outer(np.maximum(np.arange(n_out) - 1, 0), context_s)
-    times_s = up_s[later] + computes_s + down_s[later]
+    ups_s, hub_s = up_s[later], experiment.problem.hub_token_s
+    # The prompt may leave a little later, behind the acknowledgement of the opening's answer.
+    ups_s[0, 0] += r.ttft_s - r.waiting_s - r.setup_s - hub_s - (ups_s + computes_s + down_s[later])[0].sum()
+    times_s = ups_s + computes_s + down_s[later]
     began_at_s = plan.arrival_at_s + r.waiting_s + r.setup_s
     ends_at_s = began_at_s + np.cumsum(times_s.reshape(-1)).reshape(n_out, n_hops)
-    ends_at_s += np.arange(n_out)[:, None] * experiment.problem.hub_token_s  # after every token before
+    ends_at_s += np.arange(n_out)[:, None] * hub_s  # after every token before
     rows[:, :, 6] = ends_at_s - times_s
-    rows[:, :, 7] = rows[:, :, 6] + up_s[later]
+    rows[:, :, 7] = rows[:, :, 6] + ups_s
     rows[:, :, 8] = rows[:, :, 7] + computes_s
     rows[:, :, 9] = ends_at_s
     rows[:, :, 10:12] = token_bytes
@@ -104,7 +115,7 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
     return rows.reshape(-1, 12)
 
 
-def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any, Any, Any]:
+def _parts(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) -> tuple[Any, Any, Any, Any]:
     """Return seconds up, down and computing: arrays (2, hops), for the prompt and for the second token.
 
     And an array (hops,): how much longer each later token computes than the one before, in seconds.
@@ -112,7 +123,7 @@ def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any, Any, 
     assert r.route is not None
     problem, plan, hops = experiment.problem, r.plan, r.route.hops
     request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
-    delays = np.array(delays_of(experiment, request, hops))
+    delays = np.array(delays_of(request, hops))
     compute_s = np.zeros((2, len(hops)))
     context_s = np.array([hop.n_blocks * problem.servers[hop.server].context_slope_s for hop in hops])
     for i, hop in enumerate(hops):

@@ -1,0 +1,60 @@
+"""The fast engine on links: where sessions can meet it goes step by step, and a session alone takes the same either way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testbed.experiments import load_experiment
+from testbed.simulator.cases import Case
+from testbed.simulator.engine import Simulation, simulate
+from testbed.simulator.hops import hop_table
+
+APART = (
+    "workload.arrivals='constant'",
+    "workload.rate=0.005",
+    "workload.n_requests=3",
+    "workload.n_output_tokens=9",
+)
+FORWARDING = "policy.communication='server-to-server'"
+
+
+def simulated(folder: Path, *overrides: str, scenario: str = "clustered") -> Simulation:
+    return simulate(Case(load_experiment(scenario, overrides)), "testbed", folder=folder)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        (FORWARDING,),
+        ("calibration.set='petals-clustered'",),
+        ("calibration.set='petals-clustered'", FORWARDING),
+        ("compute.hub_token='7 ms'", "hardware.a100.context_slope='3 us'", "network.pairs.3.rate='7 Mbit/s'"),
+    ],
+    ids=["hub-spoke", "forwarding", "overheads", "overheads and forwarding", "slow links and slow clients"],
+)
+def test_a_session_alone_takes_the_same_in_closed_form_and_step_by_step_to_the_nanosecond(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A server with batches computes the steps of one session as without, but the engine cannot know that."""
+    closed = simulated(tmp_path, *APART, *options)
+    stepped = simulated(tmp_path, *APART, *options, "compute.batching='continuous'")
+    assert "in closed form" in closed.why and "step by step" in stepped.why
+    for one, other in zip(closed.rows, stepped.rows, strict=True):
+        assert one.chain == other.chain != ""
+        for name in ("queue_s", "setup_s", "ttft_s", "e2e_s"):
+            assert one.times[name] == pytest.approx(other.times[name], abs=0.5e-9), name
+    tables = hop_table(closed), hop_table(stepped)
+    for name in ("sent_at_s", "arrived_at_s", "departed_at_s", "received_at_s"):
+        assert np.max(np.abs(getattr(tables[0], name) - getattr(tables[1], name))) < 1e-7, name
+    found = [
+        {(row.from_, row.to): (row.use_ratio, row.wait_s.p99) for row in run.served.links or ()}
+        for run in (closed, stepped)
+    ]
+    assert found[0].keys() == found[1].keys() and found[0]
+    for link, (use_ratio, wait_s) in found[0].items():
+        assert use_ratio == pytest.approx(found[1][link][0]), link
+        assert max(wait_s, found[1][link][1]) < 1e-4, "nothing but acknowledgements is waited for"
