@@ -18,10 +18,11 @@ from testbed.experiments.experiment import Experiment
 from testbed.experiments.stub import stub_profile
 from testbed.faultkinds import KINDS
 from testbed.records.events import OF_FAULTS, Detected, FaultHappened, Replayed, read_events
-from testbed.records.plan import is_simulated, read_plan
+from testbed.records.plan import find_plan, read_plan
 from testbed.records.requests import RequestRow
 from testbed.results.model import model_setup_s
 from testbed.rundir import parquet_path
+from testbed.simulator.engine import REFERENCE
 from testbed.studies.compare.load import load_run
 
 OF_HOPS = (
@@ -69,7 +70,7 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     plain, replayed = (
         [r for r in hops if bool(r["replayed_tokens"]) == is_replay] for is_replay in (False, True)
     )
-    per_hop = _per_hop(experiment, row, plain, is_closed_form=is_simulated(run_dir))
+    per_hop = _per_hop(experiment, row, plain, is_closed_form=_is_reference(run_dir))
     replays_s = math.fsum(r["hop_client_s"] + r["hop_network_s"] + r["hop_compute_s"] for r in replayed)
     preempted_s = min(row.preempted_s, replays_s)
     parts: dict[str, float] = {"queue_s": times.queue_s or 0.0, "setup_s": times.setup_s or 0.0}
@@ -102,13 +103,18 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     }
 
 
+def _is_reference(run_dir: Path) -> bool:
+    plan = find_plan(run_dir)
+    return plan is not None and plan.mode == REFERENCE
+
+
 def _per_hop(
     experiment: Experiment, row: RequestRow, hops: Sequence[dict[str, Any]], *, is_closed_form: bool
 ) -> list[dict[str, Any]]:
     """Returns the time that all tokens together spent on each hop, in the order in which the hops were used.
 
     After a recovery the hops of all chains are included. ``hops``: rows of ``hops.parquet``, without replays.
-    ``is_closed_form``: the run is of a fast engine. Its network time is propagation and transmission alone,
+    ``is_closed_form``: the run is of the engine ``reference``. Its network time is propagation and transmission alone,
     and its compute time has the calibration's overheads, which in published figures contain the transmission.
     """
     problem, client = experiment.problem, row.client

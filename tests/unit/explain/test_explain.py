@@ -59,10 +59,11 @@ def test_the_parts_add_up_to_the_request(variant: str) -> None:
 
 
 def test_a_request_alone_takes_what_its_chain_takes_alone() -> None:
-    answer = explain(0)
+    answer = explain(0, "workload.n_requests=1")
     check_sums(answer)
     assert answer["n_attempts"] == 1 and answer["parts"]["queue_s"] == 0
-    assert answer["lost_to_others_s"] == pytest.approx(0, abs=1e-6)
+    assert answer["lost_to_others_s"] == pytest.approx(0, abs=2e-3)  # what frames have beside hidden states
+    assert answer["lost_to_others_s"] == pytest.approx(answer["parts"]["network_rest_s"], abs=1e-4)
 
 
 def test_waiting_counts_attempts_and_hindsight_shows_a_worse_chain() -> None:
@@ -72,7 +73,9 @@ def test_waiting_counts_attempts_and_hindsight_shows_a_worse_chain() -> None:
     check_sums(answer)
     assert answer["n_attempts"] == asked.n_rejections + 1 > 1
     assert answer["parts"]["queue_s"] == pytest.approx(asked.times.queue_s)
-    assert answer["lost_to_others_s"] == pytest.approx(asked.times.queue_s, abs=0.01)
+    others_s = answer["parts"]["queue_s"] + answer["parts"]["network_rest_s"]
+    assert answer["lost_to_others_s"] == pytest.approx(others_s, abs=0.01)
+    assert answer["parts"]["network_rest_s"] > 0.1, "messages met on links"
 
 
 def test_a_session_that_outlived_a_server_has_its_replays_named(tmp_path: Path) -> None:
