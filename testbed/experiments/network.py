@@ -168,21 +168,6 @@ def node_links(
     return links
 
 
-def node_paths(
-    table: ClustersTable | MatrixTable, sites: Mapping[str, str]
-) -> dict[SitePair, tuple[str, ...]]:
-    """Return the names of the shared links on the path of every ordered pair of nodes that has any."""
-    if not isinstance(table, MatrixTable) or table.paths is None:
-        return {}
-    by_site = {(row.from_, row.to): tuple(row.links) for row in table.paths}
-    return {
-        (a, b): by_site[sites[a], sites[b]]
-        for a in sites
-        for b in sites
-        if a != b and (sites[a], sites[b]) in by_site
-    }
-
-
 @dataclass(frozen=True)
 class Times:
     """The matrices of ``Problem`` in seconds: rows are clients (or servers), columns servers."""

@@ -21,7 +21,7 @@ def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[s
     """
     experiment = load_experiment(scenario, changes)
     not_loaded = experiment.policy.code_in_file
-    if not not_loaded:
+    if experiment.policy.unread and not not_loaded:
         experiment = load_to_run(scenario, changes)
     check_frames(experiment)
     missing = missing_gpu(experiment)
