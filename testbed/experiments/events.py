@@ -102,39 +102,35 @@ def _steps(trace: TraceTable, number: int, plans: LinkPlans) -> list[tuple[float
 
     Raises ``KeyedError`` if these are too many.
     """
-    times_s, end_s = trace.times or [], trace.length
+    times_s = trace.times or []
     none = [None] * len(times_s)
-    rates = trace.rates or none
-    losses = trace.losses or none
     once = [
-        _Step(
-            rate or None,
-            None if rtt is None else rtt / 2,
-            1.0 if rate == 0 else loss,
-        )
-        for rate, rtt, loss in zip(rates, trace.rtts or none, losses, strict=True)
+        _Step(rate or None, None if rtt is None else rtt / 2, 1.0 if rate == 0 else loss)
+        for rate, rtt, loss in zip(trace.rates or none, trace.rtts or none, trace.losses or none, strict=True)
     ]
-    until_s = math.inf if trace.until is None else trace.until
-    n_rounds = 1
+    length_s = math.inf if trace.length is None else trace.length
+    until_s, ends_at_s, n_rounds = trace.until, trace.at + length_s, 1
     if trace.repeat:
-        assert end_s is not None, "a repeated trace has a length"
-        if trace.until is None:
-            until_s = max(plans.traces_end_at_s, trace.at + end_s)
-        n_rounds = max(1, math.ceil((until_s - trace.at) / end_s))
+        if until_s is None:
+            until_s = max(plans.traces_end_at_s, ends_at_s)
+        ends_at_s = until_s
+        if len(once) > 1:  # else it is the same all the time
+            n_rounds = math.ceil((until_s - trace.at) / length_s)
         if n_rounds * len(once) > MAX_TRACE_STEPS:
             raise KeyedError(
                 ("network", "trace", number),
-                f"has {n_rounds * len(once):,} steps until {DURATION.format(until_s)}; at most {MAX_TRACE_STEPS:,} "
-                "are allowed, so give a longer interval or an earlier until",
+                f"has {n_rounds * len(once):,} steps until {until_s:,.0f} s; at most {MAX_TRACE_STEPS:,} are "
+                "allowed, so give a longer interval or an earlier until",
             )
-        end_s *= n_rounds
-    found = [
-        (round(trace.at + turn * (trace.length or 0.0) + at_s, 9), step)
-        for turn in range(n_rounds)
+    elif until_s is not None:
+        ends_at_s = min(ends_at_s, until_s)
+    begins_s = (trace.at + turn * length_s if turn else trace.at for turn in range(n_rounds))
+    instants = (
+        (round(begin_s + at_s, 9), step)
+        for begin_s in begins_s
         for at_s, step in zip(times_s, once, strict=True)
-    ]
-    ends_at_s = min(until_s, math.inf if end_s is None else trace.at + end_s)
-    found = [(at_s, step) for at_s, step in found if at_s < ends_at_s]
+    )
+    found = [(at_s, step) for at_s, step in instants if at_s < ends_at_s]
     return [*found, (ends_at_s, _Step())] if math.isfinite(ends_at_s) else found
 
 

@@ -24,6 +24,7 @@ from policies.workload import Backoff, QueueRules, RequestPlan
 from testbed.experiments.draws import Sample
 from testbed.experiments.event_table import EventTable, TraceTable
 from testbed.experiments.fields import Table
+from testbed.experiments.network_tables import SiteTable
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,8 @@ class NetworkPart:
     """Links between sites, from which ``links`` follow (and those of ``testbed.experiments.whole``)."""
     plans: LinkPlans = LinkPlans()
     """The scenario's tables from which ``changes`` follow."""
+    sites: tuple[SiteTable, ...] = ()
+    """The rows of ``[[sites]]``; ``shared_bps`` has their links, too."""
     shared_bps: Mapping[str, float] = field(default_factory=dict)
     """Rate in bit/s of every link that pairs of nodes share, by its name."""
     shared_paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)

@@ -213,6 +213,7 @@ def resolve(
             changes=network_changes(plans, links, where.sites, shared.narrowest_bps()),
             site_links=by_site,
             plans=plans,
+            sites=tuple(where.own_links),
             shared_bps=shared.rates_bps,
             shared_paths=shared.paths,
             tcp=TcpSpec(tcp.warm, tcp.slow_start_after_idle, tcp.congestion_control),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from policies.links import Link
 from testbed.experiments.network_tables import ClustersTable, MatrixTable, SiteTable
 from testbed.experiments.problems import KeyedError, unknown
+from testbed.experiments.units import RATE
 
 Pair = tuple[str, str]
 
@@ -82,6 +83,12 @@ def between_nodes(shared: SharedLinks, sites: Mapping[str, str]) -> SharedLinks:
             if a != b and (sites[a], sites[b]) in shared.paths
         },
     )
+
+
+def own_links_in_words(row: SiteTable) -> str:
+    """Return the rates of a site's own links, such as "40 Mbit/s up, 200 Mbit/s down"."""
+    ways = ((row.up, "up"), (row.down, "down"))
+    return ", ".join(f"{RATE.format(rate_bps)} {way}" for rate_bps, way in ways if rate_bps is not None)
 
 
 def check_sites(own: Sequence[SiteTable], known: Collection[str], of_nodes: Collection[str]) -> None:

@@ -17,6 +17,7 @@ from testbed.experiments.matrices import matrix_of_file
 from testbed.experiments.network import site_links
 from testbed.experiments.network_tables import MatrixTable
 from testbed.experiments.problems import KeyedError
+from testbed.experiments.shared_links import own_links_in_words
 from testbed.experiments.topologies import DEFAULT_DETOUR, load_topology
 from testbed.experiments.topology_files import DEFAULT_RATE
 from testbed.results.plots import plotting, save
@@ -71,6 +72,9 @@ def topology_command(
         raise UserError(f"{error} (--delays fibre)" if "fibre" in str(error) else str(error)) from None
     places = _places(topology, experiment)
     answer = topology_answer(topology, rtt_s, delays, places)
+    for row in experiment.network.sites if experiment is not None else ():
+        node = answer["nodes"][topology.node_names.index(row.name)]
+        node |= {"up_bps": row.up, "down_bps": row.down, "own_links": own_links_in_words(row)}
     if one_way_s is not None:
         answer["one_way_ms"] = [[1e3 * value for value in row] for row in one_way_s]
     if picture is not None:
@@ -210,7 +214,8 @@ def topology_text(answer: Mapping[str, Any]) -> str:
     lines.append(f"nodes: {', '.join(node['name'] for node in answer['nodes'])}")
     for node in answer["nodes"]:
         if "runs" in node:
-            lines.append(f"  {node['name']}: {', '.join(node['runs'])}")
+            own = f" ({node['own_links']})" if "own_links" in node else ""
+            lines.append(f"  {node['name']}{own}: {', '.join(node['runs'])}")
     return "\n".join(lines)
 
 
