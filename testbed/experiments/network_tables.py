@@ -227,13 +227,15 @@ class TopologyNetworkTable(NetworkTable):
 
     ``topology`` is a shipped topology's name or a file. ``delays = "given"`` uses the delays of the
     topology's links; "fibre" computes them as great-circle distance x ``detour`` (default 1.5) / 200 km/ms.
-    With ``share_links``, pairs whose paths have a link in common compete for its rate.
+    ``default_rate`` (default 1 Gbit/s) is that of links without a rate in the topology's file. With
+    ``share_links``, pairs whose paths have a link in common compete for its rate.
     """
 
     kind: Literal["topology"]
     topology: Annotated[str, Field(min_length=1)]
     delays: Literal["given", "fibre"] = "given"
     detour: Annotated[float, Field(ge=1, le=100)] | None = None
+    default_rate: BitsPerSecond | None = None
     share_links: bool = False
 
     @model_validator(mode="after")

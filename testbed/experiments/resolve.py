@@ -130,7 +130,8 @@ def resolve(
     server_names = [spec.name for spec in specs]
     network = where.network
     by_site = site_links(network)
-    check_places(network, by_site)
+    is_measured = not scenario.resolved and not isinstance(scenario.network, TopologyNetworkTable)
+    check_places(network, by_site, warns=is_measured)
     known = {site for pair in by_site for site in pair}
     check_sites(where.own_links, known, set(where.sites.values()))
     shared = shared_links(network, where.own_links, known)

@@ -18,8 +18,7 @@ from testbed.experiments.network import site_links
 from testbed.experiments.network_tables import MatrixTable
 from testbed.experiments.problems import KeyedError
 from testbed.experiments.shared_links import own_links_in_words
-from testbed.experiments.topologies import DEFAULT_DETOUR, load_topology
-from testbed.experiments.topology_files import DEFAULT_RATE
+from testbed.experiments.topologies import DEFAULT_DETOUR, DEFAULT_RATE, load_topology, without_rate
 from testbed.results.plots import plotting, save
 from testbed.results.requests import stats
 
@@ -82,7 +81,9 @@ def topology_command(
             draw_map(picture, topology, rtt_s, places)
         except OSError as error:
             raise UserError(f"cannot write {picture}: {error.strerror}; choose another --picture") from error
-    return answer, topology_text(answer)
+    remarks = [topology.too_fast() if delays == "given" else None]
+    remarks.append(without_rate(topology) if topology.n_without_rate else None)
+    return answer, "\n".join([topology_text(answer), *filter(None, remarks)])
 
 
 def _matrix(path: Path, rtt_unit: str) -> tuple[Topology, list[list[float]]]:
@@ -177,6 +178,7 @@ def topology_answer(
             "n_links": len(topology.links),
             "n_components": len(topology.components()),
             "rtt_ms": _spread(pairs_ms),
+            "n_without_rate": topology.n_without_rate,
             "without_place": [node.name for node in topology.nodes if node.latitude_deg is None],
             "delay_not_from_coordinates": list(topology.without_coordinates) if delays == "fibre" else None,
         },

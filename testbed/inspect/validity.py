@@ -11,7 +11,7 @@ from testbed.experiments.shared_links import own_links_in_words
 from testbed.experiments.units import counted
 from testbed.runs.session import check_online
 from testbed.runtime.gpus import missing_gpu, shared_out
-from testbed.runtime.wiring import check_frames
+from testbed.runtime.wiring import check_frames, check_rates
 
 
 def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[str, Any], str]:
@@ -25,9 +25,14 @@ def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[s
     if experiment.policy.unread and not not_loaded:
         experiment = load_to_run(scenario, changes)
     check_frames(experiment)
+    check_rates(experiment)
     missing = missing_gpu(experiment)
     own = experiment.network.sites
-    remarks = [f"sites' own links: {'; '.join(f'{row.name} {own_links_in_words(row)}' for row in own)}"] if own else []
+    remarks = (
+        [f"sites' own links: {'; '.join(f'{row.name} {own_links_in_words(row)}' for row in own)}"]
+        if own
+        else []
+    )
     remarks += [missing] if missing else []
     blocks = shared_out(experiment, remarks.append)
     placement = None

@@ -17,9 +17,11 @@ from nodes.session import SessionRules
 from nodes.wire import MAX_PAYLOAD_BYTES
 from policies.links import HEADER_BYTES, Link
 from policies.problem import Placement
+from policies.rules import RecoveryRules
 from policies.workload import longest_tokens
 from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.units import RATE
 from testbed.experiments.whole import whole_network
 from testbed.runtime.blocks import BlocksModel
 
@@ -118,7 +120,7 @@ def check_frames(experiment: Experiment) -> None:
             f"endpoint.max_model_len: {experiment.workload.endpoint_tokens:,} tokens do not fit into one step, which "
             f"holds {most:,} hidden states of this model (2 GiB); lower it"
         )
-    longest = max((r.n_input_tokens for r in experiment.workload.requests), default=0)
+    longest = _longest_prompt(experiment)
     if longest > most:
         raise UserError(
             f"workload.n_input_tokens: a prompt of {longest:,} tokens does not fit into one step, which "
@@ -132,6 +134,41 @@ def check_frames(experiment: Experiment) -> None:
             f"recovery.replay: a history of {whole:,} tokens does not fit into one step, which holds "
             f'{most:,} hidden states of this model (2 GiB); use "step_by_step"'
         )
+
+
+def check_rates(experiment: Experiment) -> None:
+    """Raise ``UserError`` for a link on which even one token's hidden state would take longer than a step may.
+
+    A link that is faster at some time, by an event or a trace, is accepted.
+    """
+    network, n_bytes = experiment.network, experiment.problem.model.token_bytes
+    limit_s = recovery_rules(experiment).step_limit_s(1)
+
+    def too_slow(link: Link) -> bool:
+        return link.transmission_s(n_bytes, network.mtu) > limit_s
+
+    slow = [pair for pair, link in network.links.items() if is_used(experiment, pair) and too_slow(link)]
+    if not slow:
+        return
+    faster = {pair for change in network.changes for pair, link in change.links.items() if not too_slow(link)}
+    for a, b in slow:
+        if (a, b) not in faster:
+            link = network.links[a, b]
+            raise UserError(
+                f"network: no message crosses the link from {a} to {b} in time: one token's hidden state takes "
+                f"{link.transmission_s(n_bytes, network.mtu):,.0f} s at {RATE.format(link.rate_bps)}, and the longest "
+                f"prompt {link.transmission_s(_longest_prompt(experiment) * n_bytes, network.mtu):,.0f} s, but a step "
+                f"without an answer for {limit_s:g} s has failed; raise the rate, or recovery.request_timeout"
+            )
+
+
+def _longest_prompt(experiment: Experiment) -> int:
+    return max((request.n_input_tokens for request in experiment.workload.requests), default=1)
+
+
+def recovery_rules(experiment: Experiment) -> RecoveryRules:
+    """Return what clients do about failures, with the time that the slowest hop needs for a token."""
+    return replace(experiment.faults.recovery, token_s=token_s(experiment))
 
 
 def stub_profile(experiment: Experiment, server: int) -> StubProfile:
@@ -232,7 +269,7 @@ def client_config(
             initial_delay_s=experiment.problem.initial_delay_s,
             setup_s=experiment.calibration.session_setup_s,
             backoff=experiment.workload.backoff,
-            recovery=replace(experiment.faults.recovery, token_s=token_s(experiment)),
+            recovery=recovery_rules(experiment),
         ),
     )
 
