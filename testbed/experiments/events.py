@@ -178,6 +178,8 @@ class _Follower:
         self._jitters: list[int] = []
         self._losses: list[int] = []
         self._downs: list[int] = []
+        self._sets: dict[int, list[list[int]]] = {}
+        """The lists that each active event is in."""
         self._begin_s: dict[int, float] = {}
         """The delay with which each drift began."""
 
@@ -219,18 +221,24 @@ class _Follower:
 
     def _switch(self, number: int, begins: bool) -> None:
         """Add an event to the lists of what it sets, or remove it. A drift stays in force once it has begun."""
-        event = self._events[number]
-        for numbers, sets in (
-            (self._delays, event.rtt is not None or event.rtt_factor is not None),
-            (self._rates, event.rate is not None or event.rate_factor is not None),
-            (self._jitters, event.jitter is not None),
-            (self._losses, event.loss is not None),
-            (self._downs, event.down is not None or event.partition is not None),
-        ):
-            if sets and begins:
-                insort(numbers, number)
-            elif sets:
+        if not begins:
+            for numbers in self._sets.pop(number):
                 del numbers[bisect_left(numbers, number)]
+            return
+        event, sets = self._events[number], []
+        if event.rtt is not None or event.rtt_factor is not None:
+            sets.append(self._delays)
+        if event.rate is not None or event.rate_factor is not None:
+            sets.append(self._rates)
+        if event.jitter is not None:
+            sets.append(self._jitters)
+        if event.loss is not None:
+            sets.append(self._losses)
+        if event.down is not None or event.partition is not None:
+            sets.append(self._downs)
+        for numbers in sets:
+            insort(numbers, number)
+        self._sets[number] = sets
 
     def _delay_s(self, n_first: int, at_s: float) -> float:
         """Return the delay in s that the network, the trace and the first ``n_first`` of the delays' events give."""
