@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from netem.spec import NetworkSpec
+from netem.spec import Course, NetworkSpec
 from nodes.admission import HostedBlocks
 from nodes.compute import StubProfile
 from nodes.links import DelayProfile
@@ -20,7 +21,7 @@ from policies.problem import Placement
 from policies.rules import RecoveryRules
 from policies.workload import longest_tokens
 from testbed.errors import UserError
-from testbed.experiments.experiment import Experiment
+from testbed.experiments.experiment import Experiment, NetworkChange
 from testbed.experiments.units import RATE
 from testbed.experiments.whole import whole_network
 from testbed.runtime.blocks import BlocksModel
@@ -79,7 +80,8 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
 
     ``is_virtual``: the run is in virtual time; then only links that the testbed's own nodes use are included.
     """
-    links = scaled_links(experiment, whole_network(experiment, is_virtual).links, is_virtual)
+    whole = whole_network(experiment, is_virtual)
+    links = scaled_links(experiment, whole.links, is_virtual)
     paths = {pair: path for pair, path in experiment.network.shared_paths.items() if pair in links}
     used = {link for path in paths.values() for link in path}
     return NetworkSpec(
@@ -96,7 +98,23 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
         },
         paths,
         experiment.network.subnet,
+        courses=_courses(experiment, whole.changes, links),
     )
+
+
+def _courses(
+    experiment: Experiment, changes: Sequence[NetworkChange], pairs: Collection[tuple[str, str]]
+) -> Mapping[tuple[str, str], Course]:
+    """Return the planned changes of those of ``pairs`` that have any, in real seconds."""
+    scale = experiment.time_scale
+    courses: dict[tuple[str, str], tuple[array[float], array[float]]] = {}
+    for change in changes:
+        for pair, link in change.links.items():
+            if pair in pairs:
+                instants, rates_bps = courses.setdefault(pair, (array("d"), array("d")))
+                instants.append(change.at_s / scale)
+                rates_bps.append(0.0 if link.loss_ratio >= 1 else link.rate_bps * scale)
+    return courses
 
 
 def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: int) -> float:

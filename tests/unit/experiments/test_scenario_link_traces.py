@@ -10,6 +10,7 @@ import pytest
 from policies.links import Link
 from testbed.experiments import changed, dump_toml, load_experiment
 from testbed.experiments.experiment import Experiment
+from testbed.runtime.wiring import network_spec
 
 Load = Callable[..., Experiment]
 Complain = Callable[..., str]
@@ -201,3 +202,15 @@ def test_two_traces_for_one_link_are_refused(complaint: Complain, load: Load, tm
     assert load(replace=both(there, back)).network.changes
     for other in (MM, MM.replace('"A"', '"a100-1"')):
         assert "network.trace.1: is a second trace for the link" in complaint(replace=both(there, other))
+
+
+def test_networks_are_given_the_planned_rates_of_links_in_their_own_time(
+    with_trace: Callable[..., Experiment],
+) -> None:
+    text = "time,rate\n0 s,8 Mbit/s\n1 s,0 bit/s\n3 s,2 Mbit/s\n"
+    spec = network_spec(
+        with_trace(text, CSV + ', direction="forward"', "time_scale=2"), "run", is_virtual=False
+    )
+    assert {pair: (list(at), list(rates)) for pair, (at, rates) in spec.courses.items()} == {
+        ("client-0", server): ([0.0, 0.5, 1.5], [16e6, 0.0, 4e6]) for server in ("a100-0", "a100-1")
+    }
