@@ -24,7 +24,7 @@ from typing import NamedTuple
 from policies.links import Link
 from testbed.experiments.event_table import EventTable, TraceTable
 from testbed.experiments.experiment import LinkPlans, NetworkChange
-from testbed.experiments.limits import MAX_TRACE_STEPS
+from testbed.experiments.limits import MAX_LINK_CHANGES
 from testbed.experiments.network import cut_jitter
 from testbed.experiments.problems import Key, KeyedError, unknown
 from testbed.experiments.units import DURATION, RATE
@@ -57,12 +57,12 @@ def network_changes(
     events: dict[_Place, list[tuple[int, EventTable]]] = {}
     for number, event in enumerate(plans.events):
         events.setdefault(where.of(event, ("network", "event", number)), []).append((number, event))
-    steps = {number: _steps(trace, number, plans) for number, trace in enumerate(plans.traces)}
-    trace_of = {
-        pair: number
-        for number, trace in enumerate(plans.traces)
-        for pair in where.of(trace, ("network", "trace", number)).pairs
-    }
+    steps: list[list[tuple[float, _Step]]] = []
+    trace_of: dict[Pair, int] = {}
+    for number, trace in enumerate(plans.traces):
+        pairs = where.of(trace, ("network", "trace", number)).pairs
+        steps.append(_steps(trace, number, plans, len(pairs)))
+        trace_of |= dict.fromkeys(pairs, number)
     alike: dict[tuple[Link, float, int | None, tuple[_Place, ...]], list[Pair]] = {}
     for pair, found in where.by_pair().items():
         trace_number = trace_of.get(pair)
@@ -97,8 +97,8 @@ class _Step(NamedTuple):
     loss_ratio: float | None = None
 
 
-def _steps(trace: TraceTable, number: int, plans: LinkPlans) -> list[tuple[float, _Step]]:
-    """Return what a trace sets from each of its instants on, with its repetitions.
+def _steps(trace: TraceTable, number: int, plans: LinkPlans, n_pairs: int) -> list[tuple[float, _Step]]:
+    """Return what a trace of ``n_pairs`` pairs of nodes sets from each of its instants on, with its repetitions.
 
     Raises ``KeyedError`` if these are too many.
     """
@@ -116,14 +116,15 @@ def _steps(trace: TraceTable, number: int, plans: LinkPlans) -> list[tuple[float
         ends_at_s = until_s
         if len(once) > 1:  # else it is the same all the time
             n_rounds = math.ceil((until_s - trace.at) / length_s)
-        if n_rounds * len(once) > MAX_TRACE_STEPS:
-            raise KeyedError(
-                ("network", "trace", number),
-                f"has {n_rounds * len(once):,} steps until {until_s:,.0f} s; at most {MAX_TRACE_STEPS:,} are "
-                "allowed, so give a longer interval or an earlier until",
-            )
     elif until_s is not None:
         ends_at_s = min(ends_at_s, until_s)
+    n_changes = n_rounds * len(once) * n_pairs
+    if n_changes > MAX_LINK_CHANGES:
+        raise KeyedError(
+            ("network", "trace", number),
+            f"changes the links of {n_pairs:,} pairs of nodes {n_changes:,} times; at most {MAX_LINK_CHANGES:,} are "
+            "allowed, so give a longer interval or an earlier until",
+        )
     begins_s = (trace.at + turn * length_s if turn else trace.at for turn in range(n_rounds))
     instants = (
         (round(begin_s + at_s, 9), step)
@@ -134,9 +135,7 @@ def _steps(trace: TraceTable, number: int, plans: LinkPlans) -> list[tuple[float
     return [*found, (ends_at_s, _Step())] if math.isfinite(ends_at_s) else found
 
 
-def _whys(
-    plans: LinkPlans, steps: Mapping[int, Sequence[tuple[float, _Step]]]
-) -> dict[float, dict[str, None]]:
+def _whys(plans: LinkPlans, steps: Sequence[Sequence[tuple[float, _Step]]]) -> dict[float, dict[str, None]]:
     """Return in words what begins or ends at each instant, in the order of the file."""
     whys: dict[float, dict[str, None]] = {}
     for number, trace in enumerate(plans.traces):

@@ -107,14 +107,28 @@ def _courses(
 ) -> Mapping[tuple[str, str], Course]:
     """Return the planned changes of those of ``pairs`` that have any, in real seconds."""
     scale = experiment.time_scale
-    courses: dict[tuple[str, str], tuple[array[float], array[float]]] = {}
+    # Most pairs have the same changes as others: what all of them have so far is one entry of ``steps``.
+    steps: list[tuple[int, float, float]] = []
+    number: dict[tuple[int, float, float], int] = {}
+    last: dict[tuple[str, str], int] = {}
     for change in changes:
         for pair, link in change.links.items():
             if pair in pairs:
-                instants, rates_bps = courses.setdefault(pair, (array("d"), array("d")))
-                instants.append(change.at_s / scale)
-                rates_bps.append(0.0 if link.loss_ratio >= 1 else link.rate_bps * scale)
-    return courses
+                rate_bps = 0.0 if link.loss_ratio >= 1 else link.rate_bps * scale
+                step = last.get(pair, -1), change.at_s / scale, rate_bps
+                if step not in number:
+                    number[step] = len(steps)
+                    steps.append(step)
+                last[pair] = number[step]
+    courses: dict[int, Course] = {}
+    for end in set(last.values()):
+        instants, rates_bps, n = array("d"), array("d"), end
+        while n >= 0:
+            n, at_s, rate_bps = steps[n]
+            instants.append(at_s)
+            rates_bps.append(rate_bps)
+        courses[end] = instants[::-1], rates_bps[::-1]
+    return {pair: courses[end] for pair, end in last.items()}
 
 
 def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: int) -> float:

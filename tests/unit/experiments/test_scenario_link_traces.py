@@ -214,3 +214,5 @@ def test_networks_are_given_the_planned_rates_of_links_in_their_own_time(
     assert {pair: (list(at), list(rates)) for pair, (at, rates) in spec.courses.items()} == {
         ("client-0", server): ([0.0, 0.5, 1.5], [16e6, 0.0, 4e6]) for server in ("a100-0", "a100-1")
     }
+    first, second = spec.courses.values()
+    assert first is second  # pairs that change alike share what is stored

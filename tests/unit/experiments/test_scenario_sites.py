@@ -9,11 +9,16 @@ import pytest
 
 from testbed.experiments import dump_toml, load_experiment
 from testbed.experiments.experiment import Experiment
+from testbed.inspect.topology import topology_command
+from testbed.inspect.validity import validate_command
+from testbed.page.header import header
+from testbed.records.plan import PlacementRow, Plan
 from testbed.runtime.wiring import network_spec
 
 Load = Callable[..., Experiment]
 Complain = Callable[..., str]
 
+PLAN = Plan(placement=PlacementRow(ranges=[(0, 1)] * 2, cache_bytes=[1.0] * 2))
 UP, DOWN, INSIDE = ("client-0", "a100-0"), ("a100-0", "client-0"), ("a100-0", "a100-1")
 HOME = 'sites=[{name="A",up="40 Mbit/s",down="60 Mbit/s"}]'
 MATRIX = 'network={kind="matrix",sites=["A","B"],rtt=[[5,60],[60,2]],rtt_unit="ms",rate="1 Gbit/s"'
@@ -82,6 +87,24 @@ def test_an_event_does_not_widen_a_link_beyond_the_sites_own(load: Load) -> None
     event = 'network.event=[{at="1 s",link=["A","B"],rate="50 Mbit/s"}]'
     (change,) = load(HOME, event).network.changes
     assert {pair: link.rate_bps for pair, link in change.links.items() if pair in (UP, DOWN)} == {UP: 50e6}
+
+
+def test_validate_the_topology_and_the_page_show_a_sites_own_links(small: str, tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(small, encoding="utf-8")
+    answer, text = validate_command(str(path), [HOME])
+    assert answer["sites"] == [{"name": "A", "up_bps": 40e6, "down_bps": 60e6}]
+    assert "sites' own links: A 40 Mbit/s up, 60 Mbit/s down" in text
+    assert "own links" not in validate_command(str(path), [])[1]
+
+    e = load_experiment(str(path), [HOME.replace(',down="60 Mbit/s"', "")])
+    limits = {site["name"]: (site["up_bps"], site["down_bps"]) for site in header(e, PLAN)["sites"]}
+    assert limits == {"A": (40e6, None), "B": (None, None)}
+
+    placed = ["servers.0.site=abovenet-00", 'sites=[{name="abovenet-00",up="5 Mbit/s"}]']
+    found, text = topology_command("abovenet", "given", None, load_experiment("abovenet", placed), None)
+    assert (found["nodes"][0]["up_bps"], found["nodes"][0]["down_bps"]) == (5e6, None)
+    assert "  abovenet-00 (5 Mbit/s up): " in text
 
 
 @pytest.mark.parametrize(
