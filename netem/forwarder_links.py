@@ -113,7 +113,8 @@ class Pipe:
 
     __slots__ = (
         "_draws", "_early_s", "_free_at_s", "_instants", "_jitter_s", "_last_at_s", "_losses", "_n_changed",
-        "_origin_s", "_rates_bps", "_retransmission_s", "_s_per_byte", "cut", "delay_s", "held", "name", "out_fd", "repairs", "route",
+        "_origin_s", "_rates_bps", "_retransmission_s", "_s_per_byte", "cut", "delay_s", "held", "name", "out_fd",
+        "repairs", "route",
     )  # fmt: skip
 
     def __init__(
