@@ -15,6 +15,7 @@ NAMES = (
     "dataplane",
     "startup",
     "network",
+    "events",
     "fabric",
     "virtual",
     "emulation",

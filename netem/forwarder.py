@@ -27,7 +27,7 @@ from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.forwarder_packets import is_whole, segments, wire_bytes
 from netem.forwarder_stats import ForwarderStats, Lateness, StatsPage
-from netem.spec import NetworkError, NetworkSpec
+from netem.spec import NO_COURSE, Course, NetworkError, NetworkSpec
 from netem.syscalls import set_timer_slack
 from netem.tun import VNET_HEADER_BYTES
 from policies.links import Link
@@ -74,7 +74,7 @@ class Forwarder:
             source, target = pair
             if source in devices:
                 route = tuple(shared[name] for name in spec.paths.get(pair, ()))
-                pipe = self._pipe(pair, devices, profile, early_s, route)
+                pipe = self._pipe(pair, devices, profile, early_s, route, spec.courses.get(pair, NO_COURSE))
                 self._by_number.append(pipe)
                 self._pipes[devices[source]][addresses[target]] = pipe
         self._others: dict[int, Callable[[], None]] = {}
@@ -97,8 +97,10 @@ class Forwarder:
         profile: Link,
         early_s: float,
         route: tuple[SharedLink, ...],
+        course: Course,
     ) -> Pipe:
-        return Pipe(f"{pair[0]} to {pair[1]}", devices[pair[1]], profile, early_s, route, self.repairs)
+        name = f"{pair[0]} to {pair[1]}"
+        return Pipe(name, devices[pair[1]], profile, early_s, route, self.repairs, course)
 
     def run(self) -> None:
         """Forwards packets for ever. Uses real-time priority if the system grants it."""
@@ -147,7 +149,7 @@ class Forwarder:
 
     def _change(self) -> None:
         for number, profile in self._changes.receive():
-            self._by_number[number].change(profile)
+            self._by_number[number].change(profile, self.now_s())
             self._by_number[number].release()
 
     def _take(self, fd: int, now: float) -> None:

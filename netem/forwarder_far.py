@@ -18,7 +18,7 @@ from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.forwarder_stats import StatsPage
 from netem.forwarder_underlay import Underlay
-from netem.spec import NetworkSpec
+from netem.spec import Course, NetworkSpec
 from policies.links import Link
 
 LEAD_S = 0.005
@@ -98,11 +98,12 @@ class FarForwarder(Forwarder):
         profile: Link,
         early_s: float,
         route: tuple[SharedLink, ...],
+        course: Course,
     ) -> Pipe:
         source, target = pair
         if target in devices:
-            return super()._pipe(pair, devices, profile, early_s, route)
-        pipe = _FarPipe(f"{source} to {target}", _FAR, profile, early_s, route)
+            return super()._pipe(pair, devices, profile, early_s, route, course)
+        pipe = _FarPipe(f"{source} to {target}", _FAR, profile, early_s, route, course=course)
         pipe.machine = self._numbers[target]
         pipe.numbers = self._node_numbers[source], self._node_numbers[target]
         pipe.leaves_at_s, pipe.n_waiting = 0.0, 0

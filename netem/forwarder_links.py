@@ -10,12 +10,16 @@ Used by ``fabric``'s forwarder for packets, and by ``memory`` for bursts of byte
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from random import Random
 
 from netem.forwarder_packets import segments, without
+from netem.spec import NO_COURSE, Course
 from policies.links import Link
 
+_EARLY_S = 1e-6
+"""A planned change comes late by any time, but not earlier than by this."""
 MAX_BACKLOG_S = 30.0
 """A packet that would have to wait longer for a link is dropped."""
 
@@ -108,8 +112,9 @@ class Pipe:
     """
 
     __slots__ = (
-        "_draws", "_early_s", "_jitter_s", "_last_at_s", "_losses", "_retransmission_s", "_s_per_byte", "cut", "delay_s",
-        "free_at_s", "held", "name", "out_fd", "repairs", "route",
+        "_draws", "_early_s", "_instants", "_jitter_s", "_last_at_s", "_losses", "_n_changed", "_origin_s",
+        "_rates_bps", "_retransmission_s", "_s_per_byte", "cut", "delay_s", "free_at_s", "held", "name", "out_fd",
+        "repairs", "route",
     )  # fmt: skip
 
     def __init__(
@@ -120,6 +125,7 @@ class Pipe:
         early_s: float = 0.0,
         route: tuple[SharedLink, ...] = (),
         repairs: bool = False,
+        course: Course = NO_COURSE,
     ) -> None:
         self.out_fd = out_fd
         self.route = route
@@ -132,10 +138,45 @@ class Pipe:
         self._last_at_s = 0.0
         self._draws: tuple[Random, Random] | None = None
         self._losses: Losses | None = None
-        self.change(profile)
+        self._instants, self._rates_bps = course
+        self._n_changed, self._origin_s = 0, 0.0
+        self._use(profile)
 
-    def change(self, profile: Link) -> None:
-        """Uses another profile from the next packet on; those on their way keep their instants of arrival."""
+    def change(self, profile: Link, now_s: float = 0.0) -> None:
+        """Uses another profile from the next packet on; those on their way keep their instants of arrival.
+
+        ``now_s`` places the course in time. A rate that is not the next one of the course ends the course.
+        """
+        if self._instants:
+            self._follow(0.0 if profile.loss_ratio >= 1 else profile.rate_bps, now_s)
+        self._use(profile)
+
+    def _follow(self, rate_bps: float, now_s: float) -> None:
+        """Goes on to the next change of the course, or ends the course if another rate is set by hand."""
+        n, instants = self._n_changed, self._instants
+        is_due = n < len(instants) and (not n or now_s >= self._origin_s + instants[n] - _EARLY_S)
+        if is_due and rate_bps == self._rates_bps[n]:
+            self._n_changed, self._origin_s = n + 1, now_s - instants[n]
+        elif not n or rate_bps != self._rates_bps[n - 1]:
+            self._instants = ()
+
+    def _through_s(self, start_s: float, size: float) -> float:
+        """Returns when ``size`` bytes that begin at ``start_s`` have been transmitted, by the course if there is one."""
+        if not self._n_changed or not self._instants:
+            return start_s + size * self._s_per_byte
+        instants, rates_bps = self._instants, self._rates_bps
+        at_s, left_bits = start_s - self._origin_s, 8 * size
+        n = max(bisect_right(instants, at_s), self._n_changed)
+        while n < len(instants):
+            room_bits = (instants[n] - at_s) * rates_bps[n - 1]
+            if left_bits <= room_bits:
+                break
+            left_bits, at_s, n = left_bits - max(room_bits, 0.0), max(instants[n], at_s), n + 1
+        # a cut without an end: as if there were none
+        s_per_bit = 1 / rates_bps[n - 1] if rates_bps[n - 1] else self._s_per_byte / 8
+        return self._origin_s + at_s + left_bits * s_per_bit
+
+    def _use(self, profile: Link) -> None:
         self.delay_s = profile.delay_s - self._early_s
         self._s_per_byte = 8 / profile.rate_bps
         self._jitter_s = profile.jitter_s
@@ -189,7 +230,8 @@ class Pipe:
         start_s = self.free_at_s if self.free_at_s > now_s else now_s
         if start_s - now_s > MAX_BACKLOG_S and not self.repairs:
             return None
-        self.free_at_s = through_at_s = start_s + size * self._s_per_byte
+        through_at_s = self._through_s(start_s, size) if self._instants else start_s + size * self._s_per_byte
+        self.free_at_s = through_at_s
         delay_s = self.delay_s
         if self._jitter_s and self._draws is not None:
             delay_s += self._jitter_s * (2 * self._draws[0].random() - 1)
@@ -197,7 +239,7 @@ class Pipe:
             delay_s += self._n_repairs(self._losses, n_segments) * self._retransmission_s
         if self.route:
             transit = Transit(self, size, segment_bytes, through_at_s, delay_s)
-            return start_s + segment_bytes * self._s_per_byte, transit
+            return self._through_s(start_s, segment_bytes), transit
         return self.arrive(through_at_s + delay_s), None
 
     def _n_repairs(self, losses: Losses, n_segments: int) -> int:

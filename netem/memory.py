@@ -14,7 +14,7 @@ from typing import Any
 from netem.flows import Flow, Tcp, carry
 from netem.forwarder_links import Pipe, SharedLink
 from netem.networks import NETWORKS
-from netem.spec import NetworkError, NetworkSpec
+from netem.spec import NO_COURSE, NetworkError, NetworkSpec
 from policies.links import Link
 
 _HANDSHAKE_BYTES = 8
@@ -57,7 +57,8 @@ class MemoryNetwork:
         self._pipes: dict[tuple[str, str], Pipe] = {}
         for (source, target), profile in spec.links.items():
             route = tuple(shared[name] for name in spec.paths.get((source, target), ()))
-            pipe = Pipe(f"{source} to {target}", -1, profile, route=route, repairs=True)
+            course = spec.courses.get((source, target), NO_COURSE)
+            pipe = Pipe(f"{source} to {target}", -1, profile, route=route, repairs=True, course=course)
             self._pipes[self.addresses[source], self.addresses[target]] = pipe
         self._listeners: dict[tuple[str, int], tuple[Accept, contextvars.Context]] = {}
         self._streams: dict[str, set[Stream]] = {address: set() for address in self.addresses.values()}
@@ -75,7 +76,7 @@ class MemoryNetwork:
             pipe = self._pipes.get((self.addresses[source], self.addresses[target]))
             if pipe is None:
                 raise NetworkError(f"the network has no link from {source} to {target} that could change")
-            pipe.change(profile)
+            pipe.change(profile, self._loop.time())
             pipe.release()
 
     def listen(self, address: str, port: int, accept: Accept) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 
@@ -10,6 +10,10 @@ from policies.links import Link
 
 Endpoint = tuple[str, int]
 """Address and port of one machine's part of a network over several machines."""
+Course = tuple[Sequence[float], Sequence[float]]
+"""Planned changes of a link: instants in seconds from an origin, ascending, and the rate in bit/s from each on (0: the
+link is cut)."""
+NO_COURSE: Course = ((), ())
 SUBNET = IPv4Network("198.18.0.0/15")
 """RFC 2544 reserves it for benchmarks: no real network uses it. Here it exists only inside the namespaces."""
 SPARE_ADDRESSES = 4
@@ -49,6 +53,9 @@ class NetworkSpec:
     own link first. Then it queues on each shared link (first come, first served, stored and forwarded).
     The pair's delay is the propagation delay of the whole path.
 
+    ``courses`` are the changes that calls of ``Backend.update`` will make of pairs, where they are planned. A network
+    that computes instants of arrival beforehand transmits what is queued by them.
+
     With several machines (``machines``) the sender's machine enforces the rates. So all senders of a shared
     link must be on one machine, and time must be real.
 
@@ -69,6 +76,7 @@ class NetworkSpec:
     """The nodes' addresses are taken from this subnet."""
     machines: Mapping[str, str] = field(default_factory=dict)
     """The name of each node's machine, by node; empty if all nodes are on this machine."""
+    courses: Mapping[tuple[str, str], Course] = field(default_factory=dict)
 
     @property
     def spans_machines(self) -> bool:
@@ -109,5 +117,5 @@ class NetworkSpec:
                         f"the shared link {name!r} carries packets of {other} on machine "
                         f"{self.machines[other]} and of {source} on machine {self.machines[source]}, but one "
                         "machine must enforce its rate: put them on the same machine, or let pairs share no "
-                        "links (share_links = false)"
+                        "links (share_links = false, and no [[sites]])"
                     )

@@ -6,7 +6,7 @@ Pure: reads no files and calls nothing of the system. ``testbed.experiments.topo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -15,6 +15,10 @@ from netem.spec import NetworkError
 FIBRE_KM_PER_S = 200_000.0
 """Speed of light in fibre: about two thirds of the speed in vacuum."""
 EARTH_RADIUS_KM = 6371.0
+_SHORT_KM = 100.0
+"""Coordinates are too coarse to judge the delays of shorter links."""
+_TOO_FAST_RATIO = 0.1
+"""Published delays are down to a third of what light in fibre needs (those of REPETITA); a wrong unit is far below."""
 
 
 class TopologyError(NetworkError):
@@ -57,7 +61,8 @@ class Topology:
     """Nodes in a fixed order, and undirected links; two nodes may have several links.
 
     ``without_coordinates`` is filled by ``with_fibre_delays``: the nodes whose missing coordinates left a
-    link without a delay of its own. Raises ``TopologyError`` for two nodes of one name, for a link from a
+    link without a delay of its own. ``n_without_rate`` links have a default rate, since their source states none.
+    Raises ``TopologyError`` for two nodes of one name, for a link from a
     node to itself, and for a link to an unknown node.
     """
 
@@ -65,6 +70,7 @@ class Topology:
     nodes: tuple[TopologyNode, ...]
     links: tuple[TopologyLink, ...]
     without_coordinates: tuple[str, ...] = ()
+    n_without_rate: int = 0
 
     def __post_init__(self) -> None:
         known = set(self.node_names)
@@ -114,6 +120,15 @@ class Topology:
             links.append(replace(link, delay_s=delay_s))
         names = tuple(name for name in self.node_names if name in unplaced)
         return replace(self, links=tuple(links), without_coordinates=names)
+
+    def too_fast(self) -> str | None:
+        """Returns what is wrong with delays that are too short for the distance (see ``too_fast``)."""
+        by_name = {node.name: node for node in self.nodes}
+        return too_fast(
+            (by_name[link.a], by_name[link.b], link.delay_s)
+            for link in self.links
+            if link.delay_s is not None
+        )
 
     def placed_nodes(self) -> tuple[TopologyNode, ...]:
         """Returns the nodes; one without coordinates is put in the middle of its neighbours where possible."""
@@ -211,6 +226,31 @@ def great_circle_km(a: TopologyNode, b: TopologyNode) -> float | None:
         + math.cos(north_a) * math.cos(north_b) * math.sin(east / 2) ** 2
     )
     return 2 * EARTH_RADIUS_KM * math.asin(math.sqrt(min(h, 1.0)))
+
+
+def too_fast(links: Iterable[tuple[TopologyNode, TopologyNode, float]]) -> str | None:
+    """Returns what is wrong with one-way delays of less than a tenth of what light in fibre needs.
+
+    ``links`` are two nodes each, and the delay between them in s; those without coordinates or shorter than 100
+    km are not judged. ``None``: nothing is wrong. A delay in the wrong unit is a thousand times too short.
+    """
+    n_judged, found = 0, []
+    for a, b, delay_s in links:
+        distance_km = great_circle_km(a, b)
+        if distance_km is None or distance_km < _SHORT_KM:
+            continue
+        n_judged += 1
+        light_s = distance_km / FIBRE_KM_PER_S
+        if delay_s < _TOO_FAST_RATIO * light_s:
+            found.append((delay_s / light_s, a.name, b.name, delay_s, light_s))
+    if not found:
+        return None
+    _, a_name, b_name, delay_s, light_s = min(found)
+    return (
+        f"the delays of {len(found):,} of {n_judged:,} links are less than a tenth of what light in fibre needs, such "
+        f"as {a_name} to {b_name}: {1e3 * delay_s:.3g} ms one way, where light needs {1e3 * light_s:.3g} ms; check "
+        "their unit"
+    )
 
 
 def middle(name: str, around: Sequence[TopologyNode]) -> TopologyNode:

@@ -4,6 +4,7 @@
 - ``changes``: a change that a command makes, as data
 - ``schema``: the form of a file (strict tables, units through ``units``)
 - ``topologies``: the form of a topology file, the shipped ones, and the choice of nodes
+- ``shared_links``: links that pairs share, such as a site's own; ``link_traces``, ``events``: links over time
 - ``profiles``, ``network``, ``workload``, ``traces``, ``draws``, ``policy``: look names up and make choices
 - ``catalogue``, ``roofline``: GPUs and models by name, and the block times that follow
 - ``fault_tables``, ``faults``: faults, churn, recovery and membership

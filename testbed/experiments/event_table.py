@@ -1,10 +1,11 @@
-"""``[[network.event]]``: changes of links while requests are served.
+"""``[[network.event]]`` and ``[[network.trace]]``: changes of links while requests are served.
 
-``events`` computes the links that follow.
+``link_traces`` reads the files of traces; ``events`` computes the links that follow.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -72,3 +73,82 @@ class EventTable(Table):
         if self.rtt_to is not None and self.for_ is None:
             raise rule("is missing; rtt_to needs the duration of the change", "for")
         return self
+
+
+Numbers = Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1)]
+_COLUMNS = ("rates", "rtts", "losses")
+_OF_A_KIND = {
+    "mahimahi": ("file", "interval"),
+    "csv": ("file", "time_unit", "rate_unit", "rtt_unit"),
+    "listed": ("times", *_COLUMNS, "length"),
+}
+
+
+class TraceTable(Table):
+    """A link that follows a recording, from ``at`` (default 0) on.
+
+    ``link`` and ``direction`` are those of an event. The kinds of ``file``:
+
+    - "mahimahi": a line per opportunity to send 1500 bytes, in ms. It becomes the mean rate of every ``interval``
+      (default 100 ms); the link is cut in an interval without an opportunity.
+    - "csv": columns ``time`` and any of ``rate``, ``rtt`` and ``loss``. Times count from the first row, and a row
+      holds until the next. A cell is text with a unit, or a number in ``time_unit``, ``rate_unit`` or
+      ``rtt_unit``. A rate of 0 cuts the link. An empty cell repeats the one above it.
+
+    "listed" has the steps here, as a resolved scenario stores them: ``times`` and ``rtts`` in seconds, ``rates``
+    in bit/s, ``losses`` as shares; it lasts for ``length``.
+
+    With ``repeat`` (default: true for "mahimahi") the trace begins anew at its end, until ``until``; default: an
+    hour after the last request's arrival. After that the network's own values hold. The last row of a CSV file
+    lasts as long as the one before it, or to the end without ``repeat`` and ``until``.
+    """
+
+    link: Annotated[list[Name], Field(min_length=2, max_length=2)]
+    direction: Literal["both", "forward"] = "both"
+    kind: Literal["mahimahi", "csv", "listed"]
+    file: Annotated[str, Field(min_length=1)] | None = None
+    at: Seconds = 0.0
+    repeat: bool | None = None
+    until: PositiveSeconds | None = None
+    interval: PositiveSeconds | None = None
+    time_unit: Literal["h", "min", "s", "ms", "us"] | None = None
+    rate_unit: Literal["bit/s", "kbit/s", "Mbit/s", "Gbit/s"] | None = None
+    rtt_unit: Literal["s", "ms", "us"] | None = None
+    times: Numbers | None = None
+    rates: Numbers | None = None
+    rtts: Numbers | None = None
+    losses: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)] | None = None
+    length: PositiveSeconds | None = None
+
+    @model_validator(mode="after")
+    def _keys_of_the_kind(self) -> Self:
+        for kind, keys in _OF_A_KIND.items():
+            for key in keys:
+                if key not in _OF_A_KIND[self.kind] and getattr(self, key) is not None:
+                    raise rule(f'is only for kind = "{kind}"; kind is "{self.kind}"', key)
+        if self.until is not None and self.until <= self.at:
+            raise rule("must be later than at", "until")
+        if self.kind != "listed":
+            if self.file is None:
+                raise rule(f'is missing; kind = "{self.kind}" needs it', "file")
+            return self
+        if self.times is None:
+            raise rule('is missing; kind = "listed" needs it', "times")
+        self._check_steps(self.times)
+        return self
+
+    def _check_steps(self, times: list[float]) -> None:
+        columns = [key for key in _COLUMNS if getattr(self, key) is not None]
+        if not columns:
+            raise rule(f"changes nothing; give at least one of {', '.join(_COLUMNS)}")
+        for key in columns:
+            if len(getattr(self, key)) != len(times):
+                raise rule(f"must have as many values as times, {len(times):,}", key)
+        if any(after <= before for before, after in pairwise(times)):
+            raise rule("must be in the order of time, each later than the one before", "times")
+        if self.length is not None and self.length <= times[-1]:
+            raise rule(f"must be more than the last of times, {times[-1]:g} s", "length")
+        if self.repeat and self.length is None:
+            raise rule('is missing; a "listed" trace that is repeated needs it', "length")
+        if all(loss == 1 for loss in self.losses or [0.0]) or not any(self.rates or [1.0]):
+            raise rule("never lets anything through; give at least one step with a rate above 0")

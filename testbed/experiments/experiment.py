@@ -22,8 +22,9 @@ from policies.problem import Problem
 from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff, QueueRules, RequestPlan
 from testbed.experiments.draws import Sample
-from testbed.experiments.event_table import EventTable
+from testbed.experiments.event_table import EventTable, TraceTable
 from testbed.experiments.fields import Table
+from testbed.experiments.network_tables import SiteTable
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,18 @@ class NetworkChange:
     at_s: float
     links: Mapping[tuple[str, str], Link]
     why: str
+
+
+@dataclass(frozen=True)
+class LinkPlans:
+    """What the scenario plans for links: ``[[network.event]]`` and ``[[network.trace]]``, whose files were read.
+
+    ``traces_end_at_s``: until when a trace is repeated that does not state it.
+    """
+
+    events: tuple[EventTable, ...] = ()
+    traces: tuple[TraceTable, ...] = ()
+    traces_end_at_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -160,8 +173,10 @@ class NetworkPart:
     """Changes of links while the workload is served, in the order of time."""
     site_links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
     """Links between sites, from which ``links`` follow (and those of ``testbed.experiments.whole``)."""
-    events: tuple[EventTable, ...] = ()
-    """The scenario's ``[[network.event]]`` tables, from which ``changes`` follow."""
+    plans: LinkPlans = LinkPlans()
+    """The scenario's tables from which ``changes`` follow."""
+    sites: tuple[SiteTable, ...] = ()
+    """The rows of ``[[sites]]``; ``shared_bps`` has their links, too."""
     shared_bps: Mapping[str, float] = field(default_factory=dict)
     """Rate in bit/s of every link that pairs of nodes share, by its name."""
     shared_paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)

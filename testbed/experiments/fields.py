@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import lru_cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
@@ -30,12 +31,13 @@ def rule(what: str, key: str | None = None) -> PydanticCustomError:
 
 def quantity(dimension: Dimension) -> Callable[[Any], float]:
     """Return a validator that turns text with a unit into a float in the base unit of ``dimension``."""
+    parse_text = lru_cache(4096)(dimension.parse)  # files with many events repeat a few values
 
     def parse(value: Any) -> float:
         if not isinstance(value, str):
             raise rule(f'must be text with a unit such as "{dimension.example}", not {shown(value)}')
         try:
-            return dimension.parse(value)
+            return parse_text(value)
         except ValueError as error:
             raise rule(str(error)) from None
 

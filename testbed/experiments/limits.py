@@ -17,6 +17,10 @@ MAX_NUMBER = 1e15
 MAX_REQUESTS = 10_000_000
 MAX_NODES = 100_000
 MAX_LINKS = 10_000_000
+MAX_TRACE_STEPS = 1_000_000
+"""Most steps of one trace of links."""
+MAX_LINK_CHANGES = 5_000_000
+"""Most changes that a trace makes with its repetitions, those of each pair of nodes counted; some 100 bytes each."""
 MAX_BLOCKS = 10_000
 MAX_TOKENS = 10_000_000
 MAX_HIDDEN_SIZE = 10_000_000

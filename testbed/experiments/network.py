@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 from netem.spec import SPARE_ADDRESSES
+from netem.topology import TopologyNode, too_fast
 from policies.links import HEADER_BYTES, Link
 from policies.problem import Linear, Matrix, ModelSpec, OneWayDelays, Transmissions
 from testbed.experiments.experiment import Calibration
@@ -127,12 +128,22 @@ def _sites(by_site: Mapping[SitePair, Link]) -> list[str]:
     return sorted({site for pair in by_site for site in pair})
 
 
-def check_places(table: NetworkTable, by_site: Mapping[SitePair, Link]) -> None:
-    """Raise ``KeyedError`` if ``places`` names a site that the network does not have."""
+def check_places(table: NetworkTable, by_site: Mapping[SitePair, Link], warns: bool) -> None:
+    """Raise ``KeyedError`` if ``places`` names a site that the network does not have.
+
+    With ``warns``, warns of delays that are too short for the distance.
+    """
     known = _sites(by_site)
-    for site in table.places or ():
+    places = table.places or {}
+    for site in places:
         if site not in known:
             raise KeyedError(("network", "places"), unknown("site", site, known))
+    if warns and places:
+        at = {site: TopologyNode(site, *place) for site, place in places.items()}
+        pairs = ((a, b) for a, b in by_site if a < b and a in at and b in at)
+        wrong = too_fast((at[a], at[b], by_site[a, b].delay_s) for a, b in pairs)
+        if wrong is not None:
+            _log.warning("network: %s, and that of network.places", wrong)
 
 
 def node_links(
@@ -166,21 +177,6 @@ def node_links(
                     )
                 links[a.name, b.name] = by_site[a.site, b.site]
     return links
-
-
-def node_paths(
-    table: ClustersTable | MatrixTable, sites: Mapping[str, str]
-) -> dict[SitePair, tuple[str, ...]]:
-    """Return the names of the shared links on the path of every ordered pair of nodes that has any."""
-    if not isinstance(table, MatrixTable) or table.paths is None:
-        return {}
-    by_site = {(row.from_, row.to): tuple(row.links) for row in table.paths}
-    return {
-        (a, b): by_site[sites[a], sites[b]]
-        for a in sites
-        for b in sites
-        if a != b and (sites[a], sites[b]) in by_site
-    }
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 
 from netem.networks import AUTO, NETWORKS
 from netem.spec import SUBNET
-from testbed.experiments.event_table import EventTable
+from testbed.experiments.event_table import EventTable, TraceTable
 from testbed.experiments.fields import BitsPerSecond, Name, Positive, Ratio, Seconds, Table, quantity, rule
 from testbed.experiments.problems import unknown
 from testbed.experiments.units import DURATION, RATE, Dimension
@@ -38,7 +38,7 @@ class NetworkTable(Table):
     - ``keep_cpus_awake``: no CPU of the machine sleeps during a run in real time.
     - ``jitter`` and ``loss`` (a share of packets): of links that have none of their own. A jitter larger than
       a link's one-way delay counts as that delay.
-    - ``event``: changes of links while requests are served.
+    - ``event``: changes of links while requests are served. ``trace``: links that follow a recording.
     - ``places``: [longitude, latitude] of sites in degrees, used for maps only.
     """
 
@@ -49,6 +49,7 @@ class NetworkTable(Table):
     jitter: Seconds = 0.0
     loss: Loss = 0.0
     event: list[EventTable] | None = None
+    trace: list[TraceTable] | None = None
     places: dict[Name, Place] | None = None
 
 
@@ -203,18 +204,38 @@ class MatrixTable(NetworkTable):
             seen.add((row.from_, row.to))
 
 
+class SiteTable(Table):
+    """``[[sites]]``: a site's own links, which all its pairs with other sites share.
+
+    ``up`` carries what its nodes send to other sites, ``down`` what they receive from them; without a value,
+    that direction is not limited. Links inside the site do not use them.
+    """
+
+    name: Name
+    up: BitsPerSecond | None = None
+    down: BitsPerSecond | None = None
+
+    @model_validator(mode="after")
+    def _limits(self) -> Self:
+        if self.up is None and self.down is None:
+            raise rule("limits nothing; give up, down or both")
+        return self
+
+
 class TopologyNetworkTable(NetworkTable):
     """``[network]`` of kind "topology": sites are a topology's nodes, and paths have the least delay.
 
     ``topology`` is a shipped topology's name or a file. ``delays = "given"`` uses the delays of the
     topology's links; "fibre" computes them as great-circle distance x ``detour`` (default 1.5) / 200 km/ms.
-    With ``share_links``, pairs whose paths have a link in common compete for its rate.
+    ``default_rate`` (default 1 Gbit/s) is that of links without a rate in the topology's file. With
+    ``share_links``, pairs whose paths have a link in common compete for its rate.
     """
 
     kind: Literal["topology"]
     topology: Annotated[str, Field(min_length=1)]
     delays: Literal["given", "fibre"] = "given"
     detour: Annotated[float, Field(ge=1, le=100)] | None = None
+    default_rate: BitsPerSecond | None = None
     share_links: bool = False
 
     @model_validator(mode="after")

@@ -16,12 +16,13 @@ from policies.problem import Batching, Problem
 from policies.rules import PagingRules
 from policies.workload import Backoff, QueueRules, RequestPlan, longest_tokens
 from testbed.experiments.blocks import check_steps, resolve_blocks
-from testbed.experiments.events import check_events, network_changes
+from testbed.experiments.events import check_changes, network_changes
 from testbed.experiments.experiment import (
     BlocksSettings,
     ComputePart,
     Experiment,
     FaultsPart,
+    LinkPlans,
     NetworkPart,
     PolicyPart,
     Program,
@@ -37,18 +38,23 @@ from testbed.experiments.faults import (
 )
 from testbed.experiments.hardware_files import one_hub_token, with_hardware_files
 from testbed.experiments.limits import check_counts
+from testbed.experiments.link_traces import REPEATED_AFTER_S, listed
 from testbed.experiments.machines import machines_of
 from testbed.experiments.matrices import matrix_of_file
 from testbed.experiments.network import (
     Node,
     check_places,
     node_links,
-    node_paths,
     policy_times,
     site_links,
     subnet_of,
 )
-from testbed.experiments.network_tables import ClustersTable, MatrixTable, TopologyNetworkTable
+from testbed.experiments.network_tables import (
+    ClustersTable,
+    MatrixTable,
+    SiteTable,
+    TopologyNetworkTable,
+)
 from testbed.experiments.policy import LoadPolicy, Policies, unread_policies, with_halves, with_whole_paths
 from testbed.experiments.problems import Key, KeyedError, shown
 from testbed.experiments.profiles import (
@@ -70,6 +76,7 @@ from testbed.experiments.schema import (
     ServersTable,
     WorkloadTable,
 )
+from testbed.experiments.shared_links import between_nodes, check_sites, narrowed, shared_links
 from testbed.experiments.slo import parse_objectives
 from testbed.experiments.topologies import ANY, as_matrix, choose_nodes, topology_of, unknown_node
 from testbed.experiments.workload import join_order, make_requests, stream, workload_source
@@ -123,9 +130,20 @@ def resolve(
     server_names = [spec.name for spec in specs]
     network = where.network
     by_site = site_links(network)
-    check_places(network, by_site)
+    is_measured = not scenario.resolved and not isinstance(scenario.network, TopologyNetworkTable)
+    check_places(network, by_site, warns=is_measured)
+    known = {site for pair in by_site for site in pair}
+    check_sites(where.own_links, known, set(where.sites.values()))
+    shared = shared_links(network, where.own_links, known)
+    by_site = narrowed(by_site, shared)
+    shared = between_nodes(shared, where.sites)
     links = node_links(by_site, where.clients, where.servers, where.others)
-    check_events(network.event or (), links, where.sites)
+    plans = LinkPlans(
+        tuple(network.event or ()),
+        tuple(network.trace or ()),
+        max(request.arrival_at_s for request in requests) + REPEATED_AFTER_S,
+    )
+    check_changes(plans, links, where.sites)
     is_forwarding = policy.communication == "server-to-server"
     bases_s = [spec.step_base_s for spec in specs]
     times = policy_times(
@@ -149,6 +167,7 @@ def resolve(
             "clients": _at_sites(scenario.clients, where.client_nodes, where.sites),
             "node": programs or None,
             "network": network,
+            "sites": where.own_links or None,
             "workload": workload,
             "policy": policy,
             "compute": compute,
@@ -192,11 +211,12 @@ def resolve(
         network=NetworkPart(
             backend=network.backend,
             links=links,
-            changes=network_changes(network.event or (), links, where.sites),
+            changes=network_changes(plans, links, where.sites, shared.narrowest_bps()),
             site_links=by_site,
-            events=tuple(network.event or ()),
-            shared_bps=(network.shared or {}) if isinstance(network, MatrixTable) else {},
-            shared_paths=node_paths(network, where.sites),
+            plans=plans,
+            sites=tuple(where.own_links),
+            shared_bps=shared.rates_bps,
+            shared_paths=shared.paths,
             tcp=TcpSpec(tcp.warm, tcp.slow_start_after_idle, tcp.congestion_control),
             mtu=network.mtu,
             subnet=subnet_of(network.subnet, len(where.sites)),
@@ -266,6 +286,8 @@ class _Places:
     others: list[Node]
     """The nodes of the user's programs."""
     network: ClustersTable | MatrixTable
+    own_links: list[SiteTable]
+    """The rows of ``[[sites]]`` whose sites have nodes."""
 
     @property
     def sites(self) -> dict[str, str]:
@@ -326,19 +348,30 @@ def _places(scenario: Scenario, folder_of: FolderOf) -> _Places:
     others = _program_nodes(scenario.node or (), taken)
     servers = list(chain.from_iterable(server_nodes))
     clients = list(chain.from_iterable(client_nodes))
-    network = scenario.network
+    network, own_links = scenario.network, list(scenario.sites or ())
     if isinstance(network, TopologyNetworkTable):
         topology = topology_of(network, folder_of("network", "topology"))
         servers, clients = choose_nodes(topology, scenario.seed, servers, clients)
         named = [(node.key, node.site) for node in others]
         named += [(("network", "places"), site) for site in network.places or ()]
+        named += [(("sites", index, "name"), row.name) for index, row in enumerate(own_links)]
         for key, site in named:
             if site not in topology.node_names:
                 raise KeyedError(key, unknown_node(site, topology.name, topology.node_names))
-        network = as_matrix(network, topology, [node.site for node in (*servers, *clients, *others)])
+        used = {node.site for node in (*servers, *clients, *others)}
+        if ANY in {*(s.site for s in scenario.servers), *(c.site for c in scenario.clients)}:
+            own_links = [row for row in own_links if row.name in used]  # another seed draws other places
+        network = as_matrix(network, topology, used)
     elif isinstance(network, MatrixTable) and network.file is not None:
         network = matrix_of_file(network, folder_of("network", "file"))
-    return _Places(server_nodes, client_nodes, servers, clients, others, network)
+    if network.trace:
+        keys = [("network", "trace", index) for index in range(len(network.trace))]
+        traces = [
+            listed(trace, folder_of(*map(str, key), "file"), key)
+            for trace, key in zip(network.trace, keys, strict=True)
+        ]
+        network = network.model_copy(update={"trace": traces})
+    return _Places(server_nodes, client_nodes, servers, clients, others, network, own_links)
 
 
 def _hardware(

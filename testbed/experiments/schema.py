@@ -32,7 +32,12 @@ from testbed.experiments.fields import (
     rule,
 )
 from testbed.experiments.limits import MAX_BLOCKS, MAX_HIDDEN_SIZE, MAX_NODES, MAX_REQUESTS, MAX_TOKENS
-from testbed.experiments.network_tables import ClustersTable, MatrixTable, TopologyNetworkTable
+from testbed.experiments.network_tables import (
+    ClustersTable,
+    MatrixTable,
+    SiteTable,
+    TopologyNetworkTable,
+)
 from testbed.experiments.problems import shown
 
 
@@ -639,6 +644,7 @@ class Scenario(Table):
     clients: Annotated[list[ClientsTable], BeforeValidator(_as_list), Field(min_length=1)]
     node: list[NodeTable] | None = None
     network: Annotated[ClustersTable | MatrixTable | TopologyNetworkTable, Field(discriminator="kind")]
+    sites: list[SiteTable] | None = None
     hosts: Annotated[list[HostTable], BeforeValidator(_all_of_cluster)] | None = None
     """An empty list, which "ray" becomes, stands for all machines of the Ray cluster."""
     tcp: TcpTable = TcpTable()

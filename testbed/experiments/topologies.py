@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +28,11 @@ ANY = "any"
 """The site name that stands for a node drawn with the scenario's seed."""
 DEFAULT_DETOUR = 1.5
 """Cables follow roads and coasts: they are about half longer than the direct path."""
+DEFAULT_RATE = "1 Gbit/s"
+"""Rate of links that have none in their file."""
 KEY = ("network", "topology")
+
+_log = logging.getLogger(__name__)
 
 
 class NodeRow(Table):
@@ -43,14 +48,14 @@ class LinkRow(Table):
 
     nodes: Annotated[list[Name], Field(min_length=2, max_length=2)]
     delay: Seconds | None = None
-    rate: BitsPerSecond
+    rate: BitsPerSecond | None = None
 
 
 class TopologyFile(Table):
     """A topology file: nodes in order, and links that carry both directions.
 
     A link's ``delay`` is one way. If a link has none, scenarios must compute it from coordinates
-    (``delays = "fibre"``).
+    (``delays = "fibre"``). One without a ``rate`` has ``default_rate`` of the network.
     """
 
     name: Name
@@ -65,17 +70,20 @@ def shipped_topologies() -> list[str]:
     return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
 
 
-def load_topology(name_or_path: str, folder: Path = Path()) -> Topology:
+def load_topology(
+    name_or_path: str, folder: Path = Path(), default_bps: float = RATE.parse(DEFAULT_RATE)
+) -> Topology:
     """Return a shipped topology by name, or the one in a file, whose path may be relative to ``folder``.
 
-    A file is TOML (``TopologyFile``), or a format of ``testbed.experiments.topology_files`` by its ending.
+    ``default_bps`` is the rate of links that have none. A file is TOML (``TopologyFile``), or a format of ``testbed.experiments.topology_files`` by its ending.
     Raises ``KeyedError`` with the file and what is wrong in it, and ``ScenarioError`` if the file cannot be
     read.
     """
     shipped = shipped_topologies()
     if name_or_path in shipped:
         resource = resources.files("scenarios") / "topologies" / f"{name_or_path}.toml"
-        return _topology(tomllib.loads(resource.read_text(encoding="utf-8")), resource.name)
+        document = tomllib.loads(resource.read_text(encoding="utf-8"))
+        return _topology(document, resource.name, default_bps)
     path = folder / name_or_path
     if not path.is_file():
         raise KeyedError(
@@ -89,11 +97,11 @@ def load_topology(name_or_path: str, folder: Path = Path()) -> Topology:
             f'{path} is not a topology by its ending; if it is a matrix, use kind = "matrix" and file = '
             f'"{path.name}"',
         )
-    document = read_foreign(path)
-    return _topology(read_toml(path) if document is None else document, str(path))
+    foreign = read_foreign(path)
+    return _topology(read_toml(path) if foreign is None else foreign, str(path), default_bps)
 
 
-def _topology(document: dict[str, Any], label: str) -> Topology:
+def _topology(document: dict[str, Any], label: str, default_bps: float) -> Topology:
     def wrong(where: KeyedError) -> KeyedError:
         key = ".".join(str(part) for part in key_in_document(document, where.key))
         return KeyedError(KEY, ": ".join(filter(None, (label, key, where.what))))
@@ -110,7 +118,11 @@ def _topology(document: dict[str, Any], label: str) -> Topology:
         return Topology(
             file.name,
             tuple(TopologyNode(row.name, row.longitude, row.latitude) for row in file.nodes),
-            tuple(TopologyLink(row.nodes[0], row.nodes[1], row.delay, row.rate) for row in file.links),
+            tuple(
+                TopologyLink(row.nodes[0], row.nodes[1], row.delay, row.rate or default_bps)
+                for row in file.links
+            ),
+            n_without_rate=sum(row.rate is None for row in file.links),
         )
     except ValidationError as error:
         raise wrong(explain(error)) from None
@@ -180,11 +192,27 @@ def _placed(nodes: Sequence[Node], places: Sequence[str]) -> list[Node]:
 
 
 def topology_of(table: TopologyNetworkTable, folder: Path) -> Topology:
-    """Return the topology that ``[network]`` names, with the delays that it asks for."""
-    topology = load_topology(table.topology, folder)
+    """Return the topology that ``[network]`` names, with the delays that it asks for.
+
+    Warns of links that have a default rate unasked, and of delays that are too short for the distance.
+    """
+    default_bps = RATE.parse(DEFAULT_RATE) if table.default_rate is None else table.default_rate
+    topology = load_topology(table.topology, folder, default_bps)
+    if topology.n_without_rate and table.default_rate is None:
+        _log.warning("network.topology: %s; set network.default_rate to choose it", without_rate(topology))
+    if table.delays == "given" and (wrong := topology.too_fast()) is not None:
+        _log.warning('network.topology: %s, or set delays = "fibre"', wrong)
     if table.delays == "fibre":
         return topology.with_fibre_delays(DEFAULT_DETOUR if table.detour is None else table.detour)
     return topology
+
+
+def without_rate(topology: Topology) -> str:
+    """Return in words how many links have no rate in the topology's file, which count as ``DEFAULT_RATE``."""
+    return (
+        f"{topology.n_without_rate:,} of {len(topology.links):,} links of {topology.name} have no rate in their file "
+        f"and count as {DEFAULT_RATE}"
+    )
 
 
 def as_matrix(table: TopologyNetworkTable, topology: Topology, sites: Iterable[str]) -> MatrixTable:

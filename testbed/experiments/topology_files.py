@@ -2,7 +2,7 @@
 
 These are GraphML and GML of the Internet Topology Zoo, ``.xml`` and ``.txt`` of SNDlib, and ``.graph`` of
 REPETITA. Only REPETITA's links have delays; for the others a scenario needs ``delays = "fibre"``, which
-computes them from coordinates.
+computes them from coordinates. Links without a rate are left without one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from testbed.experiments.sndlib import SndLink, SndNode, read_sndlib_native, rea
 
 _Line = tuple[int, list[str]]
 """A line's number (from 1) and its words."""
-DEFAULT_RATE = "1 Gbit/s"
-"""Rate of links that have none in their file."""
 
 
 def read_foreign(path: Path) -> dict[str, Any] | None:
@@ -62,7 +60,7 @@ def _networkx(read: str) -> Callable[[Path], dict[str, Any]]:
         for a, b, data in graph.edges(data=True):
             if a == b:
                 continue  # the Zoo has a few links from a node to itself
-            link: dict[str, Any] = {"nodes": [name_of[a], name_of[b]], "rate": DEFAULT_RATE}
+            link: dict[str, Any] = {"nodes": [name_of[a], name_of[b]]}
             rate_bps = _number(data.get("LinkSpeedRaw"))
             if rate_bps:
                 link["rate"] = f"{rate_bps:.0f} bit/s"
@@ -162,8 +160,8 @@ def _sndlib(read: Callable[[Path], tuple[list[SndNode], list[SndLink]]]) -> Call
                 raise ScenarioError(
                     f"{path}: a link ends at {unknown!r}, which is not one of the file's nodes"
                 )
-            rate = DEFAULT_RATE if link.rate_bps is None else f"{link.rate_bps:.0f} bit/s"
-            links.append({"nodes": [name_of[end] for end in link.ends], "rate": rate})
+            rate = {} if link.rate_bps is None else {"rate": f"{link.rate_bps:.0f} bit/s"}
+            links.append({"nodes": [name_of[end] for end in link.ends], **rate})
         return _document(path, nodes, links)
 
     return reader

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from policies.links import Link
 from testbed.experiments.events import network_changes
 from testbed.experiments.experiment import Experiment, NetworkChange
+from testbed.experiments.shared_links import SharedLinks
 
 Pair = tuple[str, str]
 
@@ -40,7 +41,9 @@ def whole_network(experiment: Experiment, is_virtual: bool = False) -> WholeNetw
         if a != b and (sites[a], sites[b]) in by_site
     }
     changes = {change.at_s: change for change in experiment.network.changes}
-    for more in network_changes(experiment.network.events, others, sites):
+    network = experiment.network
+    most_bps = SharedLinks(network.shared_bps, network.shared_paths).narrowest_bps()
+    for more in network_changes(network.plans, others, sites, most_bps):
         known = changes.setdefault(more.at_s, more)
         changes[more.at_s] = replace(known, links={**known.links, **more.links})
     return WholeNetwork(

@@ -17,8 +17,8 @@ from testbed.experiments.matrices import matrix_of_file
 from testbed.experiments.network import site_links
 from testbed.experiments.network_tables import MatrixTable
 from testbed.experiments.problems import KeyedError
-from testbed.experiments.topologies import DEFAULT_DETOUR, load_topology
-from testbed.experiments.topology_files import DEFAULT_RATE
+from testbed.experiments.shared_links import own_links_in_words
+from testbed.experiments.topologies import DEFAULT_DETOUR, DEFAULT_RATE, load_topology, without_rate
 from testbed.results.plots import plotting, save
 from testbed.results.requests import stats
 
@@ -71,6 +71,9 @@ def topology_command(
         raise UserError(f"{error} (--delays fibre)" if "fibre" in str(error) else str(error)) from None
     places = _places(topology, experiment)
     answer = topology_answer(topology, rtt_s, delays, places)
+    for row in experiment.network.sites if experiment is not None else ():
+        node = answer["nodes"][topology.node_names.index(row.name)]
+        node |= {"up_bps": row.up, "down_bps": row.down, "own_links": own_links_in_words(row)}
     if one_way_s is not None:
         answer["one_way_ms"] = [[1e3 * value for value in row] for row in one_way_s]
     if picture is not None:
@@ -78,7 +81,9 @@ def topology_command(
             draw_map(picture, topology, rtt_s, places)
         except OSError as error:
             raise UserError(f"cannot write {picture}: {error.strerror}; choose another --picture") from error
-    return answer, topology_text(answer)
+    remarks = [topology.too_fast() if delays == "given" else None]
+    remarks.append(without_rate(topology) if topology.n_without_rate else None)
+    return answer, "\n".join([topology_text(answer), *filter(None, remarks)])
 
 
 def _matrix(path: Path, rtt_unit: str) -> tuple[Topology, list[list[float]]]:
@@ -173,6 +178,7 @@ def topology_answer(
             "n_links": len(topology.links),
             "n_components": len(topology.components()),
             "rtt_ms": _spread(pairs_ms),
+            "n_without_rate": topology.n_without_rate,
             "without_place": [node.name for node in topology.nodes if node.latitude_deg is None],
             "delay_not_from_coordinates": list(topology.without_coordinates) if delays == "fibre" else None,
         },
@@ -210,7 +216,8 @@ def topology_text(answer: Mapping[str, Any]) -> str:
     lines.append(f"nodes: {', '.join(node['name'] for node in answer['nodes'])}")
     for node in answer["nodes"]:
         if "runs" in node:
-            lines.append(f"  {node['name']}: {', '.join(node['runs'])}")
+            own = f" ({node['own_links']})" if "own_links" in node else ""
+            lines.append(f"  {node['name']}{own}: {', '.join(node['runs'])}")
     return "\n".join(lines)
 
 

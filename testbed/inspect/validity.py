@@ -7,10 +7,11 @@ from typing import Any
 
 from testbed.control.placing import load_to_run, place_experiment
 from testbed.experiments import Override, load_experiment
+from testbed.experiments.shared_links import own_links_in_words
 from testbed.experiments.units import counted
 from testbed.runs.session import check_online
 from testbed.runtime.gpus import missing_gpu, shared_out
-from testbed.runtime.wiring import check_frames
+from testbed.runtime.wiring import check_frames, check_rates
 
 
 def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[str, Any], str]:
@@ -21,11 +22,18 @@ def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[s
     """
     experiment = load_experiment(scenario, changes)
     not_loaded = experiment.policy.code_in_file
-    if not not_loaded:
+    if experiment.policy.unread and not not_loaded:
         experiment = load_to_run(scenario, changes)
     check_frames(experiment)
+    check_rates(experiment)
     missing = missing_gpu(experiment)
-    remarks = [missing] if missing else []
+    own = experiment.network.sites
+    remarks = (
+        [f"sites' own links: {'; '.join(f'{row.name} {own_links_in_words(row)}' for row in own)}"]
+        if own
+        else []
+    )
+    remarks += [missing] if missing else []
     blocks = shared_out(experiment, remarks.append)
     placement = None
     if not not_loaded:
@@ -40,6 +48,7 @@ def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[s
         "n_clients": n_clients,
         "n_requests": n_requests,
         "design_concurrency": placement and placement.design_concurrency,
+        "sites": [{"name": row.name, "up_bps": row.up, "down_bps": row.down} for row in own],
         "not_loaded": list(not_loaded),
         "missing_gpu": missing,
         "devices": blocks and [blocks.device_of(n) for n in range(n_servers)],

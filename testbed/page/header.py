@@ -16,6 +16,7 @@ def header(experiment: Experiment, plan: Plan) -> dict[str, Any]:
     """Return the constant part of a run as JSON data. Its order numbers the servers, clients and sites."""
     problem = experiment.problem
     sites = sites_of(experiment)
+    own = {row.name: row for row in experiment.network.sites}
     number = {site: i for i, site in enumerate(sites)}
     known, rtts_s = places(experiment), site_rtts_s(experiment)
     points = by_round_trips(sites, rtts_s) if known is None else beside_nearest(sites, rtts_s, known)
@@ -46,6 +47,8 @@ def header(experiment: Experiment, plan: Plan) -> dict[str, Any]:
                 "x": points[site][0],
                 "y": points[site][1],
                 "is_placed": known is None or site in known,
+                "up_bps": own[site].up if site in own else None,
+                "down_bps": own[site].down if site in own else None,
             }
             for site in sites
         ],

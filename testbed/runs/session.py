@@ -35,7 +35,7 @@ from testbed.runtime.running import Outcome, emulate
 from testbed.runtime.setup import RunSetup
 from testbed.runtime.signals import Interruption, outside_loop
 from testbed.runtime.stage import Stage, choose_stage
-from testbed.runtime.wiring import check_frames
+from testbed.runtime.wiring import check_frames, check_rates
 
 Announce = Callable[[str], None]
 """Called with what a user may want to know, a sentence or a line at a time."""
@@ -231,10 +231,11 @@ def exit_code(summary: RunSummary) -> int:
 def check_can_run(experiment: Experiment, announce: Announce = silent) -> None:
     """Check that this machine can run ``experiment``; announces the user's programs and chosen devices.
 
-    Raises ``UserError`` if real blocks cannot be computed here, if messages would be too large, or if a
-    program does not exist.
+    Raises ``UserError`` if real blocks cannot be computed here, if messages would be too large or too slow, or if
+    a program does not exist.
     """
     check_frames(experiment)
+    check_rates(experiment)
     check_programs(experiment, announce)
     if experiment.compute.blocks is not None:
         require_blocks('compute.backend "blocks"')

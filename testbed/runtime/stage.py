@@ -158,7 +158,7 @@ def _network_over_machines(experiment: Experiment, network: Network | None) -> N
     if not network.emulates:
         lacking = (
             ("a time scale other than 1", experiment.time_scale != 1),
-            ("[[network.event]]", bool(experiment.network.changes)),
+            ("[[network.event]] or [[network.trace]]", bool(experiment.network.changes)),
             ("[[node]]", bool(experiment.programs)),
         )
         for name, is_there in lacking:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from netem.spec import NetworkSpec
+from netem.spec import Course, NetworkSpec
 from nodes.admission import HostedBlocks
 from nodes.links import DelayProfile
 from nodes.messages import ChangedLink, ServerEnd
@@ -16,10 +17,12 @@ from nodes.session import SessionRules
 from nodes.wire import MAX_PAYLOAD_BYTES
 from policies.links import HEADER_BYTES, Link
 from policies.problem import Placement
+from policies.rules import RecoveryRules
 from policies.workload import longest_tokens
 from testbed.errors import UserError
-from testbed.experiments.experiment import Experiment
+from testbed.experiments.experiment import Experiment, NetworkChange
 from testbed.experiments.stub import stub_profile
+from testbed.experiments.units import RATE
 from testbed.experiments.whole import whole_network
 from testbed.runtime.blocks import BlocksModel
 
@@ -77,7 +80,8 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
 
     ``is_virtual``: the run is in virtual time; then only links that the testbed's own nodes use are included.
     """
-    links = scaled_links(experiment, whole_network(experiment, is_virtual).links, is_virtual)
+    whole = whole_network(experiment, is_virtual)
+    links = scaled_links(experiment, whole.links, is_virtual)
     paths = {pair: path for pair, path in experiment.network.shared_paths.items() if pair in links}
     used = {link for path in paths.values() for link in path}
     return NetworkSpec(
@@ -94,7 +98,37 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
         },
         paths,
         experiment.network.subnet,
+        courses=_courses(experiment, whole.changes, links),
     )
+
+
+def _courses(
+    experiment: Experiment, changes: Sequence[NetworkChange], pairs: Collection[tuple[str, str]]
+) -> Mapping[tuple[str, str], Course]:
+    """Return the planned changes of those of ``pairs`` that have any, in real seconds."""
+    scale = experiment.time_scale
+    # Most pairs have the same changes as others: what all of them have so far is one entry of ``steps``.
+    steps: list[tuple[int, float, float]] = []
+    number: dict[tuple[int, float, float], int] = {}
+    last: dict[tuple[str, str], int] = {}
+    for change in changes:
+        for pair, link in change.links.items():
+            if pair in pairs:
+                rate_bps = 0.0 if link.loss_ratio >= 1 else link.rate_bps * scale
+                step = last.get(pair, -1), change.at_s / scale, rate_bps
+                if step not in number:
+                    number[step] = len(steps)
+                    steps.append(step)
+                last[pair] = number[step]
+    courses: dict[int, Course] = {}
+    for end in set(last.values()):
+        instants, rates_bps, n = array("d"), array("d"), end
+        while n >= 0:
+            n, at_s, rate_bps = steps[n]
+            instants.append(at_s)
+            rates_bps.append(rate_bps)
+        courses[end] = instants[::-1], rates_bps[::-1]
+    return {pair: courses[end] for pair, end in last.items()}
 
 
 def check_frames(experiment: Experiment) -> None:
@@ -105,7 +139,7 @@ def check_frames(experiment: Experiment) -> None:
             f"endpoint.max_model_len: {experiment.workload.endpoint_tokens:,} tokens do not fit into one step, which "
             f"holds {most:,} hidden states of this model (2 GiB); lower it"
         )
-    longest = max((r.n_input_tokens for r in experiment.workload.requests), default=0)
+    longest = _longest_prompt(experiment)
     if longest > most:
         raise UserError(
             f"workload.n_input_tokens: a prompt of {longest:,} tokens does not fit into one step, which "
@@ -119,6 +153,41 @@ def check_frames(experiment: Experiment) -> None:
             f"recovery.replay: a history of {whole:,} tokens does not fit into one step, which holds "
             f'{most:,} hidden states of this model (2 GiB); use "step_by_step"'
         )
+
+
+def check_rates(experiment: Experiment) -> None:
+    """Raise ``UserError`` for a link on which even one token's hidden state would take longer than a step may.
+
+    A link that is faster at some time, by an event or a trace, is accepted.
+    """
+    network, n_bytes = experiment.network, experiment.problem.model.token_bytes
+    limit_s = recovery_rules(experiment).step_limit_s(1)
+
+    def too_slow(link: Link) -> bool:
+        return link.transmission_s(n_bytes, network.mtu) > limit_s
+
+    slow = [pair for pair, link in network.links.items() if is_used(experiment, pair) and too_slow(link)]
+    if not slow:
+        return
+    faster = {pair for change in network.changes for pair, link in change.links.items() if not too_slow(link)}
+    for a, b in slow:
+        if (a, b) not in faster:
+            link = network.links[a, b]
+            raise UserError(
+                f"network: no message crosses the link from {a} to {b} in time: one token's hidden state takes "
+                f"{link.transmission_s(n_bytes, network.mtu):,.0f} s at {RATE.format(link.rate_bps)}, and the longest "
+                f"prompt {link.transmission_s(_longest_prompt(experiment) * n_bytes, network.mtu):,.0f} s, but a step "
+                f"without an answer for {limit_s:g} s has failed; raise the rate, or recovery.request_timeout"
+            )
+
+
+def _longest_prompt(experiment: Experiment) -> int:
+    return max((request.n_input_tokens for request in experiment.workload.requests), default=1)
+
+
+def recovery_rules(experiment: Experiment) -> RecoveryRules:
+    """Return what clients do about failures, with the time that the slowest hop needs for a token."""
+    return replace(experiment.faults.recovery, token_s=token_s(experiment))
 
 
 def server_limits(experiment: Experiment) -> ServerLimits:
@@ -193,7 +262,7 @@ def client_config(
             initial_delay_s=experiment.problem.initial_delay_s,
             setup_s=experiment.calibration.session_setup_s,
             backoff=experiment.workload.backoff,
-            recovery=replace(experiment.faults.recovery, token_s=token_s(experiment)),
+            recovery=recovery_rules(experiment),
         ),
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
-from testbed.runtime.wiring import check_frames, client_config, idle_s, server_limits
+from testbed.runtime.wiring import check_frames, check_rates, client_config, idle_s, server_limits
 
 KILL = 'fault=[{kind="kill",server="a100-0",at="1 s"}]'
 
@@ -46,6 +46,35 @@ def test_what_does_not_fit_into_one_step_is_refused_with_what_to_change(
     else:
         with pytest.raises(UserError, match=said):
             check_frames(experiment)
+
+
+def test_a_link_that_not_even_one_token_crosses_in_time_is_refused_with_the_times_it_takes() -> None:
+    slow = ["workload.n_requests=1", 'sites=[{name="Cluster0",up="1 kbit/s"}]']
+    said = (
+        "network: no message crosses the link from client-0 to .* one token's hidden state takes 238 s at 1 kbit/s, "
+        "and the longest prompt 4,753 s, but a step without an answer for 180 s has failed"
+    )
+    with pytest.raises(UserError, match=said):
+        check_rates(load_experiment("clustered", slow))
+    check_rates(load_experiment("clustered", [*slow, 'recovery.request_timeout="239 s"']))
+    check_rates(load_experiment("clustered", [slow[0], slow[1].replace("1 kbit/s", "2 kbit/s")]))
+
+
+def test_a_slow_link_that_an_event_makes_faster_is_accepted(tmp_path: Path) -> None:
+    text = """
+        model = { profile = "bloom-176b", n_blocks = 4 }
+        servers = [{ hardware = "a100", site = "A" }]
+        clients = [{ site = "B" }]
+        workload = { rate = 1, n_requests = 1, n_input_tokens = 5, n_output_tokens = 5 }
+        [network]
+        kind = "clusters"
+        pairs = [{ sites = ["A", "B"], rtt = "1 ms", rate = "1 kbit/s" }]
+    """
+    path = tmp_path / "slow.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="no message crosses the link"):
+        check_rates(load_experiment(str(path)))
+    check_rates(load_experiment(str(path), ['network.event=[{at="0 s",link=["A","B"],rate="1 Mbit/s"}]']))
 
 
 def test_servers_take_every_node_of_a_large_scenario() -> None:

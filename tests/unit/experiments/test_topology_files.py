@@ -10,8 +10,10 @@ import pytest
 
 from netem.topology import TopologyError
 from testbed.errors import ScenarioError
+from testbed.experiments import dump_toml, load_experiment
+from testbed.experiments.network_tables import TopologyNetworkTable
 from testbed.experiments.problems import KeyedError
-from testbed.experiments.topologies import load_topology
+from testbed.experiments.topologies import load_topology, topology_of
 from testbed.experiments.topology_files import unique_names
 
 
@@ -241,3 +243,62 @@ def test_a_matrix_is_no_topology_and_the_sentence_says_where_it_goes(tmp_path: P
     with pytest.raises(KeyedError) as caught:
         load_topology(str(path))
     assert caught.value.what.endswith('use kind = "matrix" and file = "rtt.csv"')
+
+
+def test_links_without_a_rate_have_the_default_and_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "Tiny.gml"
+    path.write_text(ZOO_GML.replace("ü", "&#252;"), encoding="ascii")
+    topology = load_topology(str(path), default_bps=5e6)
+    assert ([link.rate_bps for link in topology.links], topology.n_without_rate) == ([1e10, 5e6], 1)
+
+    def rate_bps(*options: str) -> float:
+        caplog.clear()
+        network = f"network={{kind='topology',topology='{path}',delays='fibre'}}"
+        sites = ["servers.0.site=Zurich-HB-2", "servers.1.site=Zurich-HB-2", "clients.site=None"]
+        e = load_experiment("clustered", [network, *sites, *options])
+        return e.network.links["client-0", e.problem.servers[0].name].rate_bps
+
+    assert rate_bps() == 1e9
+    said = "network.topology: 1 of 2 links of tiny have no rate in their file and count as 1 Gbit/s; set network.default_rate"
+    assert [record.getMessage()[: len(said)] for record in caplog.records] == [said]
+    assert rate_bps('network.default_rate="20 Mbit/s"') == 20e6
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("delay_us", "is_wrong"), [(29, True), (2_700, True), (2_800, False), (29_000, False)]
+)
+def test_delays_far_below_those_of_light_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, delay_us: int, is_wrong: bool
+) -> None:
+    path = tmp_path / "ms.graph"
+    rows = "".join(f"l{a} {a} {1 - a} 1 1000 {delay_us}\n" for a in (0, 1))
+    path.write_text(
+        f"NODES 2\nlabel x y\nLondon -0.1 51.5\nNewYork -74 40.7\n\nEDGES 2\nlabel s d w b y\n{rows}",
+        encoding="ascii",
+    )
+    load = TopologyNetworkTable(kind="topology", topology=str(path))
+    topology_of(load, Path())
+    assert [
+        ("the delays of 1 of 1 links are less than a tenth" in r.getMessage()) for r in caplog.records
+    ] == [True] * is_wrong
+    caplog.clear()
+    topology_of(load.model_copy(update={"delays": "fibre"}), Path())
+    assert not caplog.records
+
+
+def test_round_trips_far_below_those_of_light_between_places_are_warned_of(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    places = "network.places={Cluster0=[2.35, 48.86], Cluster1=[139.7, 35.7], Cluster2=[2.4, 48.9]}"
+    load_experiment("clustered", [places, 'network.pairs.4.rtt="100 us"'])  # 5 km
+    assert not caplog.records
+    e = load_experiment("clustered", [places, 'network.pairs.3.rtt="100 us"'])
+    (record,) = caplog.records
+    assert "network: the delays of 1 of 2 links" in record.getMessage()
+    assert "such as Cluster0 to Cluster1: 0.05 ms one way, where light needs 48.6 ms" in record.getMessage()
+    (tmp_path / "resolved.toml").write_text(dump_toml(e), encoding="utf-8")
+    load_experiment(str(tmp_path / "resolved.toml"))
+    assert len(caplog.records) == 1

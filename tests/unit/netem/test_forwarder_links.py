@@ -212,3 +212,54 @@ def test_a_cut_pipe_that_repairs_holds_packets_until_the_link_is_up() -> None:
     pipe.change(Link(0.1, 1e9))
     pipe.release()
     assert (sent, pipe.held, pipe.holds) == ([0, 1, 2], [], False)
+
+
+def _with_course(*changes: tuple[float, float], origin_s: float = 100.0) -> Pipe:
+    """Return the pipe of a link of 1 Mbit/s without delay, after the first change of its course at ``origin_s``."""
+    instants, rates_bps = zip(*changes, strict=True)
+    pipe = Pipe("a to b", 1, Link(0.0, 1e6), repairs=True, course=(instants, rates_bps))
+    pipe.change(Link(0.0, rates_bps[0]), origin_s + instants[0])
+    return pipe
+
+
+def test_what_is_queued_when_a_planned_change_comes_is_transmitted_at_the_new_rate() -> None:
+    pipe = _with_course((0.0, 1e6), (0.02, 4e6), (0.03, 0.0), (0.05, 1e6))
+    # 2 packets at 1 Mbit/s, 4 at 4 Mbit/s until the cut, then none for 20 ms, and one at 1 Mbit/s
+    expected = [0.01, 0.02, 0.0225, 0.025, 0.0275, 0.03, 0.06]
+    assert [_arrival(pipe, 100.0) - 100 for _ in expected] == pytest.approx(expected)
+    late = Pipe("a to b", 1, Link(0.0, 1e6), repairs=True, course=((0.0, 0.02), (1e6, 4e6)))
+    late.change(Link(0.0, 1e6), 100.0)
+    assert _arrival(late, 100.0, size=3750) - 100 == pytest.approx(0.0225)  # a packet is transmitted at both
+
+
+def test_a_course_takes_a_late_change_as_its_own_and_ends_with_one_by_hand() -> None:
+    pipe = _with_course((0.0, 1e6), (0.02, 4e6), (1.0, 1e6))
+    pipe.change(Link(0.0, 4e6), 100.025)  # 5 ms late: so will be the next
+    assert _arrival(pipe, 101.003, size=2500) == pytest.approx(101.005 + (2500 - 1000) * 8e-6)
+    pipe = _with_course((0.0, 1e6), (0.02, 4e6))
+    pipe.change(Link(0.2, 1e6), 100.001)  # only the delay, by hand
+    assert _arrival(pipe, 100.01, size=2500) == pytest.approx(100.2 + 0.02 + (2500 - 1250) * 2e-6)
+    pipe.change(Link(0.0, 2e6), 100.011)  # the rate, by hand: what was planned is known no more
+    assert _arrival(pipe, 200.0, size=2500) == pytest.approx(200.01)
+
+
+def test_a_course_holds_on_the_way_to_shared_links_too() -> None:
+    pipe = Pipe(
+        "a to b", 1, Link(0.0, 1e6), route=(SharedLink(1e9),), repairs=True, course=((0.0, 0.005), (1e6, 1e7))
+    )
+    pipe.change(Link(0.0, 1e6), 7.0)
+    assert _arrival(pipe, 7.0) == pytest.approx(7.0055 + 1e-5, abs=1e-6)
+
+
+@given(
+    rates=st.lists(st.sampled_from([0.0, 1e5, 1e6, 1e7]), min_size=1, max_size=8),
+    sizes=st.lists(st.integers(1, 20_000), min_size=1, max_size=20),
+)
+def test_a_link_transmits_as_much_as_its_course_lets_through(rates: list[float], sizes: list[int]) -> None:
+    rates = [1e6, *rates, 1e6]
+    pipe = _with_course(*((0.01 * n, rate) for n, rate in enumerate(rates)), origin_s=0.0)
+    for size in sizes:
+        arrived_s = _arrival(pipe, 0.0, size=size)
+    spans = [(rate, min(max(arrived_s - 0.01 * n, 0.0), 0.01)) for n, rate in enumerate(rates[:-1])]
+    bits = sum(rate * span_s for rate, span_s in spans) + rates[-1] * max(arrived_s - 0.01 * len(spans), 0.0)
+    assert bits == pytest.approx(8 * sum(sizes))

@@ -147,8 +147,9 @@ export class RunMap {
     for (const site of order) {
       const [x, y] = this.at[site];
       const radius = this.radius[site];
-      this.layer.sites.append(s('circle', { class: 'site', cx: x, cy: y, r: radius + 3 }));
-      const text = sites[site].is_placed ? sites[site].name : `${sites[site].name} (place unknown)`;
+      const own = ownLinks(sites[site]);
+      this.layer.sites.append(s('circle', { class: own ? 'site limited' : 'site', cx: x, cy: y, r: radius + 3 }));
+      const text = `${sites[site].name}${sites[site].is_placed ? '' : ' (place unknown)'}${own && `: ${own}`}`;
       const label = labelPlace(text, x, y, radius + 7, taken, this.height);
       if (label) this.layer.labels.append(s('text', { class: 'site-name', x: label.x, y: label.y, 'text-anchor': label.anchor, text }));
     }
@@ -322,6 +323,11 @@ export class RunMap {
       context.stroke();
     }
   }
+}
+
+// Returns the rates of a site's own links, which all its traffic to and from other sites shares; '' if it has none.
+function ownLinks({ up_bps: up, down_bps: down }) {
+  return [up && `↑ ${scaled(up, 'bit/s')}`, down && `↓ ${scaled(down, 'bit/s')}`].filter(Boolean).join(' ');
 }
 
 function overlaps(a, b) {
