@@ -97,7 +97,7 @@ def scaled() -> Iterator[None]:
         ),
         (WebSocketWriter.__init__, "__kwdefaults__"): {
             **(WebSocketWriter.__init__.__kwdefaults__ or {}),
-            "limit": 2**16 // SCALE,
+            "limit": 2**18 // SCALE,
         },
     }
     with contextlib.ExitStack() as stack:
