@@ -6,15 +6,20 @@ Frames are those of ``nodes.wire``, with numbers and names of the usual length: 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 from nodes import wire
 from nodes.batching import Composition
+from nodes.outbox import Class
+from nodes.parts import class_of_payload
 from policies.links import HEADER_BYTES
 
 _MASK_BYTES = 4
 """Clients mask their messages (RFC 6455)."""
 _LARGE_BYTES = 16_384
 """aiohttp sends the header of a larger message of a server by itself: it has a segment of its own."""
+WRITTEN_BYTES = 256 * 1024
+"""aiohttp looks whether it should write on after so many bytes, not after every message."""
 _TOKEN = "t" * 32
 """As long as those that ``nodes.forwarding_session`` draws."""
 
@@ -44,42 +49,54 @@ def _message_bytes(n_bytes: int, is_masked: bool) -> int:
     return n_bytes + header_bytes + (HEADER_BYTES if n_bytes > _LARGE_BYTES else 0)
 
 
-def _frame_bytes(own_bytes: int, n_payload: int, is_masked: bool) -> int:
-    """Returns the bytes of a connection that a frame takes, with all messages that carry parts of it."""
+class FrameSize(NamedTuple):
+    """A frame of class ``kind``: ``n_parts`` messages of ``part_bytes`` each, and one of ``last_bytes``."""
+
+    kind: Class
+    last_bytes: int
+    n_parts: int = 0
+    part_bytes: int = 0
+
+
+def _frame(own_bytes: int, n_payload: int, is_masked: bool) -> FrameSize:
     n_parts = max(0, n_payload - 1) // wire.PART_BYTES
     last_bytes = n_payload - n_parts * wire.PART_BYTES
-    part_bytes = _message_bytes(_MORE + _payload_bytes(wire.PART_BYTES), is_masked)
-    return n_parts * part_bytes + _message_bytes(own_bytes + _payload_bytes(last_bytes), is_masked)
+    return FrameSize(
+        class_of_payload(n_payload),
+        _message_bytes(own_bytes + _payload_bytes(last_bytes), is_masked),
+        n_parts,
+        _message_bytes(_MORE + _payload_bytes(wire.PART_BYTES), is_masked) if n_parts else 0,
+    )
 
 
-OPEN_BYTES = _message_bytes(_own_bytes(wire.Open(100, "100", "client1", 0, 30, 1000, 1000, 100.5)), True)
-JOIN_BYTES = _message_bytes(
-    _own_bytes(wire.Join(100, "100", "client1", 0, 30, 1000, _TOKEN, 3, _TOKEN, 1000, 100.5)), True
+OPEN = _frame(_own_bytes(wire.Open(100, "100", "client1", 0, 30, 1000, 1000, 100.5)), 0, True)
+JOIN = _frame(
+    _own_bytes(wire.Join(100, "100", "client1", 0, 30, 1000, _TOKEN, 3, _TOKEN, 1000, 100.5)), 0, True
 )
-CLOSE_BYTES = _message_bytes(_own_bytes(wire.Close(1000, "100")), True)
-OK_BYTES = _message_bytes(_own_bytes(wire.Ok(1000)), False)
-ERROR_BYTES = _message_bytes(_own_bytes(wire.Error(1000, wire.NO_CAPACITY, "m" * 60)), False)
+CLOSE = _frame(_own_bytes(wire.Close(1000, "100")), 0, True)
+OK = _frame(_own_bytes(wire.Ok(1000)), 0, False)
+ERROR = _frame(_own_bytes(wire.Error(1000, wire.NO_CAPACITY, "m" * 60)), 0, False)
 
 
 @lru_cache(4096)
-def step_bytes(n_payload: int) -> int:
-    """Returns the bytes of a ``Step`` from a client."""
-    return _frame_bytes(_STEP, n_payload, True)
+def step(n_payload: int) -> FrameSize:
+    """Returns the size of a ``Step`` from a client."""
+    return _frame(_STEP, n_payload, True)
 
 
 @lru_cache(4096)
-def out_bytes(n_payload: int) -> int:
-    """Returns the bytes of a server's ``Out``."""
-    return _frame_bytes(_OUT, n_payload, False)
+def out(n_payload: int) -> FrameSize:
+    """Returns the size of a server's ``Out``."""
+    return _frame(_OUT, n_payload, False)
 
 
 @lru_cache(4096)
-def push_bytes(n_payload: int, n_timings: int) -> int:
-    """Returns the bytes of a ``Push``, from a client or another server, with the timings of ``n_timings`` hops."""
-    return _frame_bytes(_PUSH + _payload_bytes(n_timings * _TIMING), n_payload, True)
+def push(n_payload: int, n_timings: int) -> FrameSize:
+    """Returns the size of a ``Push``, from a client or another server, with the timings of ``n_timings`` hops."""
+    return _frame(_PUSH + _payload_bytes(n_timings * _TIMING), n_payload, True)
 
 
 @lru_cache(4096)
-def result_bytes(n_payload: int, n_timings: int) -> int:
-    """Returns the bytes of a ``Result`` of a chain of ``n_timings`` hops."""
-    return _frame_bytes(_RESULT + _payload_bytes(n_timings * _TIMING), n_payload, False)
+def result(n_payload: int, n_timings: int) -> FrameSize:
+    """Returns the size of a ``Result`` of a chain of ``n_timings`` hops."""
+    return _frame(_RESULT + _payload_bytes(n_timings * _TIMING), n_payload, False)

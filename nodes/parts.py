@@ -20,10 +20,14 @@ _AT_ONCE = 2
 
 def class_of(frame: wire.Frame) -> Class:
     """Returns the class in which a frame is sent."""
-    payload = getattr(frame, "payload", b"")
-    if not payload:
+    return class_of_payload(len(getattr(frame, "payload", b"")))
+
+
+def class_of_payload(n_bytes: int) -> Class:
+    """Returns the class in which a frame with a payload of ``n_bytes`` is sent."""
+    if not n_bytes:
         return Class.CONTROL
-    return Class.SMALL if len(payload) <= wire.SMALL_BYTES else Class.BULK
+    return Class.SMALL if n_bytes <= wire.SMALL_BYTES else Class.BULK
 
 
 class Sending:

@@ -19,6 +19,7 @@ from nodes import framesizes
 from nodes.admission import NO_ROUTE, Admission, Attempts, HostedBlocks, Need, name_of_attempt, ready_at_s
 from nodes.batching import Batches
 from nodes.clock import NS, nanoseconds, on_tick
+from nodes.framesizes import FrameSize
 from nodes.request import SessionError
 from policies.online import OnlinePolicy
 from policies.problem import Hop, PolicyError, RequestSpec, Route
@@ -264,42 +265,40 @@ class _Run:
         n_done = session.on_chain.token if session.on_chain is not None else 0
         need = Need(plan.n_input_tokens + n_done, plan.known.n_tokens, (plan.arrival_at_s, name))
         session.n_unanswered = len(route.hops)
-        size = framesizes.JOIN_BYTES if self._problem.forwarding else framesizes.OPEN_BYTES
+        size = framesizes.JOIN if self._problem.forwarding else framesizes.OPEN
         if self._meetings is not None:
             self._meetings.begin(session.number, plan.client, route.hops, session.asked_at_s)
         for hop in route.hops:
             self._up(self._queue.at, plan.client, hop.server, size, self._open, session, hop, need)
 
     def _up(
-        self, plan: Planner, client: int, server: int, n_bytes: int, call: Callable[..., None], *args: Any
+        self, plan: Planner, client: int, server: int, frame: FrameSize, call: Callable[..., None], *args: Any
     ) -> None:
         """Sends a small message from a client to a server.
 
         ``plan`` plans its arrival where messages take their link's delay alone.
         """
         if self._links is not None:
-            self._links.up(client, server).send(n_bytes, call, *args)
+            self._links.up(client, server).send(frame, call, *args)
         else:
             plan(self._queue.now_s + self._problem.up_s(client, server), call, *args)
 
     def _down(
-        self, plan: Planner, client: int, server: int, n_bytes: int, call: Callable[..., None], *args: Any
+        self, plan: Planner, client: int, server: int, frame: FrameSize, call: Callable[..., None], *args: Any
     ) -> None:
         """As ``_up``, from a server to a client."""
         if self._links is not None:
-            self._links.down(client, server).send(n_bytes, call, *args)
+            self._links.down(client, server).send(frame, call, *args)
         else:
             plan(self._queue.now_s + self._problem.down_s(client, server), call, *args)
 
     def _notify(self, client: int, server: int, call: Callable[..., None], *args: Any) -> None:
         """Sends a client that its session has failed on a server."""
-        self._down(self._queue.at, client, server, framesizes.ERROR_BYTES, call, *args)
+        self._down(self._queue.at, client, server, framesizes.ERROR, call, *args)
 
     def _open(self, session: _Session, hop: Hop, need: Need) -> None:
         """An opening reaches a server. What the answer is, is known as soon as it is sent."""
-        self._down(
-            self._queue.at, session.plan.client, hop.server, framesizes.OK_BYTES, self._answered, session
-        )
+        self._down(self._queue.at, session.plan.client, hop.server, framesizes.OK, self._answered, session)
         key, server = (session.number, session.opening), self._servers[hop.server]
         refused = server.admit(key, hop.first, hop.last, need)
         if refused is None:
@@ -330,8 +329,8 @@ class _Run:
         first_s, all_s = self._times.of(plan.served, hops)
         if self._links is not None:
             way = self._links.ways(plan.client, hops[:1])[0]
-            n_bytes = way.bytes_there(plan.n_input_tokens * self._problem.model.token_bytes)
-            begins_at_s += way.there.late_s(n_bytes, begins_at_s)
+            prompt = way.size_there(plan.n_input_tokens * self._problem.model.token_bytes)
+            begins_at_s += way.there.late_s(prompt, begins_at_s)
         self._free_at(begins_at_s + all_s, self._finish, session, on_tick(begins_at_s + first_s))
 
     def _serve_step_by_step(
@@ -465,9 +464,7 @@ class _Run:
         waits = session if is_refused else None
         session.n_unanswered = len(session.opened)
         for server in session.opened:
-            self._up(
-                self._free_at, client, server, framesizes.CLOSE_BYTES, self._free, key, client, server, waits
-            )
+            self._up(self._free_at, client, server, framesizes.CLOSE, self._free, key, client, server, waits)
         if is_refused and not session.opened:
             self._refused(session)
 
@@ -475,7 +472,7 @@ class _Run:
         """A closing reaches a server."""
         self._servers[server].release(key)
         if waits is not None:
-            self._down(self._free_at, client, server, framesizes.OK_BYTES, self._confirmed, waits)
+            self._down(self._free_at, client, server, framesizes.OK, self._confirmed, waits)
         if server in self._draining:
             self._load_if_drained(server)
 

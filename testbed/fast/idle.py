@@ -36,7 +36,7 @@ class IdleTimes:
             n_bytes = n_tokens * problem.model.token_bytes
             found.append([])
             for hop, way, overhead in zip(hops, ways, added, strict=True):
-                there_s = way.there.idle_s(way.bytes_there(n_bytes))
+                there_s = way.there.idle_s(way.size_there(n_bytes))
                 if position and len(hops) == 1:  # it follows a result from the same server
                     there_s += max(0.0, way.there.acknowledgement_s - problem.hub_token_s)
                 back_s = 0.0
@@ -45,7 +45,7 @@ class IdleTimes:
                         problem.servers[hop.server].step_s(position, n_tokens, hop.n_blocks)
                         + overhead.added_s
                     )
-                    back_s = way.back.idle_s(way.bytes_back(n_bytes)) + max(0.0, way.answered_s - busy_s)
+                    back_s = way.back.idle_s(way.size_back(n_bytes)) + max(0.0, way.answered_s - busy_s)
                 found[-1].append(HopDelays(there_s, back_s, overhead.added_s))
         return ChainDelays(*found)
 

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netem.flows import Flow, Tcp
+from netem.flows import RECEIVE_WINDOW_BYTES, Flow, Tcp
 from netem.forwarder_links import Pipe, SharedLink
-from nodes import framesizes
+from nodes import framesizes, wire
 from nodes.clock import on_tick
+from nodes.framesizes import FrameSize
+from nodes.outbox import Outbox
 from policies.links import HEADER_BYTES, UNLIMITED_BPS, Link
 from policies.problem import Hop
 from testbed.experiments.experiment import Experiment
@@ -27,24 +29,29 @@ _LONG_S = 1e6
 """Longer than a connection is warmed."""
 
 
+class _Waiting:
+    """A frame that waits in an outbox (``nodes.outbox.Waiting``). ``item``: see ``Line``."""
+
+    __slots__ = ("item", "kind", "n_parts", "size")
+
+    def __init__(self, size: FrameSize, item: Any) -> None:
+        self.kind = size.kind
+        self.size = size
+        self.n_parts = size.n_parts
+        """Parts that have not been sent, but for the last."""
+        self.item = item
+
+
 class Line:
-    """One direction of a connection. Messages arrive in the order in which they were sent.
+    """One direction of a connection. Frames go in the order of ``nodes.outbox``, as ``nodes.parts`` and aiohttp send them.
 
     ``waits_s``: how much later than on idle links each of them arrived. ``n_wire_bytes``: with all headers.
     """
 
     __slots__ = (
-        "_flow",
-        "_known",
-        "_link",
-        "_pipe",
-        "_queue",
-        "_slower",
-        "_tcp",
-        "n_wire_bytes",
-        "pair",
-        "waits_s",
-    )
+        "_flow", "_is_writing", "_known", "_link", "_outbox", "_pipe", "_queue", "_slower", "_tcp", "_written_bytes",
+        "n_wire_bytes", "pair", "waits_s",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -56,27 +63,61 @@ class Line:
         window_bytes: int,
     ) -> None:
         self._queue = queue
-        self._flow = Flow(queue, queue, *pipes, tcp, self._arrived)
+        self._flow = Flow(queue, queue, *pipes, tcp, self._arrived, self._flow_sent)
         self._flow.window_bytes = window_bytes
         self._pipe = pipes[0]
         self._tcp = tcp
         self._link = link
         self._slower = max((shared.s_per_byte for shared in pipes[0].route), default=0.0)
-        self._known: dict[int, tuple[float, int]] = {}
-        """Message size -> its seconds on idle links, and bytes with headers."""
+        self._outbox: Outbox[Any] = Outbox()
+        self._is_writing = False
+        """Whether a message waits until the process may write on."""
+        self._written_bytes = 0
+        self._known: dict[FrameSize, tuple[float, int]] = {}
+        """A frame's seconds on idle links, and its bytes with headers."""
         self.pair = pair
         self.waits_s = array("d")
         self.n_wire_bytes = 0
 
-    def send(self, n_bytes: int, call: Callable[..., None], *args: Any) -> None:
-        """Sends a message; ``call(*args)`` is called when its last byte has arrived."""
-        known = self._known.get(n_bytes) or self._learn(n_bytes)
-        self.n_wire_bytes += known[1]
-        self._flow.put(n_bytes, (self._queue.now_s + known[0], call, args))
+    def send(self, size: FrameSize, call: Callable[..., None], *args: Any) -> None:
+        """Sends a frame; ``call(*args)`` is called when its last byte has arrived."""
+        idle_s, n_wire_bytes = self._known.get(size) or self._learn(size)
+        self.n_wire_bytes += n_wire_bytes
+        item = self._queue.now_s + idle_s, call, args
+        if self._is_writing:
+            self._outbox.put(_Waiting(size, item))
+        elif size.n_parts:
+            self._outbox.put(_Waiting(size, item))
+            self._write_on()
+        else:
+            self._write(size.last_bytes, item)
 
-    def late_s(self, n_bytes: int, at_s: float) -> float:
-        """Returns how much later than on idle links a message that is sent at ``at_s`` would arrive, in whole ns."""
-        idle_s, wait_s = self.idle_s(n_bytes), max(0.0, self._pipe.free_at_s - at_s)
+    def _write(self, n_bytes: int, item: Any) -> None:
+        flow = self._flow
+        flow.put(n_bytes, item)
+        self._written_bytes += n_bytes
+        if self._written_bytes > framesizes.WRITTEN_BYTES:
+            self._written_bytes = 0
+            self._is_writing = flow.is_paused
+
+    def _write_on(self) -> None:
+        """Writes what waits, until the process should write no more."""
+        while not self._is_writing and (frame := self._outbox.first()) is not None:
+            if frame.n_parts:
+                frame.n_parts -= 1
+                self._write(frame.size.part_bytes, None)
+            else:
+                self._outbox.remove(frame)
+                self._write(frame.size.last_bytes, frame.item)
+
+    def _flow_sent(self) -> None:
+        if self._is_writing and not self._flow.is_paused:
+            self._is_writing = False
+            self._write_on()
+
+    def late_s(self, size: FrameSize, at_s: float) -> float:
+        """Returns how much later than on idle links a frame that is sent at ``at_s`` would arrive, in whole ns."""
+        idle_s, wait_s = self.idle_s(size), max(0.0, self._pipe.free_at_s - at_s)
         return on_tick(idle_s + wait_s) - on_tick(idle_s)
 
     @property
@@ -93,19 +134,20 @@ class Line:
         """Sends an acknowledgement, as for a message that has come on the connection without being simulated."""
         self._pipe.enter(self._queue.now_s, HEADER_BYTES, 0)
 
-    def note(self, n_bytes: int, n_times: int) -> None:
-        """Counts messages that have waited for nothing, without sending them."""
-        self.n_wire_bytes += n_times * self._tcp.wire_bytes(n_bytes)
+    def note(self, size: FrameSize, n_times: int) -> None:
+        """Counts frames that have waited for nothing, without sending them."""
+        self.n_wire_bytes += n_times * (self._known.get(size) or self._learn(size))[1]
         self.waits_s.append(0.0)
 
-    def idle_s(self, n_bytes: int) -> float:
-        """Returns the seconds that a message takes on idle links, if the window lets all of it through at once."""
-        return (self._known.get(n_bytes) or self._learn(n_bytes))[0]
+    def idle_s(self, size: FrameSize) -> float:
+        """Returns the seconds that a frame takes on idle links, if the window lets all of it through at once."""
+        return (self._known.get(size) or self._learn(size))[0]
 
-    def _learn(self, n_bytes: int) -> tuple[float, int]:
+    def _learn(self, size: FrameSize) -> tuple[float, int]:
         s_per_byte = max(8 / self._link.rate_bps, self._slower)
-        n_wire_bytes = self._tcp.wire_bytes(n_bytes)
-        found = self._known[n_bytes] = self._link.delay_s + n_wire_bytes * s_per_byte, n_wire_bytes
+        wire_bytes = self._tcp.wire_bytes
+        n_bytes = wire_bytes(size.last_bytes) + (size.n_parts and size.n_parts * wire_bytes(size.part_bytes))
+        found = self._known[size] = self._link.delay_s + n_bytes * s_per_byte, n_bytes
         return found
 
     def _arrived(self, n_bytes: int, item: Any) -> None:
@@ -136,20 +178,20 @@ class Way(NamedTuple):
         """For how long after a message the link to the client is busy with what the server answers at once."""
         if self.accepts is not self.back:
             return 0.0 if self.forwarding else self.back.acknowledgement_s
-        wire_s = self.back.idle_s(framesizes.OK_BYTES) - self.back.delay_s
+        wire_s = self.back.idle_s(framesizes.OK) - self.back.delay_s
         return self.back.acknowledgement_s + wire_s
 
-    def bytes_there(self, n_payload: int) -> int:
-        """Returns the bytes of a message there with ``n_payload`` bytes of hidden states."""
+    def size_there(self, n_payload: int) -> FrameSize:
+        """Returns the size of a frame there with ``n_payload`` bytes of hidden states."""
         if self.forwarding:
-            return framesizes.push_bytes(n_payload, self.at)
-        return framesizes.step_bytes(n_payload)
+            return framesizes.push(n_payload, self.at)
+        return framesizes.step(n_payload)
 
-    def bytes_back(self, n_payload: int) -> int:
-        """Returns the bytes of a result with ``n_payload`` bytes of hidden states."""
+    def size_back(self, n_payload: int) -> FrameSize:
+        """Returns the size of a result with ``n_payload`` bytes of hidden states."""
         if self.forwarding:
-            return framesizes.result_bytes(n_payload, self.n_hops)
-        return framesizes.out_bytes(n_payload)
+            return framesizes.result(n_payload, self.n_hops)
+        return framesizes.out(n_payload)
 
 
 class Links:
@@ -195,11 +237,11 @@ class Links:
         token_bytes = self._experiment.problem.model.token_bytes
         for way in self.ways(client, hops):
             for n_bytes, n_times in ((n_input * token_bytes, 1), (token_bytes, n_output - 1)):
-                way.there.note(way.bytes_there(n_bytes), n_times)
+                way.there.note(way.size_there(n_bytes), n_times)
                 if way.accepts is not None:
-                    way.accepts.note(framesizes.OK_BYTES, n_times)
+                    way.accepts.note(framesizes.OK, n_times)
                 if way.returns:
-                    way.back.note(way.bytes_back(n_bytes), n_times)
+                    way.back.note(way.size_back(n_bytes), n_times)
 
     def use(self, until_s: float) -> list[LinkRow]:
         """Returns the use of every link that has carried messages from 0 to ``until_s``, the busiest first."""
@@ -261,11 +303,14 @@ def used_links(experiment: Experiment) -> Iterator[Link]:
 
 @lru_cache(64)
 def warmed_bytes(tcp: Tcp, n_bytes: int) -> int:
-    """Returns the congestion window of a connection that has carried a message of ``n_bytes``."""
+    """Returns the congestion window of a connection that was warmed with ``n_bytes`` (``nodes.connection.warm``)."""
     queue = EventQueue()
     pipes = [Pipe("warm", -1, Link(0.01, 1e9), repairs=True) for _ in range(2)]
     flow = Flow(queue, queue, pipes[0], pipes[1], tcp, lambda n_bytes, item: None)
-    flow.put(n_bytes)
+    left_bytes = min(n_bytes, 2 * RECEIVE_WINDOW_BYTES)
+    while left_bytes > 0:
+        flow.put(min(left_bytes, wire.PART_BYTES))
+        left_bytes -= wire.PART_BYTES
     queue.at(_LONG_S, queue.stop)
     queue.run()
     flow.room_bytes()

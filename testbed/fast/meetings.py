@@ -29,7 +29,9 @@ def why_links_have_no_closed_form(experiment: Experiment) -> str:
     window_bytes = warmed_bytes(tcp, n_bytes) if network.tcp.warm else tcp.first_flight_bytes
     if network.tcp.slow_start_after_idle:
         window_bytes = tcp.first_flight_bytes
-    if framesizes.step_bytes(n_bytes) > min(window_bytes, RECEIVE_WINDOW_BYTES):
+    size = framesizes.step(n_bytes)
+    n_segments = size.n_parts * -(-size.part_bytes // tcp.mss) - (-size.last_bytes // tcp.mss)
+    if n_segments * tcp.mss > min(window_bytes, RECEIVE_WINDOW_BYTES):
         return "a prompt is more than a connection sends at once"
     return ""
 
@@ -64,6 +66,6 @@ class Meetings:
             ways = links[pair], links[pair[1], pair[0]]
             # The closing and its answer, with the acknowledgements of both.
             self._free_at_s[pair] = now_s + sum(
-                link.delay_s + 2 * link.transmission_s(framesizes.CLOSE_BYTES, mtu) for link in ways
+                link.delay_s + 2 * link.transmission_s(framesizes.CLOSE.last_bytes, mtu) for link in ways
             )
             del self._using[pair]

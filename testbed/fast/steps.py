@@ -168,12 +168,12 @@ class Steps:
             self._queue.at(now_s + session.delay.up_s, self._arrive, session)
             return
         way, n_bytes = session.ways[session.at], session.parts[session.part].n_tokens * self._token_bytes
-        way.there.send(way.bytes_there(n_bytes), self._arrive, session)
+        way.there.send(way.size_there(n_bytes), self._arrive, session)
 
     def _arrive(self, session: ChainSession) -> None:
         hop, part, now_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
         if session.ways and (accepts := session.ways[session.at].accepts) is not None:
-            accepts.send(framesizes.OK_BYTES, _nothing)
+            accepts.send(framesizes.OK, _nothing)
         if self._caches is not None and not self._caches[hop.server].grow(
             session.key, part.position + part.n_tokens
         ):
@@ -225,7 +225,7 @@ class Steps:
             self._queue.at(departed_at_s + session.delay.down_s, self._received, *step)
             return
         way = session.ways[session.at]
-        way.back.send(way.bytes_back(part.n_tokens * self._token_bytes), self._received, *step)
+        way.back.send(way.size_back(part.n_tokens * self._token_bytes), self._received, *step)
 
     def _record(
         self,
