@@ -1,8 +1,8 @@
 """Speed of the simulator: whole runs with placement, routing decisions and replay.
 
 ``python -m benchmarks.simulator`` measures small runs, to be compared with the published run times, one large
-run, and runs with batching and paged caches on each engine (``--batching``: only these). ``--servers N
---requests N`` measures one run of that size in this process. ``--sweep`` draws the time per request for 10 to
+run, runs with batching and paged caches on each engine (``--batching``: only these), and how near the fast engine is
+to the testbed itself where messages wait for links, and how fast (``--links``: only that). ``--servers N --requests N`` measures one run of that size in this process. ``--sweep`` draws the time per request for 10 to
 3,000 servers.
 """
 
@@ -37,6 +37,7 @@ from testbed.experiments.experiment import (
 )
 from testbed.experiments.policy import PolicyChoice
 from testbed.fast.engine import simulate_fast
+from testbed.results.requests import stats
 from testbed.simulator.cases import scenario_case
 from testbed.simulator.engine import simulate
 
@@ -63,6 +64,21 @@ _COUPLED = (
     ("continuous", "paged", "auto"),
     ("continuous", "paged", "virtual"),
 )
+_BUSY_LINKS = {
+    "30 prompts of 1,000 tokens": (
+        "workload.n_requests=30",
+        "workload.n_input_tokens=1000",
+        "workload.n_output_tokens=32",
+        "workload.rate=0.2",
+    ),
+    "12 prompts of 1,000 tokens, forwarding, 40 Mbit/s": (
+        "workload.n_requests=12",
+        "workload.n_input_tokens=1000",
+        "workload.n_output_tokens=16",
+        "policy.communication=server-to-server",
+        *(f"network.pairs.{pair}.rate=40 Mbit/s" for pair in range(6)),
+    ),
+}
 _SWEEP_SERVERS = (10, 30, 100, 300, 1000, 3000)
 _SWEEP_POLICIES = ("proposed", "petals", "petals-optimized-rr")
 _SWEEP_FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "simulator-speed.png"
@@ -161,7 +177,7 @@ def run_fresh(n_servers: int, n_requests: int, policy: str) -> dict[str, Any]:
 
 def measure() -> list[dict[str, Any]]:
     """Measures small runs at 0.5 requests/s (best and median of 30), one run with 1,000 servers,
-    ``measure_coupled``.
+    ``measure_coupled``, ``measure_links``.
     """
     figures: list[dict[str, Any]] = []
     for scenario, n_servers, goal_ms, matlab_ms in _SMALL:
@@ -183,7 +199,7 @@ def measure() -> list[dict[str, Any]]:
     what = "1,000 servers, 100,000 requests, 70 blocks: proposed"
     figures.append(figure(what, answer["seconds"], "s", "<= 60"))
     figures.append(figure(f"{what}, peak memory", answer["peak_memory_bytes"] / 1e6, "MB", "< 1000"))
-    return figures + measure_coupled()
+    return figures + measure_coupled() + measure_links()
 
 
 def measure_coupled() -> list[dict[str, Any]]:
@@ -205,6 +221,38 @@ def measure_coupled() -> list[dict[str, Any]]:
                 times_s.append(_cpu_s() - began_at_s)
             what = f"clustered at {rate:g}/s, batching {batching}, cache {mode}: {simulation.engine}"
             figures.append(figure(what, min(times_s), "s"))
+    return figures
+
+
+def measure_links() -> list[dict[str, Any]]:
+    """Measures how far the fast engine is from the engine ``virtual`` (the baseline) on busy links, and its speed.
+
+    Differences are those of the mean and the 99th percentile over requests, the largest of all metrics.
+    """
+    figures = []
+    for what, sets in _BUSY_LINKS.items():
+        case = scenario_case("clustered", PolicyChoice(), sets, None)
+        times: dict[str, list[dict[str, float]]] = {}
+        took_s = []
+        for is_virtual in (False, True):
+            began_at_s = _cpu_s()
+            simulation = simulate(case, "testbed", is_virtual=is_virtual, live=False)
+            took_s.append(_cpu_s() - began_at_s)
+            for name in ("queue_s", "ttft_s", "tpot_s", "per_token_s"):
+                of = stats(row.times[name] for row in simulation.rows)
+                times.setdefault(name, []).append({"mean": of.mean or 0.0, "p99": of.p99 or 0.0})
+        figures += [
+            figure(f"clustered, {what}: fast", took_s[0], "s"),
+            figure(f"clustered, {what}: virtual (baseline)", took_s[1], "s"),
+            figure(f"clustered, {what}: times as fast", took_s[1] / took_s[0], "", ">= 8"),
+        ]
+        for value, goal in (("mean", "<= 1"), ("p99", "<= 3")):
+            far = max(
+                abs(ours[value] / max(other[value], 1e-9) - 1)
+                for ours, other in times.values()
+                if other[value]
+            )
+            figures.append(figure(f"clustered, {what}: {value} differs by", 100 * far, "%", goal))
     return figures
 
 
@@ -284,6 +332,7 @@ def main() -> int:
     parser.add_argument("--session-setup", choices=("none", "reference"), default="none")
     parser.add_argument("--sweep", action="store_true", help="10 to 3,000 servers, drawn into docs/figures")
     parser.add_argument("--batching", action="store_true", help="only batching and paged caches")
+    parser.add_argument("--links", action="store_true", help="only busy links")
     parser.add_argument("--json", action="store_true", help="one object per line")
     given = parser.parse_args()
     if given.servers is not None and (given.servers < 1 or given.requests < 1):
@@ -301,7 +350,7 @@ def main() -> int:
             return 2
         print(json.dumps(answer) if given.json else _line(answer))
         return 0
-    measured = measure_coupled if given.batching else measure
+    measured = measure_coupled if given.batching else measure_links if given.links else measure
     rows = sweep(_SWEEP_FIGURE) if given.sweep else measured()
     for row in rows:
         if given.json:

@@ -7,6 +7,7 @@
 - the backends: ``kernel`` (``netem``, with ``qdiscs``, ``rtnetlink``), ``fabric`` (with ``forwarder*``,
   ``tun``), ``loopback``, and ``hosts``, which emulates nothing
 - ``memory``: the network of nodes that run in one process, in virtual time
+- ``flows``: what TCP does with the bytes of a connection, for ``memory`` and the simulator's engine ``fast``
 - ``hostclock``: estimates the clock of another machine, for runs over several machines
 - ``probe``: tests what this machine can do
 - ``programs``: runs a user's programs in the network of a node

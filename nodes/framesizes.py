@@ -75,6 +75,7 @@ JOIN = _frame(
 )
 CLOSE = _frame(_own_bytes(wire.Close(1000, "100")), 0, True)
 OK = _frame(_own_bytes(wire.Ok(1000)), 0, False)
+GOT = _frame(_own_bytes(wire.Got(1000)), 0, False)
 ERROR = _frame(_own_bytes(wire.Error(1000, wire.NO_CAPACITY, "m" * 60)), 0, False)
 
 

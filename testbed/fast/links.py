@@ -29,6 +29,11 @@ _LONG_S = 1e6
 """Longer than a connection is warmed."""
 
 
+_GOT_BYTES = framesizes.GOT.last_bytes + HEADER_BYTES
+_PART = object()
+"""The item of a message that carries a part of a frame, not the last one."""
+
+
 class _Waiting:
     """A frame that waits in an outbox (``nodes.outbox.Waiting``). ``item``: see ``Line``."""
 
@@ -45,11 +50,11 @@ class _Waiting:
 class Line:
     """One direction of a connection. Frames go in the order of ``nodes.outbox``, as ``nodes.parts`` and aiohttp send them.
 
-    ``waits_s``: how much later than on idle links each of them arrived. ``n_wire_bytes``: with all headers.
+    ``is_confirmed``: the receiver confirms every part of a frame, as servers do. ``waits_s``: how much later than on idle links each of them arrived. ``n_wire_bytes``: with all headers.
     """
 
     __slots__ = (
-        "_flow", "_is_writing", "_known", "_link", "_outbox", "_pipe", "_queue", "_slower", "_tcp", "_written_bytes",
+        "_back", "_flow", "_is_confirmed", "_is_writing", "_known", "_link", "_outbox", "_pipe", "_queue", "_slower", "_tcp", "_written_bytes",
         "n_wire_bytes", "pair", "waits_s",
     )  # fmt: skip
 
@@ -61,11 +66,13 @@ class Line:
         link: Link,
         tcp: Tcp,
         window_bytes: int,
+        is_confirmed: bool,
     ) -> None:
         self._queue = queue
         self._flow = Flow(queue, queue, *pipes, tcp, self._arrived, self._flow_sent)
         self._flow.window_bytes = window_bytes
-        self._pipe = pipes[0]
+        self._pipe, self._back = pipes
+        self._is_confirmed = is_confirmed and not any(pipe.route for pipe in pipes)
         self._tcp = tcp
         self._link = link
         self._slower = max((shared.s_per_byte for shared in pipes[0].route), default=0.0)
@@ -105,7 +112,7 @@ class Line:
         while not self._is_writing and (frame := self._outbox.first()) is not None:
             if frame.n_parts:
                 frame.n_parts -= 1
-                self._write(frame.size.part_bytes, None)
+                self._write(frame.size.part_bytes, _PART)
             else:
                 self._outbox.remove(frame)
                 self._write(frame.size.last_bytes, frame.item)
@@ -151,7 +158,10 @@ class Line:
         return found
 
     def _arrived(self, n_bytes: int, item: Any) -> None:
-        if item is not None:
+        if item is _PART:
+            if self._is_confirmed:  # at once, before all that waits in the process; nobody waits for it
+                self._back.enter(self._queue.now_s, _GOT_BYTES)
+        elif item is not None:
             due_at_s, call, args = item
             self.waits_s.append(self._queue.now_s - due_at_s)
             call(*args)
@@ -269,7 +279,9 @@ class Links:
         if line is None:
             pipes = self._pipe(source, target), self._pipe(target, source)
             link = self._experiment.network.links[source, target]
-            line = Line(self._queue, (source, target), pipes, link, self._tcp, self._window_bytes)
+            line = Line(
+                self._queue, (source, target), pipes, link, self._tcp, self._window_bytes, end == "asks"
+            )
             self._lines[source, target, end] = line
         return line
 

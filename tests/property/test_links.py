@@ -1,0 +1,87 @@
+"""The fast engine on links beside the testbed itself in virtual time, on random small scenarios."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from testbed.experiments import load_experiment
+from testbed.experiments.sources import Document
+from testbed.simulator.cases import Case
+from testbed.simulator.engine import Simulation, simulate
+from tests.support.effort import EFFORT
+
+BASE: dict[str, Any] = {
+    "name": "links",
+    "model": {
+        "name": "small",
+        "n_blocks": 4,
+        "hidden_size": 4096,
+        "value_bytes": 2,
+        "block_size": "100 MB",
+        "cache_per_token": "1 kB",
+    },
+    "hardware": {
+        "small": {"memory": "250 MB", "decode": "3 ms", "prefill_base": "1 ms", "prefill_per_token": "10 us"}
+    },
+    "servers": [{"hardware": "small", "site": site} for site in ("B", "C")],
+    "clients": [{"site": "A"}, {"site": "B"}],
+    "workload": {"arrivals": "poisson", "n_requests": 10},
+    "policy": {"name": "proposed", "design_concurrency": 1},
+}
+RATES = (8, 40, 200, 1000, 10_000)
+"""Mbit/s."""
+TIMES = ("queue_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s")
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> dict[str, Any]:
+    """Two clients at a distance, and two servers with half of the model each and room for all, whose links are fast or busy, with prompts of one to some hundred messages."""
+    pairs = [
+        {
+            "from": a,
+            "to": b,
+            "delay": f"{draw(st.integers(1, 90))} ms",
+            "rate": f"{draw(st.sampled_from(RATES))} Mbit/s",
+        }
+        for a, b in (("A", "B"), ("B", "A"), ("B", "C"), ("C", "B"), ("C", "A"), ("A", "C"), ("B", "B"))
+    ]
+    workload = BASE["workload"] | {
+        "rate": draw(st.sampled_from([0.5, 2, 10])),
+        "n_input_tokens": draw(st.sampled_from([1, 20, 100, 1000])),
+        "n_output_tokens": draw(st.integers(1, 20)),
+    }
+    policy = BASE["policy"] | {"communication": draw(st.sampled_from(["hub-spoke", "server-to-server"]))}
+    compute = {"batching": draw(st.sampled_from(["none", "continuous"]))}
+    network = {"kind": "clusters", "pairs": pairs}
+    changes = {"network": network, "workload": workload, "policy": policy, "compute": compute}
+    return BASE | changes | {"seed": draw(st.integers(0, 9))}
+
+
+def figures(simulation: Simulation) -> dict[str, tuple[float, float]]:
+    """The mean and the 99th percentile of every metric."""
+    found = {}
+    for name in TIMES:
+        values = [row.times[name] for row in simulation.rows if row.times[name] is not None]
+        if values:
+            found[name] = float(np.mean(values)), float(np.percentile(values, 99))
+    return found
+
+
+@settings(max_examples=8 * EFFORT, deadline=None)
+@given(scenarios())
+def test_where_messages_wait_for_links_means_are_within_one_percent_and_p99_within_three(
+    scenario: dict[str, Any],
+) -> None:
+    case = Case(load_experiment(Document(scenario)))
+    fast, system = simulate(case, "testbed"), simulate(case, "testbed", is_virtual=True, live=False)
+    event(fast.why.partition("; ")[2].partition(",")[0])
+    assert [row.chain for row in fast.rows] == [row.chain for row in system.rows]
+    ours, others = figures(fast), figures(system)
+    assert ours.keys() == others.keys()
+    for name, (mean_s, p99_s) in ours.items():
+        assert abs(mean_s - others[name][0]) <= 0.01 * others[name][0] + 1e-6, (name, ours, others)
+        assert abs(p99_s - others[name][1]) <= 0.03 * others[name][1] + 1e-6, (name, ours, others)

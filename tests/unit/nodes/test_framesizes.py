@@ -1,0 +1,74 @@
+"""Sizes of the data plane's messages are those of real frames, as aiohttp writes them to a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import http
+
+from nodes import framesizes, wire
+from nodes.batching import Composition
+from nodes.framesizes import FrameSize
+from nodes.parts import Sending
+from policies.links import HEADER_BYTES
+
+TOKEN = "0123456789abcdef" * 2
+TIMING = wire.pack_timing(wire.Timing(1.5, 2.5, 3))
+OUT = wire.Out(2000, 1.5, 2.5, Composition(), b"")
+FRAMES: dict[str, tuple[wire.Frame, Any, bool]] = {
+    "open": (wire.Open(120, "150", "client9", 3, 70, 2000, 900, 7.25), framesizes.OPEN, True),
+    "join": (
+        wire.Join(120, "150", "client9", 3, 70, 2000, TOKEN, 9, TOKEN, 900, 7.25),
+        framesizes.JOIN,
+        True,
+    ),
+    "close": (wire.Close(2000, "150"), framesizes.CLOSE, True),
+    "ok": (wire.Ok(2000), framesizes.OK, False),
+    "got": (wire.Got(2000), framesizes.GOT, False),
+    "step": (wire.Step(2000, "150", 1500, 1, b""), framesizes.step, True),
+    "out": (OUT, framesizes.out, False),
+    "push": (wire.Push(2000, TOKEN, 1500, 1, 2 * TIMING, b""), lambda n: framesizes.push(n, 2), True),
+    "result": (wire.Result(2000, 1500, 7 * TIMING, b""), lambda n: framesizes.result(n, 7), False),
+}
+PAYLOADS = (1, 100, 255, 256, 16_000, 28_672, 61_440, 61_441, 573_440, 2_000_000)
+
+
+class Written:
+    """A transport that counts what is written to it."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: Any) -> None:
+        self.sizes.append(len(data))
+
+
+def written(message: bytes, is_masked: bool) -> int:
+    """The bytes of a message on a connection; what is written in two goes has one more header."""
+    transport: Any = Written()
+    protocol: Any = type("Protocol", (), {"_paused": False})()
+    writer = http.WebSocketWriter(protocol, transport, use_mask=is_masked)
+    asyncio.run(writer.send_frame(message, http.WSMsgType.BINARY))
+    return sum(transport.sizes) + (len(transport.sizes) - 1) * HEADER_BYTES
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_frame_takes_as_many_bytes_and_messages_as_a_real_one_of_its_class(name: str) -> None:
+    frame, size_of, is_masked = FRAMES[name]
+    has_payload = hasattr(frame, "payload")
+    for n_bytes in PAYLOADS if has_payload else (0,):
+        if has_payload:
+            frame.payload = bytes(n_bytes)  # type: ignore[attr-defined]
+        sending = Sending(frame)
+        found = []
+        while not sending.is_done:
+            found.append(written(sending.next(), is_masked))
+        size = size_of(n_bytes) if has_payload else size_of
+        assert isinstance(size, FrameSize)
+        assert [*[size.part_bytes] * size.n_parts, size.last_bytes] == found, n_bytes
+        assert size.kind == sending.kind
