@@ -76,9 +76,8 @@ class _Arrived:
 class _Channel:
     """One WebSocket and its requests, by id.
 
-    ``waiting``: requests that wait for their answer. ``abandoned``: sessions whose opening was cancelled
-    before its answer came. ``listeners``: what is called with further answers to a request. ``heard_at_s``: when
-    anything came from the server. ``lines``: messages that are delayed here.
+    ``waiting``: requests that wait for their answer. ``listeners``: what is called with further answers to a request.
+    ``heard_at_s``: when anything came from the server. ``lines``: messages that are delayed here.
     """
 
     socket: aiohttp.ClientWebSocketResponse
@@ -87,7 +86,6 @@ class _Channel:
     heard_at_s: float
     sender: Sender = field(init=False)
     waiting: dict[int, asyncio.Future[tuple[wire.Answer, float]]] = field(default_factory=dict)
-    abandoned: dict[int, str] = field(default_factory=dict)
     listeners: dict[int, OnAnswer] = field(default_factory=dict)
     lines: list[DelayedMessages[Any]] = field(default_factory=list)
     reader: asyncio.Task[None] | None = None
@@ -242,7 +240,8 @@ class Connection:
                 self._abandon(channel, request, future)
             raise
         finally:
-            channel.waiting.pop(request.id, None)
+            if channel.waiting.get(request.id) is future:
+                del channel.waiting[request.id]
             if not is_accepted:
                 channel.listeners.pop(request.id, None)
             del future, sending  # exceptions would keep this stack frame alive, and with it the payload
@@ -255,10 +254,21 @@ class Connection:
     ) -> None:
         """Closes the session of an opening that was cancelled, if the server opens it or has opened it."""
         if answer.cancelled() or not answer.done():
-            channel.abandoned[request.id] = request.session
-        elif answer.exception() is None and isinstance(answer.result()[0], wire.Ok):
-            # The answer came at the moment of the cancellation.
-            self.forget(request.session, channel.number)
+            answer = channel.waiting[request.id] = asyncio.get_running_loop().create_future()
+        # Else the answer came at the moment of the cancellation.
+        self._close_later(self._close_when_open(channel, request, answer))
+
+    async def _close_when_open(
+        self, channel: _Channel, request: wire.Opening, answer: asyncio.Future[tuple[wire.Answer, float]]
+    ) -> None:
+        try:
+            frame, _ = await answer
+        except ConnectionLost:
+            return
+        finally:
+            channel.waiting.pop(request.id, None)
+        if isinstance(frame, wire.Ok):
+            await self._forget(request.session, channel.number)
 
     def ignore(self, request_id: int, generation: int) -> None:
         """Drops further answers to that request."""
@@ -270,9 +280,10 @@ class Connection:
 
         Sessions of a lost connection are closed already.
         """
-        if not self.has(generation):
-            return None
-        closing = self._later(self._forget(session, generation))
+        return self._close_later(self._forget(session, generation)) if self.has(generation) else None
+
+    def _close_later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        closing = self._later(work)
         self._closings.add(closing)
         closing.add_done_callback(self._closings.discard)
         return closing
@@ -360,9 +371,6 @@ class Connection:
             future.set_result((frame, received_at_s))
         elif frame.id in channel.listeners:
             channel.listeners[frame.id](frame, received_at_s)
-        session = channel.abandoned.pop(frame.id, None)
-        if session is not None and isinstance(frame, wire.Ok):
-            self.forget(session, channel.number)
 
     async def settle(self, limit_s: float) -> None:
         """Waits until sessions that were to be closed are closed, or nothing has come from the server for ``limit_s``."""
