@@ -29,7 +29,7 @@ BASE: dict[str, Any] = {
     },
     "servers": [{"hardware": "small", "site": site} for site in ("B", "C")],
     "clients": [{"site": "A"}, {"site": "B"}],
-    "workload": {"arrivals": "poisson", "n_requests": 10},
+    "workload": {"arrivals": "poisson", "n_requests": 6},
     "policy": {"name": "proposed", "design_concurrency": 1},
 }
 RATES = (8, 40, 200, 1000, 10_000)
@@ -39,7 +39,7 @@ TIMES = ("queue_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s")
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> dict[str, Any]:
-    """Two clients at a distance, and two servers with half of the model each and room for all, whose links are fast or busy, with prompts of one to some hundred messages."""
+    """Two clients at a distance, and two servers with half of the model each and room for all, whose links are fast or busy, with prompts of one to some dozen messages."""
     pairs = [
         {
             "from": a,
@@ -51,8 +51,8 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
     ]
     workload = BASE["workload"] | {
         "rate": draw(st.sampled_from([0.5, 2, 10])),
-        "n_input_tokens": draw(st.sampled_from([1, 20, 100, 1000])),
-        "n_output_tokens": draw(st.integers(1, 20)),
+        "n_input_tokens": draw(st.sampled_from([1, 20, 300])),
+        "n_output_tokens": draw(st.integers(1, 10)),
     }
     policy = BASE["policy"] | {"communication": draw(st.sampled_from(["hub-spoke", "server-to-server"]))}
     compute = {"batching": draw(st.sampled_from(["none", "continuous"]))}
