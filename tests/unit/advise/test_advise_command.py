@@ -67,9 +67,9 @@ def test_an_objective_is_reached_for_the_least_cost() -> None:
 
 
 def test_the_best_is_measured_with_other_seeds_than_those_that_chose_it() -> None:
-    answer = advise("mig-1g@Cluster0=1", "1", seed=2, losses=False)
+    answer = advise("mig-1g@Cluster0=1", "1", "workload.n_requests=30", seed=2, losses=False)
     assert (answer["seeds"], answer["search_seeds"]) == ([2, 3], [4, 5])
-    earlier = advise("mig-1g@Cluster0=1", "1", seed=0, losses=False)
+    earlier = advise("mig-1g@Cluster0=1", "1", "workload.n_requests=30", seed=0, losses=False)
     assert earlier["search_seeds"] == answer["seeds"]
     (best,) = (row for row in earlier["tried"] if row["add"] == answer["best"]["add"])
     assert {key: answer["best"][key] for key in ("values", "difference")} == {

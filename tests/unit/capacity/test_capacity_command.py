@@ -45,11 +45,11 @@ def test_two_workers_find_the_same_as_one_and_rows_stay_in_order() -> None:
         "policies": ("proposed", "petals"),
         "n_runs": 2,
         "width": 0.5,
-        "most_requests": 100,
+        "most_requests": 40,
     }
     slo = "ttft_p95=20s,tpot_p95=0.7s"
-    one = capacity(slo, "workload.n_output_tokens=16", **given)
-    two = capacity(slo, "workload.n_output_tokens=16", **given, jobs=2)
+    one = capacity(slo, "workload.n_output_tokens=2", **given)
+    two = capacity(slo, "workload.n_output_tokens=2", **given, jobs=2)
     assert one == two
     assert [row["policy"] for row in one["policies"]] == list(given["policies"])
 
@@ -82,18 +82,18 @@ def test_no_rate_and_every_rate_are_said() -> None:
 def test_a_recording_is_stretched_with_as_many_requests_as_it_has(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = [
-        {"timestamp": 10_000 * i, "input_length": 10, "output_length": 8, "hash_ids": []} for i in range(60)
+        {"timestamp": 10_000 * i, "input_length": 10, "output_length": 2, "hash_ids": []} for i in range(20)
     ]
     trace.write_text("\n".join(map(json.dumps, lines)) + "\n")
     recorded = (
         "workload.arrivals=trace",
         f"workload.file={trace}",
         "workload.draw=first",
-        "workload.n_requests=60",
+        "workload.n_requests=20",
     )
     answer = capacity("ttft_p95=20s", *recorded, n_runs=2)
     (row,) = answer["policies"]
-    assert row["n_requests"] == 60 and row["max_rate"] > 0.1
+    assert row["n_requests"] == 20 and row["max_rate"] > 0.1
 
 
 @pytest.mark.parametrize(

@@ -340,8 +340,16 @@ def test_the_interval_of_a_bootstrap_is_as_wide_as_the_recording_allows(
 
 def test_an_interval_over_one_and_the_same_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for options in (
-        (*TRACE, "--set", "workload.draw=first"),
-        ("clustered", "--runs", "3", "--set", "workload.arrivals=constant"),
+        (*TRACE, "--set", "workload.draw=first", "--set", "workload.n_requests=20"),
+        (
+            "clustered",
+            "--runs",
+            "3",
+            "--set",
+            "workload.arrivals=constant",
+            "--set",
+            "workload.n_requests=10",
+        ),
     ):
         with pytest.raises(UserError, match="runs are the same, since the seed"):
             run(*options, "--json")
@@ -352,7 +360,9 @@ def test_a_policy_whose_runs_are_one_and_the_same_has_no_interval_beside_one_tha
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     policies = ("--policy", "proposed", "--policy", "petals")  # servers join in the seed's order under PETALS
-    proposed, petals = lines(capsys, *TRACE, "--set", "workload.draw=first", *policies)
+    proposed, petals = lines(
+        capsys, *TRACE, "--set", "workload.draw=first", "--set", "workload.n_requests=20", *policies
+    )
     assert proposed["same_run"] and proposed["mean_ci95"]["per_token_ms"] is None
     assert not petals["same_run"] and petals["mean_ci95"]["per_token_ms"] > 0
 

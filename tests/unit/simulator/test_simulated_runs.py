@@ -137,12 +137,13 @@ def test_what_means_leave_out_is_counted_with_its_reason(capsys: pytest.CaptureF
 def test_the_text_has_percentiles_gains_and_what_is_left_out_beside_the_means(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shown = text(capsys, "clustered", "--runs", "3", *PAIR, *GIVE_UP)
-    (_, found) = simulated(capsys, "clustered", "--runs", "3", *PAIR, *GIVE_UP)
+    few = ("clustered", "--runs", "3", *PAIR, *GIVE_UP, "--set", "workload.n_requests=40")
+    shown = text(capsys, *few)
+    (_, found) = simulated(capsys, *few)
     for p in ("p50", "p95", "p99"):
         value, half = (found[key]["per_token_ms"][p] / 1e3 for key in ("percentiles", "percentiles_ci95"))
         assert f" {p} {value:.3f} ±{half:.3f}" in shown
-    assert f"{found['n_completed']} of 300" in shown and "no room within 5 s" in shown
+    assert f"{found['n_completed']} of 120" in shown and "no room within 5 s" in shown
     assert "means and percentiles are of the others; the mean wait of all requests is" in shown
     assert "proposed against petals, paired by seed (not of the same requests: " in shown
     gain = found["gain"]["mean"]["per_token_ms"]
@@ -152,7 +153,7 @@ def test_the_text_has_percentiles_gains_and_what_is_left_out_beside_the_means(
 def test_where_every_request_completed_nothing_is_said_to_be_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shown = text(capsys, "clustered", "--runs", "2", *PAIR)
+    shown = text(capsys, "clustered", "--runs", "2", *PAIR, "--set", "workload.n_requests=30")
     assert "of requests" not in shown and "left out" not in shown and "did not complete" not in shown
 
 
