@@ -20,7 +20,11 @@ from tests.support.runs import below, wait_until
 need_ray()
 pytestmark = pytest.mark.timeout(600)
 
-STUDY = ("clustered", "--over", "workload.rate=0.1:1:0.1", "--over", "policy=petals,proposed", "--runs", "50")
+STUDY = (
+    *("clustered", "--over", "workload.rate=0.1:1:0.1", "--over", "policy=petals,proposed", "--runs", "50"),
+    *("--set", "workload.n_requests=20", "--set", "workload.n_output_tokens=8"),
+)
+"""Runs of some 10 ms."""
 N_RUNS = 1000
 _LOST = """
 from testbed.studies.sweep.on_ray import OnRay

@@ -209,8 +209,10 @@ def _distributions() -> list[str]:
 
 
 def _copy_distribution(name: str, packages: Path) -> None:
-    """All installed files of a distribution with their compiled code, but its tests and its programs."""
+    """All installed files of a distribution with the compiled code that there is, but its tests and its programs."""
     for file in metadata.files(name) or ():
+        if file.suffix == ".pyc" and not Path(file.locate()).exists():
+            continue
         if file.parts[0] != ".." and not {"tests", "include"} & set(file.parts):
             target = packages / file
             target.parent.mkdir(parents=True, exist_ok=True)
