@@ -83,25 +83,29 @@ def carry(
     n_segments = -(-n_bytes // mss)
     size = n_bytes + (n_segments or 1) * HEADER_BYTES
     segment_bytes = (mss if n_bytes > mss else n_bytes) + HEADER_BYTES
-    entered = pipe.enter(kernel.now_s, size, n_segments, segment_bytes)
+    _go_on(kernel, receiver, pipe.enter(kernel.now_s, size, n_segments, segment_bytes), call, args)
+
+
+def _go_on(
+    kernel: Schedule,
+    receiver: Schedule,
+    entered: tuple[float, Transit | None] | None,
+    call: Callable[..., object],
+    args: tuple[Any, ...],
+) -> None:
+    """Plans what follows on having entered a link: the arrival, or entering the next one."""
     assert entered is not None, "a pipe that repairs drops nothing"
     at_s, transit = entered
     if transit is None:
         receiver.at(at_s, call, *args)
     else:
-        kernel.at(at_s, _onward, kernel, receiver, transit, call, args)
+        kernel.at(at_s, _enter_next, kernel, receiver, transit, call, args)
 
 
-def _onward(
+def _enter_next(
     kernel: Schedule, receiver: Schedule, transit: Transit, call: Callable[..., object], args: tuple[Any, ...]
 ) -> None:
-    entered = transit.enter(kernel.now_s)
-    assert entered is not None, "a pipe that repairs drops nothing"
-    at_s, onward = entered
-    if onward is None:
-        receiver.at(at_s, call, *args)
-    else:
-        kernel.at(at_s, _onward, kernel, receiver, onward, call, args)
+    _go_on(kernel, receiver, transit.enter(kernel.now_s), call, args)
 
 
 class Flow:

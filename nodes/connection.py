@@ -300,9 +300,7 @@ class Connection:
 
     async def _read(self, channel: _Channel) -> None:
         reason = "was closed"
-        take: Callable[[AnyAnswer, int], None] = partial(self._take, channel)
-        if self._down is not None:
-            take = self._delayed(channel, self._down)
+        delay = None if self._down is None else self._delayed(channel, self._down)
         try:
             async for message in channel.socket:
                 if message.type != aiohttp.WSMsgType.BINARY:
@@ -310,7 +308,10 @@ class Connection:
                     break
                 frame, n_bytes = wire.unpack_answer(message.data), len(message.data)
                 del message  # or it would be kept until the next one comes
-                take(frame, n_bytes)
+                if delay is None:
+                    self._take(channel, frame)
+                else:
+                    delay(frame, n_bytes)
                 del frame
         except wire.FrameError as error:
             reason = f"carried an invalid answer: {error}"
@@ -356,7 +357,7 @@ class Connection:
         if not self._is_closed:
             self._later(_close(channel.socket))
 
-    def _take(self, channel: _Channel, message: AnyAnswer, n_bytes: int = 0) -> None:
+    def _take(self, channel: _Channel, message: AnyAnswer) -> None:
         """Takes a message that has arrived. Raises ``FrameError``."""
         channel.heard_at_s = now_s = self._clock.now_s()
         if isinstance(message, wire.Got):

@@ -33,33 +33,30 @@ def class_of_payload(n_bytes: int) -> Class:
 class Sending:
     """A frame that is sent. ``left_at_s``: when its last message was handed over; ``None`` before."""
 
-    __slots__ = ("_at", "_left", "frame", "is_begun", "is_done", "is_whole", "kind", "left_at_s")
+    __slots__ = ("_left", "frame", "is_begun", "is_done", "is_whole", "kind", "left_at_s", "n_bytes")
 
     def __init__(self, frame: wire.Frame) -> None:
         self.frame = frame
-        self.kind = class_of(frame)
-        self.is_whole = len(getattr(frame, "payload", b"")) <= wire.PART_BYTES
+        self.n_bytes = len(getattr(frame, "payload", b""))
+        """Bytes of its payload that have not been sent."""
+        self.kind = class_of_payload(self.n_bytes)
+        self.is_whole = self.n_bytes <= wire.PART_BYTES
         self.is_begun = self.is_done = False
         self.left_at_s: float | None = None
-        self._at = 0
         self._left: asyncio.Future[None] | None = None
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of its payload that have not been sent."""
-        return len(getattr(self.frame, "payload", b"")) - self._at
 
     def next(self) -> bytes:
         """Returns its next message. Packs it only now: large frames do not wait twice in memory."""
         self.is_begun = True
-        frame, begin, end = self.frame, self._at, self._at + wire.PART_BYTES
+        frame, size = self.frame, wire.PART_BYTES
         if self.is_whole:
             self.is_done = True
             return wire.pack(frame)
         payload: bytes = frame.payload  # type: ignore[attr-defined]
-        if end < len(payload):
-            self._at = end
-            return wire.pack(wire.More(frame.id, payload[begin:end]))
+        begin = len(payload) - self.n_bytes
+        if self.n_bytes > size:
+            self.n_bytes -= size
+            return wire.pack(wire.More(frame.id, payload[begin : begin + size]))
         self.is_done = True
         return wire.pack(msgspec.structs.replace(frame, payload=payload[begin:]))
 
@@ -138,10 +135,10 @@ class Messages(Generic[M]):
         try:
             while (frame := self._outbox.first()) is not None:
                 message = frame.next()
-                if frame.is_done:
-                    self._outbox.remove(frame)
+                is_last = frame.is_done  # it may be dropped meanwhile
                 await self._write(message)
-                if frame.is_done:
+                if is_last:
+                    self._outbox.remove(frame)  # not before: if the connection breaks, those in it are told
                     frame.end(self._now_s())
                 del frame, message  # or they would be kept while the next one is written
         except ConnectionError as error:

@@ -76,6 +76,11 @@ class QueueRules:
     look_again_s: float
 
 
+def longest_prompt(requests: Iterable[RequestPlan]) -> int:
+    """Returns the input tokens of the longest prompt of ``requests``; 0 if there is none."""
+    return max((request.n_input_tokens for request in requests), default=0)
+
+
 def longest_tokens(requests: Iterable[RequestPlan]) -> int:
     """Returns the tokens, input and output, of the longest of ``requests``; 0 if there is none."""
     return max((request.n_input_tokens + request.n_output_tokens for request in requests), default=0)

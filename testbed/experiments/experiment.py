@@ -298,6 +298,13 @@ class Experiment:
         """The user's programs by node name."""
         return {program.node: program for program in self.programs}
 
+    def uses(self, pair: tuple[str, str]) -> bool:
+        """Whether clients and servers use the link of ``pair``; links between servers only with forwarding."""
+        if self.program_nodes.keys() & pair:
+            return False
+        n_clients = sum(node in self.problem.clients for node in pair)
+        return n_clients == 1 or (n_clients == 0 and self.problem.forwarding)
+
     @property
     def objectives(self) -> dict[str, float]:
         """Limits in seconds by metric (``testbed.experiments.slo``); empty if the scenario sets none."""

@@ -7,7 +7,7 @@ with each server, and one of each server with each other one that it pushes to.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from nodes.framesizes import FrameSize
 from nodes.outbox import Outbox
 from policies.links import HEADER_BYTES, UNLIMITED_BPS, Link
 from policies.problem import Hop
+from policies.workload import longest_prompt
 from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
 from testbed.records.summary import LinkRow, LinkWait
@@ -50,7 +51,8 @@ class _Waiting:
 class Line:
     """One direction of a connection. Frames go in the order of ``nodes.outbox``, as ``nodes.parts`` and aiohttp send them.
 
-    ``is_confirmed``: the receiver confirms every part of a frame, as servers do. ``waits_s``: how much later than on idle links each of them arrived. ``n_wire_bytes``: with all headers.
+    ``is_confirmed``: the receiver confirms every part of a frame, as servers do. ``waits_s``: how much later than on
+    idle links each frame arrived. ``n_wire_bytes``: with all headers.
     """
 
     __slots__ = (
@@ -217,10 +219,7 @@ class Links:
         self._lines: dict[tuple[str, str, str], Line] = {}
         self._clients = experiment.problem.clients
         self._servers = [server.name for server in experiment.problem.servers]
-        self._window_bytes = self._tcp.first_flight_bytes
-        if network.tcp.warm:
-            longest = max((r.n_input_tokens for r in experiment.workload.requests), default=0)
-            self._window_bytes = warmed_bytes(self._tcp, longest * experiment.problem.model.token_bytes)
+        self._window_bytes = window_bytes(experiment, self._tcp)
 
     def up(self, client: int, server: int) -> Line:
         """Returns the line from a client to a server."""
@@ -299,22 +298,25 @@ def never_wait(experiment: Experiment) -> bool:
     """Returns whether links take their delay alone, as those of an instance file, or there are none."""
     return all(
         link.rate_bps >= UNLIMITED_BPS and not link.jitter_s and not link.loss_ratio
-        for link in used_links(experiment)
+        for pair, link in experiment.network.links.items()
+        if experiment.uses(pair)
     )
 
 
-def used_links(experiment: Experiment) -> Iterator[Link]:
-    """Yields the links that clients and servers use."""
-    links, problem = experiment.network.links, experiment.problem
-    clients = set(problem.clients)
-    for (source, target), link in links.items():
-        n_clients = (source in clients) + (target in clients)
-        if n_clients == 1 or (n_clients == 0 and problem.forwarding):
-            yield link
+def longest_prompt_bytes(experiment: Experiment) -> int:
+    """Returns the bytes of the longest prompt's hidden states."""
+    return longest_prompt(experiment.workload.requests) * experiment.problem.model.token_bytes
+
+
+def window_bytes(experiment: Experiment, tcp: Tcp) -> int:
+    """Returns the congestion window of a connection at time zero: it has carried the longest prompt if it is warm."""
+    if not experiment.network.tcp.warm:
+        return tcp.first_flight_bytes
+    return _warmed_bytes(tcp, longest_prompt_bytes(experiment))
 
 
 @lru_cache(64)
-def warmed_bytes(tcp: Tcp, n_bytes: int) -> int:
+def _warmed_bytes(tcp: Tcp, n_bytes: int) -> int:
     """Returns the congestion window of a connection that was warmed with ``n_bytes`` (``nodes.connection.warm``)."""
     queue = EventQueue()
     pipes = [Pipe("warm", -1, Link(0.01, 1e9), repairs=True) for _ in range(2)]

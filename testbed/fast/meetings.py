@@ -9,7 +9,7 @@ from netem.flows import RECEIVE_WINDOW_BYTES, Tcp
 from nodes import framesizes
 from policies.problem import Hop
 from testbed.experiments.experiment import Experiment
-from testbed.fast.links import used_links, warmed_bytes
+from testbed.fast.links import longest_prompt_bytes, window_bytes
 
 
 class SessionsMeet(Exception):
@@ -21,17 +21,17 @@ def why_links_have_no_closed_form(experiment: Experiment) -> str:
     network = experiment.network
     if network.shared_paths:
         return "paths share links"
-    if any(link.jitter_s or link.loss_ratio for link in used_links(experiment)):
+    if any(
+        (link.jitter_s or link.loss_ratio) and experiment.uses(pair) for pair, link in network.links.items()
+    ):
         return "links have jitter or loss"
     tcp = Tcp.of(network.tcp, network.mtu)
-    longest = max((r.n_input_tokens for r in experiment.workload.requests), default=0)
-    n_bytes = longest * experiment.problem.model.token_bytes
-    window_bytes = warmed_bytes(tcp, n_bytes) if network.tcp.warm else tcp.first_flight_bytes
-    if network.tcp.slow_start_after_idle:
-        window_bytes = tcp.first_flight_bytes
-    size = framesizes.step(n_bytes)
+    least_bytes = tcp.first_flight_bytes
+    if not network.tcp.slow_start_after_idle:
+        least_bytes = window_bytes(experiment, tcp)
+    size = framesizes.step(longest_prompt_bytes(experiment))
     n_segments = size.n_parts * -(-size.part_bytes // tcp.mss) - (-size.last_bytes // tcp.mss)
-    if n_segments * tcp.mss > min(window_bytes, RECEIVE_WINDOW_BYTES):
+    if n_segments * tcp.mss > min(least_bytes, RECEIVE_WINDOW_BYTES):
         return "a prompt is more than a connection sends at once"
     return ""
 
@@ -41,8 +41,8 @@ class Meetings:
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
-        self._using: dict[tuple[str, str], int] = {}
-        """The session that uses a pair's links."""
+        self._using: set[tuple[str, str]] = set()
+        """Pairs whose links a session uses."""
         self._free_at_s: dict[tuple[str, str], float] = {}
         self._pairs: dict[int, list[tuple[str, str]]] = {}
         self._servers = [server.name for server in experiment.problem.servers]
@@ -56,7 +56,7 @@ class Meetings:
         for pair in pairs:
             if pair in self._using or self._free_at_s.get(pair, 0.0) > now_s:
                 raise SessionsMeet(f"sessions can meet on links, as on that from {pair[0]} to {pair[1]}")
-            self._using[pair] = session
+            self._using.add(pair)
         self._pairs[session] = pairs
 
     def end(self, session: int, now_s: float) -> None:
@@ -68,4 +68,4 @@ class Meetings:
             self._free_at_s[pair] = now_s + sum(
                 link.delay_s + 2 * link.transmission_s(framesizes.CLOSE.last_bytes, mtu) for link in ways
             )
-            del self._using[pair]
+            self._using.remove(pair)

@@ -13,6 +13,7 @@ from nodes import control
 from nodes.clock import RunClock
 from nodes.messages import A, Connect, Links, Message, Question, Reach, Start, Warm
 from policies.links import Link
+from policies.workload import longest_prompt
 from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError
 from testbed.experiments.experiment import Experiment
@@ -118,11 +119,8 @@ class NodeSet:
         """
         experiment, ends = self._experiment, self._ends()
         delays_in_client = self._delays_in_client
-        n_bytes = max(
-            (r.n_input_tokens for r in experiment.workload.requests),
-            default=experiment.problem.n_input_tokens,
-        )
-        n_bytes *= experiment.problem.model.token_bytes
+        n_tokens = longest_prompt(experiment.workload.requests) or experiment.problem.n_input_tokens
+        n_bytes = n_tokens * experiment.problem.model.token_bytes
 
         async def connect(client: str) -> None:
             links = experiment.network.links if delays_in_client else None
@@ -194,7 +192,7 @@ class NodeSet:
 
         With namespaces always: users' programs may send them.
         """
-        return not self._delays_in_client or wiring.is_used(self._experiment, pair)
+        return not self._delays_in_client or self._experiment.uses(pair)
 
     def descriptors(self) -> Mapping[str, int]:
         """Return how many descriptors each node has open, by name; ended nodes are left out."""

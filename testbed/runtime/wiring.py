@@ -18,7 +18,7 @@ from nodes.wire import MAX_PAYLOAD_BYTES
 from policies.links import HEADER_BYTES, Link
 from policies.problem import Placement
 from policies.rules import RecoveryRules
-from policies.workload import longest_tokens
+from policies.workload import longest_prompt, longest_tokens
 from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment, NetworkChange
 from testbed.experiments.stub import stub_profile
@@ -52,14 +52,6 @@ def idle_s(experiment: Experiment) -> float:
     return _IDLE_S + experiment.calibration.session_setup_s + others_s
 
 
-def is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
-    """Whether clients and servers use the link of ``pair``; links between servers only with forwarding."""
-    if experiment.program_nodes.keys() & pair:
-        return False
-    n_clients = sum(node in experiment.problem.clients for node in pair)
-    return n_clients == 1 or (n_clients == 0 and experiment.problem.forwarding)
-
-
 def scaled_links(
     experiment: Experiment, links: Mapping[tuple[str, str], Link], is_virtual: bool
 ) -> dict[tuple[str, str], Link]:
@@ -69,9 +61,7 @@ def scaled_links(
     """
     scale = experiment.time_scale
     return {
-        pair: link.scaled(scale)
-        for pair, link in links.items()
-        if not is_virtual or is_used(experiment, pair)
+        pair: link.scaled(scale) for pair, link in links.items() if not is_virtual or experiment.uses(pair)
     }
 
 
@@ -139,7 +129,7 @@ def check_frames(experiment: Experiment) -> None:
             f"endpoint.max_model_len: {experiment.workload.endpoint_tokens:,} tokens do not fit into one step, which "
             f"holds {most:,} hidden states of this model (2 GiB); lower it"
         )
-    longest = _longest_prompt(experiment)
+    longest = longest_prompt(experiment.workload.requests)
     if longest > most:
         raise UserError(
             f"workload.n_input_tokens: a prompt of {longest:,} tokens does not fit into one step, which "
@@ -162,11 +152,12 @@ def check_rates(experiment: Experiment) -> None:
     """
     network, n_bytes = experiment.network, experiment.problem.model.token_bytes
     limit_s = recovery_rules(experiment).step_limit_s(1)
+    n_prompt_bytes = (longest_prompt(experiment.workload.requests) or 1) * n_bytes
 
     def too_slow(link: Link) -> bool:
         return link.transmission_s(n_bytes, network.mtu) > limit_s
 
-    slow = [pair for pair, link in network.links.items() if is_used(experiment, pair) and too_slow(link)]
+    slow = [pair for pair, link in network.links.items() if experiment.uses(pair) and too_slow(link)]
     if not slow:
         return
     faster = {pair for change in network.changes for pair, link in change.links.items() if not too_slow(link)}
@@ -176,13 +167,9 @@ def check_rates(experiment: Experiment) -> None:
             raise UserError(
                 f"network: no message crosses the link from {a} to {b} in time: one token's hidden state takes "
                 f"{link.transmission_s(n_bytes, network.mtu):,.0f} s at {RATE.format(link.rate_bps)}, and the longest "
-                f"prompt {link.transmission_s(_longest_prompt(experiment) * n_bytes, network.mtu):,.0f} s, but a step "
+                f"prompt {link.transmission_s(n_prompt_bytes, network.mtu):,.0f} s, but a step "
                 f"without an answer for {limit_s:g} s has failed; raise the rate, or recovery.request_timeout"
             )
-
-
-def _longest_prompt(experiment: Experiment) -> int:
-    return max((request.n_input_tokens for request in experiment.workload.requests), default=1)
 
 
 def recovery_rules(experiment: Experiment) -> RecoveryRules:

@@ -130,6 +130,17 @@ async def test_a_connection_that_breaks_fails_all_that_waits_and_all_that_comes_
         await sender.send(wire.Close(3, "s"))
 
 
+async def test_who_waits_for_the_last_part_hears_that_the_connection_broke_with_it(small_parts: None) -> None:
+    async def breaks(data: bytes) -> None:
+        await asyncio.sleep(0)
+        if not isinstance(wire.unpack_request(data), wire.More):
+            raise ConnectionResetError("the cable was cut")
+
+    async with asyncio.timeout(5):
+        with pytest.raises(ConnectionResetError, match="the cable was cut"):
+            await Sender(breaks, lambda: 0.0).send(wire.Step(1, "s", 0, 1, bytes(15)))
+
+
 def test_other_frames_may_come_between_the_parts_of_one() -> None:
     receiver: Receiver[wire.Request] = Receiver(1000)
     assert receiver.take(wire.More(7, b"ab")) is None
