@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netem.flows import RECEIVE_WINDOW_BYTES, Flow, Tcp
+from netem.flows import BURST_BYTES, RECEIVE_WINDOW_BYTES, Flow, Tcp
 from netem.forwarder_links import Pipe, SharedLink
 from nodes import framesizes, wire
 from nodes.clock import on_tick
@@ -24,6 +24,7 @@ from policies.problem import Hop
 from policies.workload import longest_prompt
 from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
+from testbed.fast.lazy import LazyFlow, LazyPipe
 from testbed.records.summary import LinkRow, LinkWait
 
 _LONG_S = 1e6
@@ -48,6 +49,15 @@ class _Waiting:
         self.item = item
 
 
+class _Known(NamedTuple):
+    """A frame on a line: its seconds on idle links, its bytes with headers, those of its last message if all segments were full."""
+
+    idle_s: float
+    n_wire_bytes: int
+    full_bytes: int
+    is_one_burst: bool
+
+
 class Line:
     """One direction of a connection. Frames go in the order of ``nodes.outbox``, as ``nodes.parts`` and aiohttp send them.
 
@@ -64,14 +74,14 @@ class Line:
         self,
         queue: EventQueue,
         pair: tuple[str, str],
-        pipes: tuple[Pipe, Pipe],
+        pipes: tuple[LazyPipe, LazyPipe],
         link: Link,
         tcp: Tcp,
         window_bytes: int,
         is_confirmed: bool,
     ) -> None:
         self._queue = queue
-        self._flow = Flow(queue, queue, *pipes, tcp, self._arrived, self._flow_sent)
+        self._flow = LazyFlow(queue, *pipes, tcp, self._arrived, self._flow_sent)
         self._flow.window_bytes = window_bytes
         self._pipe, self._back = pipes
         self._is_confirmed = is_confirmed and not any(pipe.route for pipe in pipes)
@@ -82,17 +92,41 @@ class Line:
         self._is_writing = False
         """Whether a message waits until the process may write on."""
         self._written_bytes = 0
-        self._known: dict[FrameSize, tuple[float, int]] = {}
-        """A frame's seconds on idle links, and its bytes with headers."""
+        self._known: dict[FrameSize, _Known] = {}
         self.pair = pair
         self.waits_s = array("d")
         self.n_wire_bytes = 0
 
     def send(self, size: FrameSize, call: Callable[..., None], *args: Any) -> None:
         """Sends a frame; ``call(*args)`` is called when its last byte has arrived."""
-        idle_s, n_wire_bytes = self._known.get(size) or self._learn(size)
-        self.n_wire_bytes += n_wire_bytes
-        item = self._queue.now_s + idle_s, call, args
+        at_s = self.pass_on(size)
+        if at_s is None:
+            self.put(size, call, *args)
+        else:
+            self._queue.at(at_s, call, *args)
+
+    def pass_on(self, size: FrameSize) -> float | None:
+        """Sends a frame that waits for nothing but its link; returns the instant of its arrival.
+
+        ``None``: it must be ``put``, and nothing was done.
+        """
+        known = self._known.get(size) or self._learn(size)
+        if self._is_writing or not known.is_one_burst:
+            return None
+        at_s = self._flow.pass_on(size.last_bytes, known.n_wire_bytes, known.full_bytes)
+        if at_s is not None:
+            self.n_wire_bytes += known.n_wire_bytes
+            self.waits_s.append(at_s - (self._queue.now_s + known.idle_s))
+            self._written_bytes += size.last_bytes
+            if self._written_bytes > framesizes.WRITTEN_BYTES:
+                self._written_bytes = 0
+        return at_s
+
+    def put(self, size: FrameSize, call: Callable[..., None], *args: Any) -> None:
+        """As ``send``, of a frame that may have to wait behind others."""
+        known = self._known.get(size) or self._learn(size)
+        self.n_wire_bytes += known.n_wire_bytes
+        item = self._queue.now_s + known.idle_s, call, args
         if self._is_writing:
             self._outbox.put(_Waiting(size, item))
         elif size.n_parts:
@@ -145,18 +179,24 @@ class Line:
 
     def note(self, size: FrameSize, n_times: int) -> None:
         """Counts frames that have waited for nothing, without sending them."""
-        self.n_wire_bytes += n_times * (self._known.get(size) or self._learn(size))[1]
+        self.n_wire_bytes += n_times * (self._known.get(size) or self._learn(size)).n_wire_bytes
         self.waits_s.append(0.0)
 
     def idle_s(self, size: FrameSize) -> float:
         """Returns the seconds that a frame takes on idle links, if the window lets all of it through at once."""
-        return (self._known.get(size) or self._learn(size))[0]
+        return (self._known.get(size) or self._learn(size)).idle_s
 
-    def _learn(self, size: FrameSize) -> tuple[float, int]:
+    def _learn(self, size: FrameSize) -> _Known:
         s_per_byte = max(8 / self._link.rate_bps, self._slower)
         wire_bytes = self._tcp.wire_bytes
         n_bytes = wire_bytes(size.last_bytes) + (size.n_parts and size.n_parts * wire_bytes(size.part_bytes))
-        found = self._known[size] = self._link.delay_s + n_bytes * s_per_byte, n_bytes
+        mss = self._tcp.mss
+        found = self._known[size] = _Known(
+            self._link.delay_s + n_bytes * s_per_byte,
+            n_bytes,
+            -(-size.last_bytes // mss) * mss,
+            not size.n_parts and size.last_bytes <= BURST_BYTES,
+        )
         return found
 
     def _arrived(self, n_bytes: int, item: Any) -> None:
@@ -215,7 +255,7 @@ class Links:
         network = experiment.network
         self._tcp = Tcp.of(network.tcp, network.mtu)
         self._shared = {name: SharedLink(rate_bps) for name, rate_bps in network.shared_bps.items()}
-        self._pipes: dict[tuple[str, str], Pipe] = {}
+        self._pipes: dict[tuple[str, str], LazyPipe] = {}
         self._lines: dict[tuple[str, str, str], Line] = {}
         self._clients = experiment.problem.clients
         self._servers = [server.name for server in experiment.problem.servers]
@@ -284,12 +324,12 @@ class Links:
             self._lines[source, target, end] = line
         return line
 
-    def _pipe(self, source: str, target: str) -> Pipe:
+    def _pipe(self, source: str, target: str) -> LazyPipe:
         pipe = self._pipes.get((source, target))
         if pipe is None:
             network = self._experiment.network
             route = tuple(self._shared[name] for name in network.shared_paths.get((source, target), ()))
-            pipe = Pipe(f"{source} to {target}", -1, network.links[source, target], route=route, repairs=True)
+            pipe = LazyPipe(f"{source} to {target}", network.links[source, target], route)
             self._pipes[source, target] = pipe
         return pipe
 

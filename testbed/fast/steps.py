@@ -10,6 +10,7 @@ from typing import NamedTuple
 from nodes import framesizes
 from nodes.admission import Admission
 from nodes.batching import Batch, Batches, Composition, Step
+from nodes.clock import on_tick
 from nodes.records import HOP_COLUMNS, HopRecord
 from policies.problem import Hop, RequestSpec, hop_times_s, return_times_s
 from policies.steps import StepLaw
@@ -84,8 +85,8 @@ class ChainSession:
     """When the present step could begin."""
     sent_at_s: float = 0.0
     first_at_s: float = 0.0
-    records: list[HopRecord] = field(default_factory=list)
-    """The present step's records."""
+    records: list[HopRecord | None] = field(default_factory=list)
+    """The present step's records; ``None``: it is not kept."""
     is_away: bool = False
     """With forwarding: whether the client waits for a result."""
     preempted_by: int | None = None
@@ -167,8 +168,21 @@ class Steps:
         if not session.ways:
             self._queue.at(now_s + session.delay.up_s, self._arrive, session)
             return
-        way, n_bytes = session.ways[session.at], session.parts[session.part].n_tokens * self._token_bytes
-        way.there.send(way.size_there(n_bytes), self._arrive, session)
+        way, part = session.ways[session.at], session.parts[session.part]
+        size = way.size_there(part.n_tokens * self._token_bytes)
+        arrived_at_s = way.there.pass_on(size)
+        if arrived_at_s is None:
+            way.there.put(size, self._arrive, session)
+        elif self._batches is None and self._caches is None and way.accepts is None:
+            # Nothing meets it on the server, so that it is known when its result leaves.
+            hop = session.hops[session.at]
+            busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.n_blocks)
+            done_at_s = arrived_at_s + busy_s
+            if added_s := session.delay.added_s:
+                done_at_s = on_tick(done_at_s) + added_s
+            self._queue.at(done_at_s, self._depart, session, arrived_at_s, _ALONE)
+        else:
+            self._queue.at(arrived_at_s, self._arrive, session)
 
     def _arrive(self, session: ChainSession) -> None:
         hop, part, now_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
@@ -236,6 +250,9 @@ class Steps:
         together: Composition,
     ) -> None:
         """Keeps the record of a step, whose result has gone to the next server or reached the client."""
+        if self.rows is None:
+            session.records.append(None)
+            return
         part, is_last = session.parts[session.part], session.at + 1 == len(session.hops)
         n_bytes = part.n_tokens * self._token_bytes
         n_back = n_bytes if is_last or not self._forwarding else 0
@@ -289,6 +306,7 @@ class Steps:
         if self.rows is not None:
             previous_s = session.ready_at_s
             for number, record in enumerate(session.records):
+                assert record is not None, "rows are kept from the start, or not again"
                 client_s = record.sent_at_s - previous_s
                 self.rows.extend((session.plan.index, session.token, number, *record.row(), client_s))
                 previous_s = record.received_at_s

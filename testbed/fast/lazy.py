@@ -1,0 +1,126 @@
+"""Links and TCP with fewer events: an acknowledgement that nobody waits for enters its link when something else does.
+
+They give the same instants as ``netem.flows.Flow`` and ``netem.forwarder_links.Pipe``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from netem.flows import RECEIVE_WINDOW_BYTES, Deliver, Flow, Schedule, Tcp
+from netem.forwarder_links import Pipe, SharedLink, Transit
+from netem.spec import NO_COURSE, Course
+from nodes.clock import NS, nanoseconds
+from policies.links import HEADER_BYTES, Link
+
+
+class LazyPipe(Pipe):
+    """A link that never drops. ``promised`` is a heap of acknowledgements to come: (instant, number, flow, bytes)."""
+
+    __slots__ = ("is_plain", "n_promises", "promised")
+
+    def __init__(
+        self, name: str, profile: Link, route: tuple[SharedLink, ...] = (), course: Course = NO_COURSE
+    ) -> None:
+        super().__init__(name, -1, profile, route=route, repairs=True, course=course)
+        self.is_plain = not (route or course[0] or profile.jitter_s or profile.loss_ratio)
+        """Whether a packet's time follows from the rate and the delay alone, for the whole run."""
+        self.promised: list[tuple[float, int, LazyFlow, int]] = []
+        self.n_promises = 0
+
+    def enter(
+        self, now_s: float, size: int, n_segments: int = 1, segment_bytes: int = 0
+    ) -> tuple[float, Transit | None] | None:
+        """See ``Pipe.enter``."""
+        if self.promised and self.promised[0][0] <= now_s:
+            self.settle(now_s)
+        return super().enter(now_s, size, n_segments, segment_bytes)
+
+    def settle(self, now_s: float) -> None:
+        """Lets the acknowledgements enter that were to do so until now."""
+        promised, free_at_s = self.promised, self.free_at_s
+        wire_s, delay_s = HEADER_BYTES * self._s_per_byte, self.delay_s
+        while promised and promised[0][0] <= now_s:
+            at_s, _, flow, n_bytes = heappop(promised)
+            free_at_s = (at_s if at_s > free_at_s else free_at_s) + wire_s
+            flow.note_acknowledgement(n_bytes, free_at_s + delay_s)
+        self.free_at_s = free_at_s
+
+
+class LazyFlow(Flow):
+    """``netem.flows.Flow`` over lazy pipes. ``n_promised`` acknowledgements have not entered ``back``."""
+
+    __slots__ = ("_lazy_back", "_lazy_pipe", "n_promised")
+
+    def __init__(
+        self,
+        kernel: Schedule,
+        pipe: LazyPipe,
+        back: LazyPipe,
+        tcp: Tcp,
+        deliver: Deliver,
+        sent: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(kernel, kernel, pipe, back, tcp, deliver, sent)
+        self._lazy_pipe, self._lazy_back = pipe, back
+        self.n_promised = 0
+
+    def pass_on(self, n_bytes: int, n_wire_bytes: int, full_bytes: int) -> float | None:
+        """Sends a message of one burst that waits for nothing but its link; returns when it arrives, in whole ns.
+
+        ``n_wire_bytes``: with headers; ``full_bytes``: of as many full segments. ``None``: it must be ``put``. The
+        receiver must read it at once; ``deliver`` is not called.
+        """
+        pipe, back = self._lazy_pipe, self._lazy_back
+        if self.unsent_bytes or not (pipe.is_plain and back.is_plain):
+            return None
+        now_s, flight_bytes = self._kernel.now_s, self._flight_full_bytes + full_bytes
+        if back.promised and back.promised[0][0] <= now_s:
+            back.settle(now_s)
+        if (
+            2 * flight_bytes > self.window_bytes
+            or flight_bytes > RECEIVE_WINDOW_BYTES
+            or self._tcp.restarts_after_idle
+        ):  # else the window neither limits nor grows, and which acknowledgements have come does not matter
+            if n_bytes > self.room_bytes():
+                return None
+            flight_bytes = self._flight_full_bytes + full_bytes
+        self.flight_bytes += n_bytes
+        self._flight_full_bytes = flight_bytes
+        if flight_bytes > self._peak_bytes:
+            self._peak_bytes = flight_bytes
+        self._sent_at_s = now_s
+        if pipe.promised and pipe.promised[0][0] <= now_s:
+            pipe.settle(now_s)
+        free_at_s = pipe.free_at_s
+        pipe.free_at_s = free_at_s = (
+            free_at_s if free_at_s > now_s else now_s
+        ) + n_wire_bytes * pipe._s_per_byte
+        at_s = round((free_at_s + pipe.delay_s) * NS) / NS
+        back.n_promises += 1
+        heappush(back.promised, (at_s, back.n_promises, self, n_bytes))
+        self.n_promised += 1
+        return at_s
+
+    def put(self, n_bytes: int, item: Any = None) -> None:
+        """See ``Flow.put``. What is put may wait for acknowledgements, so that these get events."""
+        if self.n_promised:
+            self._plan_promised()
+        super().put(n_bytes, item)
+
+    def _plan_promised(self) -> None:
+        back = self._lazy_back
+        back.settle(self._kernel.now_s)
+        mine = sorted(promise for promise in back.promised if promise[2] is self)
+        back.promised = [promise for promise in back.promised if promise[2] is not self]
+        heapify(back.promised)
+        for at_s, _, _, n_bytes in mine:
+            self._kernel.at(at_s, self._arrive, n_bytes, None)
+        self.n_promised = 0
+
+    def note_acknowledgement(self, n_bytes: int, at_s: float) -> None:
+        """Notes that a promised acknowledgement has entered and reaches the sender at ``at_s``."""
+        self.n_promised -= 1
+        self._acknowledged.append((nanoseconds(at_s) / NS, n_bytes))
