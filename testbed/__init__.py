@@ -16,7 +16,7 @@ Each folder imports only those below it.
 - ``page``: a run in the browser, and ``report.html``
 - ``results``: from a run's logs to tables, summary and trace
 - ``runtime``: the nodes and the network of a run, in real time (``real``) or in virtual time (``virtual``)
-- ``fast``: sessions that nothing disturbs, in closed form or step by step over links
+- ``fast``: sessions that nobody cuts, in closed form or step by step over links
 - ``control``: decisions while requests are served, under any clock: coordinator, mover, faults
 - ``experiments``: from files to an ``Experiment``
 - ``records``: the contract of what a run leaves: rows, summary, plan and events

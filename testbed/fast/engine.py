@@ -1,9 +1,9 @@
-"""The engine ``fast``: what nodes and coordinator do for sessions that nothing disturbs, event by event.
+"""The engine ``fast``: what nodes and coordinator do for sessions that nobody cuts, event by event.
 
 A request asks for a chain when it arrives, opens it on all hops at once and retries where a server has no room. Its
 service takes the closed form of ``policies.problem.service_s``. It goes step by step (``testbed.fast.steps``) where
 servers compute several sessions together, caches grow, or sessions can meet on links (``testbed.fast.meetings``), over
-the scenario's links (``testbed.fast.links``). See ``docs/simulator-modes.md``.
+the scenario's links (``testbed.fast.links``). Servers come and go (``testbed.fast.machines``). See ``docs/simulator-modes.md``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
 from testbed.fast.idle import IdleTimes
 from testbed.fast.links import Links, Way, never_wait
+from testbed.fast.machines import Machines
 from testbed.fast.meetings import Meetings, SessionsMeet, why_links_have_no_closed_form
-from testbed.fast.outcome import FastRun, SimulatedRequest
+from testbed.fast.outcome import Disturbed, FastRun, SimulatedRequest
 from testbed.fast.steps import ChainSession, Key, Part, Steps, delays_of, overheads_of, replay_of
 from testbed.records.events import AnyEvent, Moved
 from testbed.records.requests import COMPLETED, FAILED
@@ -44,10 +45,6 @@ Planner = Callable[..., float]
 """``EventQueue.at`` or ``EventQueue.free_at``."""
 OnCache = Callable[[float, int, float], None]
 """Called with (instant, server, change in bytes) whenever cache is reserved or released."""
-
-
-class Disturbed(Exception):
-    """A session would be cut, which only the engine ``virtual`` can simulate."""
 
 
 def simulate_fast(
@@ -103,6 +100,8 @@ class _Session:
     n_unanswered: int = 0
     """The servers that have not answered an opening or a closing."""
     refusal: str = ""
+    broken: tuple[int, ...] = ()
+    """The servers that were gone when its opening came."""
     is_final: bool = False
     """Whether waiting for other sessions to end cannot help."""
     on_chain: ChainSession | None = None
@@ -133,18 +132,13 @@ class _Run:
         self._problem = experiment.problem
         self._setup_s = experiment.calibration.session_setup_s
         self._max_attempts = max_attempts
-        paging, token_bytes = experiment.compute.paging, experiment.problem.model.cache_bytes_per_token
-        self._servers = [
-            Admission[Key](
-                HostedBlocks(held.first, held.last, room_bytes, token_bytes, paging),
-                partial(self._preempted, server),
-                None if on_cache is None else partial(self._cache_changed, on_cache, server),
-            )
-            for server, (held, room_bytes) in enumerate(
-                zip(placed.placement.ranges, placed.placement.cache_bytes, strict=True)
-            )
-        ]
+        paging = experiment.compute.paging
+        self._on_cache = on_cache
         self._coordinator = Coordinator(experiment, placed, lambda: queue.now_s, queue.at)
+        self._servers = [self._admission(server) for server in range(experiment.problem.n_servers)]
+        self._machines = Machines(
+            experiment, queue, self._coordinator, self._servers, self._begin, self._check_loss
+        )
         self._steps: Steps | None = None
         """``None``: sessions do not meet on servers, and the closed form holds."""
         self._free_at = queue.free_at
@@ -156,6 +150,8 @@ class _Run:
         """``None``: messages take their links' delays alone."""
         if self._links is not None:
             self._times = IdleTimes(experiment, self._links)
+            for change in experiment.network.changes:
+                queue.at(change.at_s, self._links.change, change.links)
         if by_steps:
             self._free_at = queue.at
             problem, batches = experiment.problem, None
@@ -202,9 +198,12 @@ class _Run:
                 if r.route is not None and r.time_s is not None:
                     links.note(r.plan.client, r.route.hops, r.plan.n_input_tokens, r.plan.n_output_tokens)
         use = None if links is None else links.use(self._queue.now_s)
+        faults = self._machines.events
         if (steps := self._steps) is None:
-            return FastRun(ended, self._moves, decisions_s, why, links=use)
-        return FastRun(ended, self._moves, decisions_s, why, steps.rows, steps.n_rows, steps.gaps_s, use)
+            return FastRun(ended, self._moves, decisions_s, why, links=use, faults=faults)
+        return FastRun(
+            ended, self._moves, decisions_s, why, steps.rows, steps.n_rows, steps.gaps_s, use, faults
+        )
 
     # Sessions.
 
@@ -252,6 +251,7 @@ class _Run:
         plan = session.plan
         session.asked_at_s = self._queue.now_s
         session.refusal, session.is_final, session.opened, session.preempted_by = "", False, (), None
+        session.broken = ()
         if isinstance(route, PolicyError):
             raise PolicyError(f"request {plan.index}: {route}") from route
         if route is None:
@@ -298,6 +298,13 @@ class _Run:
 
     def _open(self, session: _Session, hop: Hop, need: Need) -> None:
         """An opening reaches a server. What the answer is, is known as soon as it is sent."""
+        ended_at_s = self._machines.ended_at_s(hop.server)
+        if ended_at_s is not None:  # the client learns it when the end of its connection arrives
+            heard_at_s = ended_at_s + self._problem.down_s(session.plan.client, hop.server)
+            session.refusal = f"{self._problem.servers[hop.server].name}: the connection was lost"
+            session.broken += (hop.server,)
+            self._queue.at(max(heard_at_s, self._queue.now_s), self._answered, session)
+            return
         self._down(self._queue.at, session.plan.client, hop.server, framesizes.OK, self._answered, session)
         key, server = (session.number, session.opening), self._servers[hop.server]
         refused = server.admit(key, hop.first, hop.last, need)
@@ -362,6 +369,27 @@ class _Run:
         on_chain.preempted_by = session.preempted_by
         steps.begin(on_chain, ready_at_s)
 
+    def _admission(self, server: int) -> Admission[Key]:
+        """Returns what a server that begins now offers, with no session."""
+        placement = self._coordinator.placement
+        held, room_bytes = placement.ranges[server], placement.cache_bytes[server]
+        token_bytes, on_cache = self._problem.model.cache_bytes_per_token, self._on_cache
+        return Admission(
+            HostedBlocks(held.first, held.last, room_bytes, token_bytes, self._experiment.compute.paging),
+            partial(self._preempted, server),
+            None if on_cache is None else partial(self._cache_changed, on_cache, server),
+        )
+
+    def _begin(self, server: int) -> None:
+        self._servers[server] = self._admission(server)
+
+    def _check_loss(self, server: int) -> None:
+        """A server is killed now."""
+        for session in self._sessions.values():
+            if server in session.opened:
+                name = self._problem.servers[server].name
+                raise Disturbed(f"request {session.plan.index} loses {name}, which is killed")
+
     def _cache_changed(self, on_cache: OnCache, server: int, n_bytes: float) -> None:
         on_cache(self._queue.now_s, server, n_bytes)
 
@@ -393,8 +421,11 @@ class _Run:
         now_s, plan = self._queue.now_s, session.plan
         if self._meetings is not None:
             self._meetings.end(session.number, self._queue.now_s)
+        if session.broken:
+            self._coordinator.failed(plan.index, session.broken)
         try:
-            wait_s = session.attempts.failed(now_s, session.refusal, is_final=session.is_final)
+            is_final = session.is_final or bool(session.broken)
+            wait_s = session.attempts.failed(now_s, session.refusal, is_final=is_final)
         except SessionError as given_up:
             self._fail(session, str(given_up))
         else:
@@ -475,6 +506,7 @@ class _Run:
             self._down(self._free_at, client, server, framesizes.OK, self._confirmed, waits)
         if server in self._draining:
             self._load_if_drained(server)
+        self._machines.released(server)
 
     def _confirmed(self, session: _Session) -> None:
         session.n_unanswered -= 1

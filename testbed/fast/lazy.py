@@ -81,6 +81,7 @@ class LazyFlow(Flow):
             back.settle(now_s)
         if (
             2 * flight_bytes > self.window_bytes
+            or 2 * self._peak_bytes > self.window_bytes
             or flight_bytes > RECEIVE_WINDOW_BYTES
             or self._tcp.restarts_after_idle
         ):  # else the window neither limits nor grows, and which acknowledgements have come does not matter

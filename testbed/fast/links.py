@@ -7,7 +7,7 @@ with each server, and one of each server with each other one that it pushes to.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from netem.flows import BURST_BYTES, RECEIVE_WINDOW_BYTES, Flow, Tcp
 from netem.forwarder_links import Pipe, SharedLink
+from netem.spec import NO_COURSE
 from nodes import framesizes, wire
 from nodes.clock import on_tick
 from nodes.framesizes import FrameSize
@@ -22,6 +23,7 @@ from nodes.outbox import Outbox
 from policies.links import HEADER_BYTES, UNLIMITED_BPS, Link
 from policies.problem import Hop
 from policies.workload import longest_prompt
+from testbed.experiments.courses import courses
 from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
 from testbed.fast.lazy import LazyFlow, LazyPipe
@@ -32,6 +34,8 @@ _LONG_S = 1e6
 
 
 _GOT_BYTES = framesizes.GOT.last_bytes + HEADER_BYTES
+_ENDS = ("asks", "answers")
+"""Whether the source of a line has opened the connection, or the target."""
 _PART = object()
 """The item of a message that carries a part of a frame, not the last one."""
 
@@ -182,6 +186,11 @@ class Line:
         self.n_wire_bytes += n_times * (self._known.get(size) or self._learn(size)).n_wire_bytes
         self.waits_s.append(0.0)
 
+    def change(self, link: Link) -> None:
+        """Notes that its link is another one from now on."""
+        self._link = link
+        self._known.clear()
+
     def idle_s(self, size: FrameSize) -> float:
         """Returns the seconds that a frame takes on idle links, if the window lets all of it through at once."""
         return (self._known.get(size) or self._learn(size)).idle_s
@@ -260,6 +269,23 @@ class Links:
         self._clients = experiment.problem.clients
         self._servers = [server.name for server in experiment.problem.servers]
         self._window_bytes = window_bytes(experiment, self._tcp)
+        pairs = [pair for pair in network.links if experiment.uses(pair)] if network.changes else ()
+        self._courses = courses(network.changes, pairs, 1.0)
+        self._present: dict[tuple[str, str], Link] = {}
+        """Links that have changed."""
+
+    def change(self, links: Mapping[tuple[str, str], Link]) -> None:
+        """Gives pairs other links from now on."""
+        for pair, link in links.items():
+            if pair not in self._courses:
+                continue
+            self._present[pair] = link
+            if (pipe := self._pipes.get(pair)) is not None:
+                pipe.change(link, self._queue.now_s)
+                pipe.release()
+            for end in _ENDS:
+                if (line := self._lines.get((*pair, end))) is not None:
+                    line.change(link)
 
     def up(self, client: int, server: int) -> Line:
         """Returns the line from a client to a server."""
@@ -313,11 +339,11 @@ class Links:
         return sorted(rows, key=lambda row: (-row.use_ratio, row.from_, row.to))
 
     def _line(self, source: str, target: str, end: str) -> Line:
-        """``end``: whether the source has opened the connection, ``asks``, or the target, ``answers``."""
+        """``end``: see ``_ENDS``."""
         line = self._lines.get((source, target, end))
         if line is None:
             pipes = self._pipe(source, target), self._pipe(target, source)
-            link = self._experiment.network.links[source, target]
+            link = self._link((source, target))
             line = Line(
                 self._queue, (source, target), pipes, link, self._tcp, self._window_bytes, end == "asks"
             )
@@ -329,14 +355,20 @@ class Links:
         if pipe is None:
             network = self._experiment.network
             route = tuple(self._shared[name] for name in network.shared_paths.get((source, target), ()))
-            pipe = LazyPipe(f"{source} to {target}", network.links[source, target], route)
+            course = self._courses.get((source, target), NO_COURSE)
+            pipe = LazyPipe(f"{source} to {target}", network.links[source, target], route, course)
+            if (present := self._present.get((source, target))) is not None:
+                pipe.change(present, self._queue.now_s)
             self._pipes[source, target] = pipe
         return pipe
+
+    def _link(self, pair: tuple[str, str]) -> Link:
+        return self._present.get(pair) or self._experiment.network.links[pair]
 
 
 def never_wait(experiment: Experiment) -> bool:
     """Returns whether links take their delay alone, as those of an instance file, or there are none."""
-    return all(
+    return not experiment.network.changes and all(
         link.rate_bps >= UNLIMITED_BPS and not link.jitter_s and not link.loss_ratio
         for pair, link in experiment.network.links.items()
         if experiment.uses(pair)

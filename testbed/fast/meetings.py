@@ -19,6 +19,8 @@ class SessionsMeet(Exception):
 def why_links_have_no_closed_form(experiment: Experiment) -> str:
     """Returns the reason why even a session alone does not take the closed form's times; "" if it does."""
     network = experiment.network
+    if network.changes:
+        return "links change"
     if network.shared_paths:
         return "paths share links"
     if any(

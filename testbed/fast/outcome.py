@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from policies.problem import Route
 from policies.workload import RequestPlan
+from testbed.records.events import FaultEvent, Moved, ServerLeft
 from testbed.records.summary import LinkRow, MoveRow
+
+ServerEvent = FaultEvent | ServerLeft | Moved
+
+
+class Disturbed(Exception):
+    """A session would be cut, which only the engine ``virtual`` can simulate."""
 
 
 class SimulatedRequest(NamedTuple):
@@ -54,3 +62,5 @@ class FastRun(NamedTuple):
     """Seconds from every token to the next of its request, of all requests of a run step by step."""
     links: list[LinkRow] | None = None
     """Use of every link that carried messages, the busiest first; ``None``: it was not simulated."""
+    faults: Sequence[ServerEvent] = ()
+    """What happened to servers, in the order of time."""

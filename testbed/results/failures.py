@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from testbed.experiments.units import counted
 from testbed.faultkinds import KINDS
-from testbed.records.events import BY_SCENARIO, FaultHappened
+from testbed.records.events import BY_SCENARIO, Event, FaultHappened
 from testbed.records.plan import Plan
 from testbed.records.summary import RunSummary
 from testbed.results.logs import RunRecords
 from testbed.results.requests import stats
 
 
-def add_failures(summary: RunSummary, records: RunRecords, plan: Plan, n_planned: int) -> None:
-    """Add faults, recoveries, leaks and moves to ``summary``; ``n_planned``: faults in the scenario."""
+def add_faults(summary: RunSummary, events: Iterable[Event], n_planned: int) -> None:
+    """Add to ``summary`` how many faults there were; ``n_planned``: faults in the scenario."""
     ends = {kind.name for kind in KINDS.values() if kind.only_by_hand}  # they end a fault
-    faults = [
-        event for event in records.faults if isinstance(event, FaultHappened) and event.kind not in ends
-    ]
+    faults = [event for event in events if isinstance(event, FaultHappened) and event.kind not in ends]
     summary.n_faults = sum(fault.applies for fault in faults)
     summary.n_faults_without_effect = len(faults) - summary.n_faults
     summary.n_faults_never_came = max(0, n_planned - sum(fault.by == BY_SCENARIO for fault in faults))
+
+
+def add_failures(summary: RunSummary, records: RunRecords, plan: Plan, n_planned: int) -> None:
+    """Add faults, recoveries, leaks and moves to ``summary``; ``n_planned``: faults in the scenario."""
+    add_faults(summary, records.faults, n_planned)
     summary.n_replays = len(records.replays)
     summary.recovery_s = stats(replay.recovery_s for replay in records.replays)
     summary.recovery_floor_s = stats(replay.floor_s for replay in records.replays)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from netem.spec import Course, NetworkSpec
+from netem.spec import NetworkSpec
 from nodes.admission import HostedBlocks
 from nodes.links import DelayProfile
 from nodes.messages import ChangedLink, ServerEnd
@@ -20,7 +19,8 @@ from policies.problem import Placement
 from policies.rules import RecoveryRules
 from policies.workload import longest_prompt, longest_tokens
 from testbed.errors import UserError
-from testbed.experiments.experiment import Experiment, NetworkChange
+from testbed.experiments.courses import courses
+from testbed.experiments.experiment import Experiment
 from testbed.experiments.stub import stub_profile
 from testbed.experiments.units import RATE
 from testbed.experiments.whole import whole_network
@@ -88,37 +88,8 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
         },
         paths,
         experiment.network.subnet,
-        courses=_courses(experiment, whole.changes, links),
+        courses=courses(whole.changes, links, experiment.time_scale),
     )
-
-
-def _courses(
-    experiment: Experiment, changes: Sequence[NetworkChange], pairs: Collection[tuple[str, str]]
-) -> Mapping[tuple[str, str], Course]:
-    """Return the planned changes of those of ``pairs`` that have any, in real seconds."""
-    scale = experiment.time_scale
-    # Most pairs have the same changes as others: what all of them have so far is one entry of ``steps``.
-    steps: list[tuple[int, float, float]] = []
-    number: dict[tuple[int, float, float], int] = {}
-    last: dict[tuple[str, str], int] = {}
-    for change in changes:
-        for pair, link in change.links.items():
-            if pair in pairs:
-                rate_bps = 0.0 if link.loss_ratio >= 1 else link.rate_bps * scale
-                step = last.get(pair, -1), change.at_s / scale, rate_bps
-                if step not in number:
-                    number[step] = len(steps)
-                    steps.append(step)
-                last[pair] = number[step]
-    courses: dict[int, Course] = {}
-    for end in set(last.values()):
-        instants, rates_bps, n = array("d"), array("d"), end
-        while n >= 0:
-            n, at_s, rate_bps = steps[n]
-            instants.append(at_s)
-            rates_bps.append(rate_bps)
-        courses[end] = instants[::-1], rates_bps[::-1]
-    return {pair: courses[end] for pair, end in last.items()}
 
 
 def check_frames(experiment: Experiment) -> None:

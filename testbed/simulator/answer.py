@@ -13,6 +13,7 @@ from policies.cgbp import lower_bounds_per_token_s
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
 from testbed.records.base import data_of
+from testbed.records.events import FaultHappened
 from testbed.records.requests import RequestRow
 from testbed.records.summary import MOST_LINKS, MoveRow, UnusedBlocks
 from testbed.results.summary import active_sessions
@@ -65,12 +66,21 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         if experiment.compute.paging is not None:
             found["n_preemptions"] = sum(row.n_preemptions for row in simulation.rows)
             found["preempted_tokens"] = sum(row.preempted_tokens for row in simulation.rows)
-        summary = simulation.served.summary
-        if summary is not None and (experiment.faults.planned or summary.n_replays):
-            found |= {"n_faults": summary.n_faults, "n_replays": summary.n_replays}
+        n_faults, n_replays = _disturbances(simulation)
+        if experiment.faults.planned or n_replays:
+            found |= {"n_faults": n_faults, "n_replays": n_replays}
     found["bounds"] = _bounds(simulation)
     found["decision_s"] = simulation.placement_s + sum(simulation.served.routing_s)
     return found
+
+
+def _disturbances(simulation: Simulation) -> tuple[int, int]:
+    """Return how many faults had an effect, and how many standstills of sessions ended."""
+    summary = simulation.served.summary
+    if summary is not None:
+        return summary.n_faults, summary.n_replays
+    faults = [event for event in simulation.served.faults if isinstance(event, FaultHappened)]
+    return sum(fault.applies for fault in faults), sum(row.n_recoveries for row in simulation.rows)
 
 
 def _request(row: RequestRow) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from testbed.experiments.experiment import (
     WorkloadPart,
 )
 from testbed.experiments.policy import PolicyChoice
-from testbed.fast.outcome import SimulatedRequest
+from testbed.fast.outcome import ServerEvent, SimulatedRequest
 from testbed.records.requests import RequestRow
 from testbed.records.summary import LinkRow, MoveRow, RunSummary
 from testbed.simulator.instance import Instance, load_instance
@@ -65,6 +65,8 @@ class Served(NamedTuple):
     """These three are as in ``testbed.fast.outcome.FastRun``; without gaps the closed form gives them."""
     links: Sequence[LinkRow] | None = None
     """Use of every link, the busiest first; ``None``: this engine does not know it."""
+    faults: Sequence[ServerEvent] = ()
+    """As in ``testbed.fast.outcome.FastRun``."""
 
 
 def is_instance(target: str) -> bool:

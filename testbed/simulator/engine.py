@@ -15,8 +15,9 @@ from testbed.control.placing import PlacedExperiment, RememberedPlacements, plac
 from testbed.control.steering import online_policy
 from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment
-from testbed.fast.engine import Disturbed, simulate_fast
-from testbed.fast.outcome import SimulatedRequest
+from testbed.fast.engine import simulate_fast
+from testbed.fast.machines import not_carried
+from testbed.fast.outcome import Disturbed, SimulatedRequest
 from testbed.records.plan import PlacementRow, Plan
 from testbed.records.requests import COMPLETED, RequestRow
 from testbed.records.summary import SIMULATED
@@ -154,6 +155,9 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             ),
             (experiment.compute.batching != "none", "compute.batching"),
             (experiment.compute.paging is not None, "cache.mode paged"),
+            (bool(experiment.faults.planned), "fault or churn"),
+            (bool(experiment.faults.absent), "servers.present = false"),
+            (bool(experiment.network.changes), "network.event"),
             (disturbance is not None, disturbance),
         ):
             if is_asked:
@@ -169,10 +173,11 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
 def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | None:
     """Return the key that can disturb sessions midway; ``None``: their times follow from the closed form."""
     found = (
-        (bool(experiment.faults.planned), "fault or churn"),
-        (bool(experiment.faults.absent), "servers.present = false"),
-        (experiment.faults.membership.kind != "instant", "membership"),
-        (bool(experiment.network.changes), "network.event"),
+        (bool(not_carried(experiment)), not_carried(experiment)),
+        (
+            online is not None and bool(experiment.faults.planned),
+            f"fault, with policy.online {experiment.policy.online},",
+        ),
         (experiment.compute.batching == "serial", "compute.batching serial"),
         (
             online is not None and experiment.compute.paging is not None,
@@ -225,6 +230,7 @@ def _fast(
         n_steps=run.n_steps,
         gaps_s=run.gaps_s,
         links=run.links,
+        faults=run.faults,
     )
     if not run.links:
         return served, run.why

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from testbed.codeversion import code_version
+from testbed.records.events import Moved
 from testbed.records.requests import RequestRow
 from testbed.records.summary import MOST_LINKS, SIMULATION, Decision, RunSummary, WithoutSetup
+from testbed.results.failures import add_faults
 from testbed.results.requests import stats
 from testbed.results.summary import common_summary
 from testbed.simulator.engine import MAX_STEPS, Simulation
@@ -48,8 +50,12 @@ def summarize_simulation(
     summary.moves = list(served.moves)
     if served.links is not None:
         summary.links = list(served.links[:MOST_LINKS])
-    if served.moves:  # the blocks that servers held are not those of the plan
+    if served.moves or served.faults:  # the blocks that servers held are not those of the plan
         summary.unused_blocks = None
+    add_faults(summary, served.faults, len(experiment.faults.planned))
+    summary.moves += [
+        event.row(simulation.plan.servers) for event in served.faults if isinstance(event, Moved)
+    ]
     summary.n_hop_rows = _n_hop_rows(simulation)
     summary.hops_left_out = summary.n_hop_rows > MAX_STEPS
     if without_setup is not None:

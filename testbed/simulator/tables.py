@@ -6,10 +6,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from testbed.errors import RunError
 from testbed.experiments import dump_toml
 from testbed.experiments.provenance import PROVENANCE, provenance
 from testbed.records.base import data_of
+from testbed.records.events import EVENTS
 from testbed.records.summary import RunSummary
 from testbed.rundir import write_json
 from testbed.simulator.engine import Simulation
@@ -36,6 +39,9 @@ def write_simulation(out: Path, simulation: Simulation, summary: RunSummary) -> 
         writers["instance.json"] = lambda path: shutil.copyfile(source, path)
     if not summary.hops_left_out:
         writers["hops.parquet"] = lambda path: write_hops(path, experiment, hop_table(simulation))
+    if simulation.served.faults:
+        lines = [msgspec.json.encode(event) + b"\n" for event in simulation.served.faults]
+        writers[EVENTS] = lambda path: path.write_bytes(b"".join(lines))
     for name, write in writers.items():
         try:
             out.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from policies.cgbp import CgBp
 from policies.online import TwoTimeScale
 from policies.rules import RecoveryRules
 from policies.wsrr import WsRr
-from testbed.fast.engine import Disturbed
+from testbed.fast.outcome import Disturbed
 from testbed.records.summary import MoveRow
 from tests.support.problems import make_problem, placed
 from tests.support.simulation import Always, Scripted, arrivals, run_fast

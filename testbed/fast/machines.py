@@ -1,0 +1,220 @@
+"""The scenario's faults in the fast engine. What each kind does is in ``testbed.faultkinds``, as for processes.
+
+Nothing of a simulated server takes time but its sessions, so that the coroutines of a kind end at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
+
+from nodes.admission import Admission
+from nodes.messages import A, Drain, Message, Question
+from policies.problem import BlockRange
+from testbed.control.coordinator import Coordinator
+from testbed.experiments.experiment import Experiment, Fault
+from testbed.fast.events import EventQueue
+from testbed.fast.outcome import Disturbed, ServerEvent
+from testbed.fast.steps import Key
+from testbed.faultkinds import KINDS, FaultKind, Join, Kill, Leave, Restart
+from testbed.records.events import BY_SCENARIO, FaultHappened, Moved, ServerBegun, ServerLeft
+
+T = TypeVar("T")
+_CARRIED = (Kill.name, Restart.name, Join.name, Leave.name)
+"""The kinds of fault that this engine carries out."""
+
+
+def not_carried(experiment: Experiment) -> str:
+    """Returns which of the scenario's faults and changes of links this engine cannot carry out; "" if it can all of them."""
+    faults = experiment.faults
+    for fault in faults.planned:
+        if fault.kind not in _CARRIED:
+            return f"fault {fault.kind}"
+        if fault.after is not None:
+            return "fault after a token"
+    if faults.planned and experiment.compute.paging is not None:
+        return "fault, where caches grow,"
+    if faults.membership.kind != "instant":
+        return "membership"
+    limit_s = min(faults.recovery.connect_timeout_s, faults.recovery.step_limit_s(1))
+    return f"a link that is cut for more than {limit_s:g} s" if _longest_cut_s(experiment) > limit_s else ""
+
+
+def _longest_cut_s(experiment: Experiment) -> float:
+    cut_at_s: dict[tuple[str, str], float] = {}
+    longest_s = 0.0
+    for change in experiment.network.changes:
+        for pair, link in change.links.items():
+            if link.loss_ratio >= 1 and experiment.uses(pair):
+                cut_at_s.setdefault(pair, change.at_s)
+            elif pair in cut_at_s:
+                longest_s = max(longest_s, change.at_s - cut_at_s.pop(pair))
+    return math.inf if cut_at_s else longest_s
+
+
+def _done(work: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of a coroutine that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return cast(T, end.value)
+    raise AssertionError("nothing of a simulated server takes time")
+
+
+class _Server:
+    """One server. See ``testbed.faultkinds.Machine``."""
+
+    def __init__(self, server: int, name: str, is_there: bool, machines: Machines) -> None:
+        self.server = server
+        self.name = name
+        self._machines = machines
+        self.is_up = self.has_been = is_there
+        self.is_stopped = self.is_leaving = False
+        self.failed_at_s = -math.inf
+        self.epoch = 0
+        """How often it has ended."""
+        self.n_applied: Counter[str] = Counter()
+        self.leaves_at_s = 0.0
+        """When it began to leave."""
+
+    def now_s(self) -> float:
+        return self._machines.queue.now_s
+
+    async def signal(self, number: int) -> None:
+        raise AssertionError(f"{self.name} is no process")
+
+    async def ask(self, question: Question[A]) -> A:
+        assert isinstance(question, Drain), f"{self.name} was asked {question}"
+        self._machines.admissions[self.server].leave()
+        return cast(A, None)
+
+    def notify(self, message: Message) -> None:
+        raise AssertionError(f"{self.name} was sent {message}")
+
+    async def kill(self) -> None:
+        self._machines.losing(self.server)
+        self.end()
+        self._machines.coordinator.membership.ends(self.server, self.now_s())
+
+    def end(self) -> None:
+        """Notes that it ends now."""
+        self.is_up = self.is_leaving = False
+        self.epoch += 1
+        self.failed_at_s = self.now_s()
+
+    async def begin(self, planned_at_s: float | None) -> None:
+        self.is_up = True
+        coordinator = self._machines.coordinator
+        self._machines.begin(self.server)
+        coordinator.membership.begins(self.server, self.now_s())
+        coordinator.look()
+        self._write(ServerBegun, planned_at_s=planned_at_s, blocks=self._blocks())
+
+    def _blocks(self) -> BlockRange:
+        return self._machines.coordinator.placement.ranges[self.server]
+
+    def _write(self, event: type[ServerEvent], **details: Any) -> None:
+        self._machines.events.append(event(at_s=self.now_s(), server=self.name, **details))
+
+    def goes_away(self, *, is_said: bool = False) -> None:
+        self._machines.coordinator.membership.ends(self.server, self.now_s(), is_said=is_said)
+
+    def comes_back(self) -> None:
+        raise AssertionError(f"{self.name} was never stopped")
+
+    def choose_blocks(self) -> None:
+        self._machines.coordinator.join(self.server)
+
+    def joined(self, asked_at_s: float) -> None:
+        times = dict.fromkeys(("decided_at_s", "closed_at_s", "drained_at_s"), asked_at_s)
+        self._write(Moved, old=(0, 0), new=self._blocks(), **times, open_at_s=self.now_s())
+
+    def drain(self) -> None:
+        self.leaves_at_s = self.now_s()
+        self._machines.drain(self)
+
+    def left(self) -> None:
+        """Notes that it has no session any more, and ends."""
+        self.end()
+        self._write(ServerLeft, took_s=self.now_s() - self.leaves_at_s, n_sessions=0)
+
+
+class Machines:
+    """Carries out faults on servers with these ``admissions``, and notifies the coordinator's membership.
+
+    ``begin(server)`` lets a server serve again, with the coordinator's placement. ``losing(server)`` is called
+    before a server ends by a kill. ``events`` are what ``events.jsonl`` has of faults.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        queue: EventQueue,
+        coordinator: Coordinator,
+        admissions: list[Admission[Key]],
+        begin: Callable[[int], None],
+        losing: Callable[[int], None],
+    ) -> None:
+        self.queue, self.coordinator, self.admissions = queue, coordinator, admissions
+        self.begin, self.losing = begin, losing
+        self.events: list[ServerEvent] = []
+        self._give_up_s = experiment.faults.recovery.give_up_s
+        self._servers = [
+            _Server(j, server.name, j not in experiment.faults.absent, self)
+            for j, server in enumerate(experiment.problem.servers)
+        ]
+        for at_s, _, fault in sorted((f.at_s, n, f) for n, f in enumerate(experiment.faults.planned)):
+            assert at_s is not None, "a fault after a token is not carried out here"
+            queue.at(at_s, self._apply, fault, at_s)
+
+    def ended_at_s(self, server: int) -> float | None:
+        """Returns when a server that is not there ended; ``None`` if it is there."""
+        return None if self._servers[server].is_up else self._servers[server].failed_at_s
+
+    def _apply(self, fault: Fault, at_s: float) -> None:
+        kind, server = KINDS[fault.kind], self._servers[fault.server]
+        why_not = kind.why_not(server)
+        if why_not is None:
+            _done(kind.apply(server, fault.factor))
+        self.events.append(
+            FaultHappened(
+                at_s=self.queue.now_s,
+                server=server.name,
+                kind=fault.kind,
+                planned_at_s=at_s,
+                for_s=fault.for_s,
+                applies=why_not is None,
+                by=BY_SCENARIO,
+            )
+        )
+        if why_not is not None:
+            return
+        server.n_applied[fault.kind] += 1
+        _done(kind.follow(server, at_s))
+        if fault.for_s is not None:
+            undoing = kind, server, server.epoch, server.n_applied[fault.kind]
+            self.queue.free_at(at_s + fault.for_s, self._undo, *undoing)
+
+    def _undo(self, kind: FaultKind, server: _Server, epoch: int, number: int) -> None:
+        """Ends the fault, unless the server has ended since or had another fault of the kind."""
+        if server.epoch == epoch and server.n_applied[kind.name] == number:
+            _done(kind.undo(server, self.queue.now_s))
+
+    def drain(self, server: _Server) -> None:
+        """Lets a server end once it has no session."""
+        self.queue.at(server.leaves_at_s + self._give_up_s, self._overdue, server, server.epoch)
+        self.released(server.server)
+
+    def released(self, server: int) -> None:
+        """Notes that a session has left ``server``."""
+        machine = self._servers[server]
+        if machine.is_leaving and not len(self.admissions[server].account):
+            machine.left()
+
+    def _overdue(self, server: _Server, epoch: int) -> None:
+        if server.epoch == epoch:
+            raise Disturbed(
+                f"{server.name} cuts the sessions that have not ended {self._give_up_s:g} s after it began to leave"
+            )
