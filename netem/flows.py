@@ -121,8 +121,8 @@ class Flow:
     """
 
     __slots__ = (
-        "_acknowledged", "_back", "_deliver", "_flight_full_bytes", "_kernel", "_peak_bytes", "_pipe", "_pushes_at_s",
-        "_receiver", "_sent", "_sent_at_s", "_tcp", "_unsent", "_waiting", "flight_bytes", "held_bytes", "is_paused", "unsent_bytes",
+        "_back", "_deliver", "_flight_full_bytes", "_kernel", "_peak_bytes", "_pipe", "_pushes_at_s",
+        "_receiver", "_sent", "_sent_at_s", "_tcp", "_unsent", "_waiting", "acknowledged", "flight_bytes", "held_bytes", "is_paused", "unsent_bytes",
         "waiting_bytes", "window_bytes",
     )  # fmt: skip
 
@@ -145,7 +145,7 @@ class Flow:
         """Pieces (bytes, item)."""
         self._unsent: deque[tuple[int, Any]] = deque()
         """Pieces of at most one burst."""
-        self._acknowledged: deque[tuple[float, int]] = deque()
+        self.acknowledged: deque[tuple[float, int]] = deque()
         """Acknowledgements: (when the sender receives it, how many bytes it acknowledges)."""
         self.waiting_bytes = self.unsent_bytes = self.flight_bytes = self.held_bytes = 0
         self.is_paused = False
@@ -206,8 +206,8 @@ class Flow:
             else:  # whole segments only
                 fits = room_bytes // mss * mss
                 if fits <= 0:
-                    if self._acknowledged:
-                        self._push_at(self._acknowledged[0][0])
+                    if self.acknowledged:
+                        self._push_at(self.acknowledged[0][0])
                     break
                 unsent[0] = n_bytes - fits, item
                 n_bytes, item = fits, None
@@ -216,7 +216,7 @@ class Flow:
 
     def room_bytes(self) -> int:
         """Processes acknowledgements that have arrived; returns how many bytes may be sent now."""
-        now_s, acknowledged = self._kernel.now_s, self._acknowledged
+        now_s, acknowledged = self._kernel.now_s, self.acknowledged
         mss = self._tcp.mss
         while acknowledged and acknowledged[0][0] <= now_s:
             n_bytes = acknowledged.popleft()[1]
@@ -266,7 +266,7 @@ class Flow:
         tick_s = ns / _NS
         if tick_s < at_s:
             tick_s = (ns + 1) / _NS  # the first whole nanosecond that is not before it
-        self._acknowledged.append((tick_s, n_bytes))
+        self.acknowledged.append((tick_s, n_bytes))
         if self._unsent:
             self._push_at(tick_s)
 

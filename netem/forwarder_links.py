@@ -113,7 +113,7 @@ class Pipe:
 
     __slots__ = (
         "_draws", "_early_s", "_instants", "_jitter_s", "_last_at_s", "_losses", "_n_changed", "_origin_s",
-        "_rates_bps", "_retransmission_s", "_s_per_byte", "cut", "delay_s", "free_at_s", "held", "name", "out_fd",
+        "_rates_bps", "_retransmission_s", "s_per_byte", "cut", "delay_s", "free_at_s", "held", "name", "out_fd",
         "repairs", "route",
     )  # fmt: skip
 
@@ -163,7 +163,7 @@ class Pipe:
     def _through_s(self, start_s: float, size: float) -> float:
         """Returns when ``size`` bytes that begin at ``start_s`` have been transmitted, by the course if there is one."""
         if not self._n_changed or not self._instants:
-            return start_s + size * self._s_per_byte
+            return start_s + size * self.s_per_byte
         instants, rates_bps = self._instants, self._rates_bps
         at_s, left_bits = start_s - self._origin_s, 8 * size
         n = max(bisect_right(instants, at_s), self._n_changed)
@@ -173,12 +173,12 @@ class Pipe:
                 break
             left_bits, at_s, n = left_bits - max(room_bits, 0.0), max(instants[n], at_s), n + 1
         # a cut without an end: as if there were none
-        s_per_bit = 1 / rates_bps[n - 1] if rates_bps[n - 1] else self._s_per_byte / 8
+        s_per_bit = 1 / rates_bps[n - 1] if rates_bps[n - 1] else self.s_per_byte / 8
         return self._origin_s + at_s + left_bits * s_per_bit
 
     def _use(self, profile: Link) -> None:
         self.delay_s = profile.delay_s - self._early_s
-        self._s_per_byte = 8 / profile.rate_bps
+        self.s_per_byte = 8 / profile.rate_bps
         self._jitter_s = profile.jitter_s
         self._retransmission_s = profile.retransmission_s
         if self._draws is None and (profile.jitter_s or profile.loss_ratio):  # most pairs never need them
@@ -230,7 +230,7 @@ class Pipe:
         start_s = self.free_at_s if self.free_at_s > now_s else now_s
         if start_s - now_s > MAX_BACKLOG_S and not self.repairs:
             return None
-        through_at_s = self._through_s(start_s, size) if self._instants else start_s + size * self._s_per_byte
+        through_at_s = self._through_s(start_s, size) if self._instants else start_s + size * self.s_per_byte
         self.free_at_s = through_at_s
         delay_s = self.delay_s
         if self._jitter_s and self._draws is not None:

@@ -34,6 +34,10 @@ class EventQueue:
         heappush(self._heap, (at_s, next(self._numbers), call, args))
         return at_s
 
+    def on_tick(self, tick_s: float, call: Callable[..., object], *args: Any) -> None:
+        """As ``at``, for an instant that is a whole nanosecond already."""
+        heappush(self._heap, (tick_s, next(self._numbers), call, args))
+
     def free_at(self, at_s: float, call: Callable[..., object], *args: Any) -> float:
         """As ``at``, before all of that instant that was planned with ``at``."""
         at_s = on_tick(at_s)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 from netem.flows import RECEIVE_WINDOW_BYTES, Deliver, Flow, Schedule, Tcp
 from netem.forwarder_links import Pipe, SharedLink, Transit
@@ -41,12 +41,29 @@ class LazyPipe(Pipe):
     def settle(self, now_s: float) -> None:
         """Lets the acknowledgements enter that were to do so until now."""
         promised, free_at_s = self.promised, self.free_at_s
-        wire_s, delay_s = HEADER_BYTES * self._s_per_byte, self.delay_s
+        wire_s, delay_s = HEADER_BYTES * self.s_per_byte, self.delay_s
         while promised and promised[0][0] <= now_s:
             at_s, _, flow, n_bytes = heappop(promised)
             free_at_s = (at_s if at_s > free_at_s else free_at_s) + wire_s
-            flow.note_acknowledgement(n_bytes, free_at_s + delay_s)
+            flow.n_promised -= 1
+            back_at_s = free_at_s + delay_s
+            tick_s = round(back_at_s * NS) / NS
+            if tick_s < back_at_s:  # as ``Flow``: the first whole nanosecond that is not before it
+                tick_s = nanoseconds(back_at_s) / NS
+            flow.acknowledged.append((tick_s, n_bytes))
         self.free_at_s = free_at_s
+
+
+class MessageSize(NamedTuple):
+    """A message's bytes, those with headers, and those if all its segments were full.
+
+    ``is_one_burst``: it can be passed on.
+    """
+
+    n_bytes: int
+    n_wire_bytes: int
+    full_bytes: int
+    is_one_burst: bool
 
 
 class LazyFlow(Flow):
@@ -67,41 +84,39 @@ class LazyFlow(Flow):
         self._lazy_pipe, self._lazy_back = pipe, back
         self.n_promised = 0
 
-    def pass_on(self, n_bytes: int, n_wire_bytes: int, full_bytes: int) -> float | None:
-        """Sends a message of one burst that waits for nothing but its link; returns when it arrives, in whole ns.
+    def pass_on(self, size: MessageSize) -> float | None:
+        """Sends a message that waits for nothing but its link; returns when it arrives, in whole ns.
 
-        ``n_wire_bytes``: with headers; ``full_bytes``: of as many full segments. ``None``: it must be ``put``. The
-        receiver must read it at once; ``deliver`` is not called.
+        ``None``: it must be ``put``. The receiver must read it at once; ``deliver`` is not called.
         """
-        pipe, back = self._lazy_pipe, self._lazy_back
-        if self.unsent_bytes or not (pipe.is_plain and back.is_plain):
+        if self.unsent_bytes or not size.is_one_burst:
             return None
-        now_s, flight_bytes = self._kernel.now_s, self._flight_full_bytes + full_bytes
-        if back.promised and back.promised[0][0] <= now_s:
-            back.settle(now_s)
+        pipe, back, now_s = self._lazy_pipe, self._lazy_back, self._kernel.now_s
+        flight_bytes, window_bytes = self._flight_full_bytes + size.full_bytes, self.window_bytes
         if (
-            2 * flight_bytes > self.window_bytes
-            or 2 * self._peak_bytes > self.window_bytes
+            2 * flight_bytes > window_bytes
+            or 2 * self._peak_bytes > window_bytes
             or flight_bytes > RECEIVE_WINDOW_BYTES
-            or self._tcp.restarts_after_idle
         ):  # else the window neither limits nor grows, and which acknowledgements have come does not matter
-            if n_bytes > self.room_bytes():
+            back.settle(now_s)
+            if size.n_bytes > self.room_bytes():
                 return None
-            flight_bytes = self._flight_full_bytes + full_bytes
-        self.flight_bytes += n_bytes
+            flight_bytes = self._flight_full_bytes + size.full_bytes
+        self.flight_bytes += size.n_bytes
         self._flight_full_bytes = flight_bytes
         if flight_bytes > self._peak_bytes:
             self._peak_bytes = flight_bytes
         self._sent_at_s = now_s
-        if pipe.promised and pipe.promised[0][0] <= now_s:
+        promised = pipe.promised
+        if promised and promised[0][0] <= now_s:
             pipe.settle(now_s)
         free_at_s = pipe.free_at_s
         pipe.free_at_s = free_at_s = (
             free_at_s if free_at_s > now_s else now_s
-        ) + n_wire_bytes * pipe._s_per_byte
-        at_s = round((free_at_s + pipe.delay_s) * NS) / NS
+        ) + size.n_wire_bytes * pipe.s_per_byte
+        at_s: float = round((free_at_s + pipe.delay_s) * NS) / NS
         back.n_promises += 1
-        heappush(back.promised, (at_s, back.n_promises, self, n_bytes))
+        heappush(back.promised, (at_s, back.n_promises, self, size.n_bytes))
         self.n_promised += 1
         return at_s
 
@@ -120,8 +135,3 @@ class LazyFlow(Flow):
         for at_s, _, _, n_bytes in mine:
             self._kernel.at(at_s, self._arrive, n_bytes, None)
         self.n_promised = 0
-
-    def note_acknowledgement(self, n_bytes: int, at_s: float) -> None:
-        """Notes that a promised acknowledgement has entered and reaches the sender at ``at_s``."""
-        self.n_promised -= 1
-        self._acknowledged.append((nanoseconds(at_s) / NS, n_bytes))

@@ -26,7 +26,7 @@ from policies.workload import longest_prompt
 from testbed.experiments.courses import courses
 from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
-from testbed.fast.lazy import LazyFlow, LazyPipe
+from testbed.fast.lazy import LazyFlow, LazyPipe, MessageSize
 from testbed.records.summary import LinkRow, LinkWait
 
 _LONG_S = 1e6
@@ -54,24 +54,23 @@ class _Waiting:
 
 
 class _Known(NamedTuple):
-    """A frame on a line: its seconds on idle links, its bytes with headers, those of its last message if all segments were full."""
+    """A frame on a line: its seconds on idle links, its bytes with headers, and its last message."""
 
     idle_s: float
     n_wire_bytes: int
-    full_bytes: int
-    is_one_burst: bool
+    last: MessageSize
 
 
-class Line:
+class Line(LazyFlow):
     """One direction of a connection. Frames go in the order of ``nodes.outbox``, as ``nodes.parts`` and aiohttp send them.
 
     ``is_confirmed``: the receiver confirms every part of a frame, as servers do. ``waits_s``: how much later than on
-    idle links each frame arrived. ``n_wire_bytes``: with all headers.
+    idle links each frame arrived. ``n_line_bytes``: with all headers.
     """
 
     __slots__ = (
-        "_back", "_flow", "_is_confirmed", "_is_writing", "_known", "_link", "_outbox", "_pipe", "_queue", "_slower", "_tcp", "_written_bytes",
-        "n_wire_bytes", "pair", "waits_s",
+        "_is_confirmed", "_is_writing", "_known", "_link", "_outbox", "_queue", "_slower", "_written_bytes", "n_line_bytes", "pair",
+        "waits_s",
     )  # fmt: skip
 
     def __init__(
@@ -84,12 +83,10 @@ class Line:
         window_bytes: int,
         is_confirmed: bool,
     ) -> None:
+        super().__init__(queue, *pipes, tcp, self._arrived, self._flow_sent)
+        self.window_bytes = window_bytes
         self._queue = queue
-        self._flow = LazyFlow(queue, *pipes, tcp, self._arrived, self._flow_sent)
-        self._flow.window_bytes = window_bytes
-        self._pipe, self._back = pipes
         self._is_confirmed = is_confirmed and not any(pipe.route for pipe in pipes)
-        self._tcp = tcp
         self._link = link
         self._slower = max((shared.s_per_byte for shared in pipes[0].route), default=0.0)
         self._outbox: Outbox[Any] = Outbox()
@@ -99,37 +96,37 @@ class Line:
         self._known: dict[FrameSize, _Known] = {}
         self.pair = pair
         self.waits_s = array("d")
-        self.n_wire_bytes = 0
+        self.n_line_bytes = 0
 
     def send(self, size: FrameSize, call: Callable[..., None], *args: Any) -> None:
         """Sends a frame; ``call(*args)`` is called when its last byte has arrived."""
-        at_s = self.pass_on(size)
+        at_s = self.pass_frame(size)
         if at_s is None:
-            self.put(size, call, *args)
+            self.put_frame(size, call, *args)
         else:
-            self._queue.at(at_s, call, *args)
+            self._queue.on_tick(at_s, call, *args)
 
-    def pass_on(self, size: FrameSize) -> float | None:
+    def pass_frame(self, size: FrameSize) -> float | None:
         """Sends a frame that waits for nothing but its link; returns the instant of its arrival.
 
-        ``None``: it must be ``put``, and nothing was done.
+        ``None``: it must be ``put_frame``, and nothing was done.
         """
-        known = self._known.get(size) or self._learn(size)
-        if self._is_writing or not known.is_one_burst:
+        if self._is_writing:
             return None
-        at_s = self._flow.pass_on(size.last_bytes, known.n_wire_bytes, known.full_bytes)
+        known = self._known.get(size) or self._learn(size)
+        at_s = self.pass_on(known.last)
         if at_s is not None:
-            self.n_wire_bytes += known.n_wire_bytes
+            self.n_line_bytes += known.n_wire_bytes
             self.waits_s.append(at_s - (self._queue.now_s + known.idle_s))
             self._written_bytes += size.last_bytes
             if self._written_bytes > framesizes.WRITTEN_BYTES:
                 self._written_bytes = 0
         return at_s
 
-    def put(self, size: FrameSize, call: Callable[..., None], *args: Any) -> None:
+    def put_frame(self, size: FrameSize, call: Callable[..., None], *args: Any) -> None:
         """As ``send``, of a frame that may have to wait behind others."""
         known = self._known.get(size) or self._learn(size)
-        self.n_wire_bytes += known.n_wire_bytes
+        self.n_line_bytes += known.n_wire_bytes
         item = self._queue.now_s + known.idle_s, call, args
         if self._is_writing:
             self._outbox.put(_Waiting(size, item))
@@ -140,12 +137,11 @@ class Line:
             self._write(size.last_bytes, item)
 
     def _write(self, n_bytes: int, item: Any) -> None:
-        flow = self._flow
-        flow.put(n_bytes, item)
+        self.put(n_bytes, item)
         self._written_bytes += n_bytes
         if self._written_bytes > framesizes.WRITTEN_BYTES:
             self._written_bytes = 0
-            self._is_writing = flow.is_paused
+            self._is_writing = self.is_paused
 
     def _write_on(self) -> None:
         """Writes what waits, until the process should write no more."""
@@ -158,7 +154,7 @@ class Line:
                 self._write(frame.size.last_bytes, frame.item)
 
     def _flow_sent(self) -> None:
-        if self._is_writing and not self._flow.is_paused:
+        if self._is_writing and not self.is_paused:
             self._is_writing = False
             self._write_on()
 
@@ -183,7 +179,7 @@ class Line:
 
     def note(self, size: FrameSize, n_times: int) -> None:
         """Counts frames that have waited for nothing, without sending them."""
-        self.n_wire_bytes += n_times * (self._known.get(size) or self._learn(size)).n_wire_bytes
+        self.n_line_bytes += n_times * (self._known.get(size) or self._learn(size)).n_wire_bytes
         self.waits_s.append(0.0)
 
     def change(self, link: Link) -> None:
@@ -199,13 +195,15 @@ class Line:
         s_per_byte = max(8 / self._link.rate_bps, self._slower)
         wire_bytes = self._tcp.wire_bytes
         n_bytes = wire_bytes(size.last_bytes) + (size.n_parts and size.n_parts * wire_bytes(size.part_bytes))
-        mss = self._tcp.mss
-        found = self._known[size] = _Known(
-            self._link.delay_s + n_bytes * s_per_byte,
+        pipe, back, tcp = self._lazy_pipe, self._lazy_back, self._tcp
+        is_plain = pipe.is_plain and back.is_plain and not tcp.restarts_after_idle
+        last = MessageSize(
+            size.last_bytes,
             n_bytes,
-            -(-size.last_bytes // mss) * mss,
-            not size.n_parts and size.last_bytes <= BURST_BYTES,
+            -(-size.last_bytes // tcp.mss) * tcp.mss,
+            is_plain and not size.n_parts and size.last_bytes <= BURST_BYTES,
         )
+        found = self._known[size] = _Known(self._link.delay_s + n_bytes * s_per_byte, n_bytes, last)
         return found
 
     def _arrived(self, n_bytes: int, item: Any) -> None:
@@ -330,7 +328,7 @@ class Links:
         for (source, target), of_link in lines.items():
             is_shared = source in self._shared
             rate_bps = network.shared_bps[source] if is_shared else network.links[source, target].rate_bps
-            busy_s = sum(line.n_wire_bytes for line in of_link) * 8 / rate_bps
+            busy_s = sum(line.n_line_bytes for line in of_link) * 8 / rate_bps
             waits_s = np.concatenate([line.waits_s for line in of_link])
             wait_s = LinkWait(mean=float(waits_s.mean()), p99=float(np.percentile(waits_s, 99)))
             if is_shared:

@@ -170,19 +170,21 @@ class Steps:
             return
         way, part = session.ways[session.at], session.parts[session.part]
         size = way.size_there(part.n_tokens * self._token_bytes)
-        arrived_at_s = way.there.pass_on(size)
+        arrived_at_s = way.there.pass_frame(size)
         if arrived_at_s is None:
-            way.there.put(size, self._arrive, session)
+            way.there.put_frame(size, self._arrive, session)
         elif self._batches is None and self._caches is None and way.accepts is None:
             # Nothing meets it on the server, so that it is known when its result leaves.
             hop = session.hops[session.at]
             busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.n_blocks)
             done_at_s = arrived_at_s + busy_s
-            if added_s := session.delay.added_s:
+            if added_s := (session.delays.later if part.position else session.delays.prompt)[
+                session.at
+            ].added_s:
                 done_at_s = on_tick(done_at_s) + added_s
             self._queue.at(done_at_s, self._depart, session, arrived_at_s, _ALONE)
         else:
-            self._queue.at(arrived_at_s, self._arrive, session)
+            self._queue.on_tick(arrived_at_s, self._arrive, session)
 
     def _arrive(self, session: ChainSession) -> None:
         hop, part, now_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
