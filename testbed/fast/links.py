@@ -160,6 +160,7 @@ class Line(LazyFlow):
 
     def late_s(self, size: FrameSize, at_s: float) -> float:
         """Returns how much later than on idle links a frame that is sent at ``at_s`` would arrive, in whole ns."""
+        self._lazy_pipe.settle(self._queue.now_s)
         idle_s, wait_s = self.idle_s(size), max(0.0, self._pipe.free_at_s - at_s)
         return on_tick(idle_s + wait_s) - on_tick(idle_s)
 
