@@ -12,7 +12,7 @@ from testbed.experiments import load_experiment
 from testbed.experiments.sources import Document
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import Simulation, simulate
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 
 BASE: dict[str, Any] = {
     "name": "links",
@@ -71,7 +71,7 @@ def figures(simulation: Simulation) -> dict[str, tuple[float, float]]:
     return found
 
 
-@settings(max_examples=8 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(8), deadline=None)
 @given(scenarios())
 def test_where_messages_wait_for_links_means_are_within_one_percent_and_p99_within_three(
     scenario: dict[str, Any],

@@ -23,7 +23,7 @@ from testbed.runs.serve import ServeOptions, experiment_to_serve
 from testbed.runs.twin import twin_of
 from testbed.simulator.cases import Case, without_setup
 from testbed.studies.advise.candidates import Fleet, parse_candidates
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 
 QUICK = ("bloom-tiny", "chain-7b", "churn", "clustered", "gts-ce", "helix-24", "load-shift", "trace-replay")
 """Without the two large topologies and what needs another emulator."""
@@ -113,7 +113,7 @@ def test_every_shipped_scenario_survives_being_saved(name: str) -> None:
     assert_survives(load_experiment(name))
 
 
-@settings(max_examples=20 * EFFORT)
+@settings(max_examples=n_drawn(20))
 @given(data=st.data(), name=st.sampled_from(QUICK), more=overrides, policy=st.none() | policies)
 def test_a_change_that_a_command_makes_survives_being_saved(
     data: st.DataObject, name: str, more: list[Override], policy: str | None

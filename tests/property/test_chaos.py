@@ -9,9 +9,9 @@ import pytest
 
 from tests.stress import chaos
 from tests.stress.chaos_mutations import MUTATIONS, ROOT, Mutation
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 
-N_SEEDS = 30 * EFFORT
+N_SEEDS = n_drawn(30)
 """Each takes a third of a second."""
 
 tried = functools.cache(chaos.try_seed)

@@ -23,7 +23,7 @@ from policies.search import STATED, synthetic_requests
 from policies.waiting import waiting_s
 from policies.workload import Backoff
 from policies.wsrr import WsRr
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 from tests.support.problems import every_chain, placements, problems, requests, states
 
 
@@ -62,7 +62,7 @@ def validation_s(problem: Problem, placement: Placement, routing: ForesightRouti
     return fmean(d.time_s / d.plan.n_output_tokens for d in done)
 
 
-@settings(max_examples=10 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(10), deadline=None)
 @given(problems())
 def test_a_placement_is_cg_bps_or_no_slower_at_the_stated_load_under_either_routing(problem: Problem) -> None:
     try:

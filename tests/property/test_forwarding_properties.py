@@ -10,13 +10,13 @@ from nodes import wire
 from nodes.batching import Composition
 from nodes.forwarding_session import ForwardingSession
 from tests.property.test_recovery_properties import BASE, MISFORTUNES, one_case, run
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 from tests.support.forwarding import forwarding_farm
 
 
 # A connection that a server of this process accepted as it was "killed" is closed by the garbage collector only.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@settings(max_examples=25 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(25), deadline=None)
 @given(MISFORTUNES, st.permutations(range(len(BASE))), st.integers(1, 3))
 def test_no_failure_changes_a_token_of_a_chain_and_every_account_returns_to_zero(
     plan: dict[int, tuple[str, int]], prefer: list[int], n_sessions: int

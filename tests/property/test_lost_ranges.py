@@ -13,10 +13,10 @@ from policies.problem import Hop, service_s
 from policies.subrange import SubrangeRouter
 from policies.wsrr import WsRr
 from tests.property.test_system import N_BLOCKS, systems
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(60), deadline=None)
 @given(st.data(), systems())
 def test_a_lost_range_gets_the_cheapest_chain_among_those_that_are_left(
     data: st.DataObject, made: tuple[Problem, Placement]

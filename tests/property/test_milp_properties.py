@@ -17,7 +17,7 @@ from policies.offline import cg_bprr, knapsack_lower_bound_s, lower_bound_s
 from policies.optimal_rr import OptimalRr
 from policies.registry import PLACEMENTS
 from policies.wsrr import WsRr
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 from tests.support.problems import every_chain, forwarded, placements, problems, requests, states
 from tests.support.route_milp import route_by_milp
 
@@ -122,7 +122,7 @@ def optimum(
         return None
 
 
-@settings(max_examples=25 * EFFORT)
+@settings(max_examples=n_drawn(25))
 @given(batches(3, 4, 3), st.booleans(), st.integers(0, 1))
 def test_the_exact_optimum_is_that_of_trying_everything(
     given_batch: tuple[Problem, Batch], decode_only: bool, min_blocks: int
@@ -141,7 +141,7 @@ def test_the_exact_optimum_is_that_of_trying_everything(
             assert held.n_blocks or server.memory_bytes < problem.model.block_bytes
 
 
-@settings(max_examples=10 * EFFORT)
+@settings(max_examples=n_drawn(10))
 @given(batches(4, 6, 4), st.booleans())
 def test_the_bounds_lie_below_the_optimum_and_the_rounded_relaxation_above(
     given_batch: tuple[Problem, Batch], decode_only: bool
@@ -165,7 +165,7 @@ def test_the_bounds_lie_below_the_optimum_and_the_rounded_relaxation_above(
     assert answer.objective_s <= rounded.objective_s * (1 + REL)
 
 
-@settings(max_examples=25 * EFFORT)
+@settings(max_examples=n_drawn(25))
 @given(batches(4, 6, 4), st.sampled_from(sorted(PLACEMENTS)))
 def test_no_placement_with_routes_that_do_not_wait_beats_the_optimum(
     given_batch: tuple[Problem, Batch], name: str
@@ -188,7 +188,7 @@ def test_no_placement_with_routes_that_do_not_wait_beats_the_optimum(
     assert answer.objective_s <= total_s * (1 + REL)
 
 
-@settings(max_examples=25 * EFFORT)
+@settings(max_examples=n_drawn(25))
 @given(problems(4, 6), st.integers(1, 5), st.booleans())
 def test_cg_bprr_lies_between_the_optimum_and_theorem_1s_bound(
     problem: Problem, n_requests: int, decode_only: bool
@@ -211,7 +211,7 @@ def test_cg_bprr_lies_between_the_optimum_and_theorem_1s_bound(
     assert answer.objective_s <= greedy.objective_s * (1 + REL)
 
 
-@settings(max_examples=40 * EFFORT)
+@settings(max_examples=n_drawn(40))
 @given(st.data(), st.booleans())
 def test_routing_by_thresholds_costs_what_milp_24_costs(data: st.DataObject, forwarding: bool) -> None:
     problem = data.draw(problems())
@@ -228,7 +228,7 @@ def test_routing_by_thresholds_costs_what_milp_24_costs(data: st.DataObject, for
     assert math.isclose(route.cost_s, by_milp.cost_s, rel_tol=1e-7)
 
 
-@settings(max_examples=10 * EFFORT)
+@settings(max_examples=n_drawn(10))
 @given(batches(4, 6, 4))
 def test_the_exact_optimum_is_the_same_every_time(given_batch: tuple[Problem, Batch]) -> None:
     problem, batch = given_batch

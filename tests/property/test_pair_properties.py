@@ -13,7 +13,7 @@ from policies.problem import RequestSpec
 from policies.registry import PAIRS, resolve_placement, resolve_routing
 from policies.replay import ReplayedRequest, backoff_s, replay
 from policies.workload import Backoff, RequestPlan
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 from tests.support.problems import forwarded, problems
 
 Run = tuple[Problem, str, tuple[RequestPlan, ...]]
@@ -63,7 +63,7 @@ def replayed(run: Run) -> list[ReplayedRequest] | str | None:
         return str(error)
 
 
-@settings(max_examples=50 * EFFORT)
+@settings(max_examples=n_drawn(50))
 @given(runs())
 def test_every_request_ends_once_after_what_its_chain_and_its_waiting_take(run: Run) -> None:
     problem, pair, plans = run
@@ -88,13 +88,13 @@ def test_every_request_ends_once_after_what_its_chain_and_its_waiting_take(run: 
             assert hop.n_blocks * cache_bytes <= placement.cache_bytes[hop.server] * (1 + 1e-9)
 
 
-@settings(max_examples=20 * EFFORT)
+@settings(max_examples=n_drawn(20))
 @given(runs())
 def test_the_same_run_is_the_same_every_time(run: Run) -> None:
     assert replayed(run) == replayed(run)
 
 
-@settings(max_examples=40 * EFFORT)
+@settings(max_examples=n_drawn(40))
 @given(runs())
 def test_a_session_that_does_not_wait_never_overbooks_a_servers_memory(run: Run) -> None:
     problem, pair, plans = run

@@ -16,7 +16,7 @@ from policies.greedy import amortized_s, block_counts, plan, serving_order
 from policies.petals import choose_ranges, petals_block_counts
 from policies.registry import PLACEMENTS, ROUTINGS
 from policies.wsrr import WsRr
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 from tests.support.problems import every_chain, problems
 
 EXACT = {"milp", "lp-rounding", "helix"}
@@ -51,7 +51,7 @@ def test_a_placement_holds_every_block_within_memory_and_has_a_chain_for_every_c
             assert route.wait_s == 0.0
 
 
-@settings(max_examples=15 * EFFORT)
+@settings(max_examples=n_drawn(15))
 @given(placing(), st.integers(1, 6))
 def test_a_placement_is_the_same_every_time(choice: tuple[Problem, str], concurrency: int) -> None:
     problem, name = choice

@@ -14,7 +14,7 @@ from nodes.compute import ComputeError
 from nodes.request import SessionError
 from nodes.session import HubSession
 from tests.support.data_plane import JumpClock, until
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 from tests.support.farm import Farm, Session, expected_tokens, farm
 
 N_BLOCKS, N_INPUT, N_OUTPUT = 6, 4, 5
@@ -106,7 +106,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(limited())
 
 
-@settings(max_examples=25 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(25), deadline=None)
 @given(MISFORTUNES, st.permutations(range(len(BASE))), st.integers(1, 3))
 def test_no_failure_changes_a_token_and_every_account_returns_to_zero(
     plan: dict[int, tuple[str, int]], prefer: list[int], n_sessions: int

@@ -23,7 +23,7 @@ from testbed.experiments.experiment import After, Fault
 from testbed.fast.outcome import FastRun
 from testbed.fast.steps import COLUMNS
 from testbed.simulator.rows import outcome_rows
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 from tests.support.failing import SystemRun, fail
 from tests.support.problems import make_problem
 from tests.support.simulation import run_fast
@@ -123,7 +123,7 @@ def blocks_of(run: SystemRun, request: int, token: int) -> list[int]:
     return [b for row in rows for b in range(table.first[row], table.last[row])]
 
 
-@settings(max_examples=20 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(20), deadline=None)
 @given(
     st.data(),
     systems(),
@@ -204,7 +204,7 @@ def steps_of(run: FastRun | SystemRun) -> list[tuple[float, ...]]:
     )
 
 
-@settings(max_examples=20 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(20), deadline=None)
 @given(
     systems(),
     workloads(),
@@ -239,7 +239,7 @@ crowds = workloads(meet=True)
 slopes = st.sampled_from([0.0, 1 / 64, 0.0371])
 
 
-@settings(max_examples=20 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(20), deadline=None)
 @given(systems(), crowds, st.sampled_from([None, 1, 3]), slopes, queues, st.sampled_from([0.0, 0.7]))
 def test_where_sessions_share_steps_the_fast_engine_is_as_the_system(
     made: tuple[Problem, Placement],
@@ -264,7 +264,7 @@ def test_where_sessions_share_steps_the_fast_engine_is_as_the_system(
     )
 
 
-@settings(max_examples=20 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(20), deadline=None)
 @given(
     systems(),
     crowds,
@@ -298,7 +298,7 @@ def test_where_caches_grow_the_fast_engine_is_as_the_system(
     )
 
 
-@settings(max_examples=10 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(10), deadline=None)
 @given(systems(), workloads())
 def test_faults_that_touch_nothing_change_nothing(
     made: tuple[Problem, Placement], requests: list[RequestPlan]

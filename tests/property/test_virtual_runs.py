@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from testbed.experiments import load_experiment
 from testbed.runs.session import run_quietly
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 
 RECORD = ("events/client-0.log", "events.jsonl", "hops.parquet", "requests.parquet", "trace.json")
 
@@ -76,7 +76,7 @@ def run(text: str) -> tuple[dict[str, Any], list[bytes]]:
         return summary, [(Path(folder) / "run" / name).read_bytes() for name in RECORD]
 
 
-@settings(max_examples=10 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(10), deadline=None)
 @given(
     text=st.builds(
         scenario,

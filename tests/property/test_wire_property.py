@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nodes import wire
 from tests.support.data_plane import raw_frame
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 
 NATURAL = st.integers(0, 2**63 - 1)
 NAME = st.text(max_size=128)
@@ -67,7 +67,7 @@ def read_everything(data: bytes) -> None:
             assert wire.pack(frame)
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(100), deadline=None)
 @given(REQUESTS)
 def test_a_request_comes_out_as_it_went_in_and_costs_little_more_than_its_payload(frame: Any) -> None:
     data = raw_frame(*frame)
@@ -77,13 +77,13 @@ def test_a_request_comes_out_as_it_went_in_and_costs_little_more_than_its_payloa
     assert len(data) <= len(payload) + names + 64
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(100), deadline=None)
 @given(ANSWERS)
 def test_an_answer_comes_out_as_it_went_in(frame: Any) -> None:
     assert fields(wire.unpack_answer(raw_frame(*frame))) == list(frame)
 
 
-@settings(max_examples=250 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(250), deadline=None)
 @given(st.binary(max_size=200))
 @example(b"")
 @example(b"\xc1")
@@ -102,13 +102,13 @@ def test_a_deeply_nested_frame_is_refused_with_a_frame_error_and_nothing_else(
     read_everything(head + b"\x91" * depth + b"\x01")
 
 
-@settings(max_examples=250 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(250), deadline=None)
 @given(MSGPACK_VALUES)
 def test_random_msgpack_values_are_refused_with_a_frame_error_and_nothing_else(value: Any) -> None:
     read_everything(msgpack.packb(value))
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(150), deadline=None)
 @given(st.data())
 def test_a_frame_with_a_field_of_another_kind_is_refused_with_a_frame_error_and_nothing_else(
     data: st.DataObject,
@@ -118,7 +118,7 @@ def test_a_frame_with_a_field_of_another_kind_is_refused_with_a_frame_error_and_
     read_everything(msgpack.packb(frame))
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(150), deadline=None)
 @given(REQUESTS | ANSWERS, st.data())
 def test_a_mutated_frame_is_refused_with_a_frame_error_and_nothing_else(
     frame: Any, data: st.DataObject
@@ -149,7 +149,7 @@ def test_thousands_of_damaged_frames_are_refused_with_a_frame_error_and_nothing_
         read_everything(random.randbytes(random.randrange(40)))
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(100), deadline=None)
 @given(REQUESTS, st.data())
 def test_a_truncated_frame_and_one_with_bytes_after_its_end_are_refused(
     frame: Any, data: st.DataObject

@@ -4,16 +4,22 @@ import os
 
 from hypothesis import settings
 
-EFFORT = int(os.environ.get("TESTBED_EFFORT", "1"))
+_ASKED = float(os.environ.get("TESTBED_EFFORT", "1"))
+EFFORT = max(1, int(_ASKED))
 """1: what ``make test`` and ``.ci/run`` have."""
+
+
+def n_drawn(n_examples: int) -> int:
+    """Returns how many examples a test draws that usually draws ``n_examples``; efforts below 1 make it fewer."""
+    return max(2, round(n_examples * _ASKED))
 
 
 def register_profiles() -> None:
     """Have Hypothesis draw as many examples as this effort has, without deadlines: no test here asserts timing.
 
     Both where it draws at random and, as ``--hypothesis-profile=ci`` asks, the same every time. A test whose examples
-    are expensive states how many, times ``EFFORT``.
+    are expensive states how many (``n_drawn``).
     """
     for name, parent in (("testbed", "default"), ("ci", "ci")):
         how = settings.get_profile(parent)
-        settings.register_profile(name, how, deadline=None, max_examples=40 * EFFORT)
+        settings.register_profile(name, how, deadline=None, max_examples=n_drawn(40))

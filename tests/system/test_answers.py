@@ -9,9 +9,14 @@ import pytest
 
 from tests.support.runs import Running, Testbed
 
+SHORT = ("--set", "workload.n_requests=30", "--set", "workload.n_output_tokens=16")
+OFTEN = ("--set", "workload.rate=0.6")
+
 
 def test_capacity_and_explain_answer_in_json(testbed: Testbed) -> None:
-    done = testbed("capacity", "clustered", "--slo", "tpot_mean=1ms", "--runs", "2", "--jobs", "1", "--json")
+    done = testbed(
+        "capacity", "clustered", "--slo", "tpot_mean=1ms", "--runs", "2", "--jobs", "1", "--json", *SHORT
+    )
     (row,) = json.loads(done.stdout)["policies"]
     assert done.code == 0 and row["max_rate"] is None and row["limited_by"] == "tpot_mean"
     assert {"policy", "max_rate", "low", "high", "limited_by", "goodput_rps", "reason"} <= row.keys()
@@ -22,7 +27,7 @@ def test_capacity_and_explain_answer_in_json(testbed: Testbed) -> None:
 
 def test_advice_is_given_in_json(testbed: Testbed) -> None:
     candidates = ("--budget", "4", "--candidates", "a100@Cluster1=3.5,mig-1g@Cluster0=0.5")
-    done = testbed("advise", "clustered", *candidates, "--runs", "2", "--jobs", "1", "--json")
+    done = testbed("advise", "clustered", *candidates, "--runs", "2", "--jobs", "1", "--json", *SHORT, *OFTEN)
     answer = json.loads(done.stdout)
     assert done.code == 0 and answer["method"] == "exact" and answer["n_tried"] == 11
     assert {"best", "first", "losses", "now", "tried", "candidates", "goal", "policy"} <= answer.keys()

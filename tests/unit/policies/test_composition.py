@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from policies import BlockRange, Hop, InfeasiblePlacement, Placement, Problem, RequestSpec, SystemState
 from policies.checks import check_placement, check_route
 from policies.composition import Chain, ChainComposition, Jffc, MeanRequests, compose, least_response_s
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 from tests.support.problems import make_problem, placed, problems
 
 A_HOP = (Hop(0, 0, 1),)
@@ -154,7 +154,7 @@ def test_a_slot_is_taken_by_a_short_session_too_and_a_long_one_needs_room_for_al
     assert router.route(RequestSpec(0, 20, 20), state, 0.0) is None
 
 
-@settings(max_examples=40 * EFFORT)
+@settings(max_examples=n_drawn(40))
 @given(problems())
 def test_composed_placements_are_whole_and_every_chain_has_room(problem: Problem) -> None:
     try:

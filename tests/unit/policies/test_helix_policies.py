@@ -15,7 +15,7 @@ from policies.flow import HUB, Rates, max_flow
 from policies.greedy import whole
 from policies.helix import Helix
 from policies.iwrr import Iwrr, IwrrRouter
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 from tests.support.problems import forwarded, make_problem, placed, placements, problems
 
 
@@ -67,7 +67,7 @@ def test_through_the_client_its_links_bound_what_servers_take() -> None:
     assert max_flow(Rates(slow), held((0, 4)), 4).total_tps == pytest.approx(10.0)
 
 
-@settings(max_examples=40 * EFFORT)
+@settings(max_examples=n_drawn(40))
 @given(st.data())
 def test_a_flow_is_kept_at_servers_and_within_their_rates(data: st.DataObject) -> None:
     problem = data.draw(problems())
@@ -133,7 +133,7 @@ def best_flow_tps(problem: Problem, most: list[int]) -> float:
     return max(max_flow(rates, ranges, n_blocks).total_tps for ranges in itertools.product(*options))
 
 
-@settings(max_examples=20 * EFFORT)
+@settings(max_examples=n_drawn(20))
 @given(problems(3, 4, 100, block_caps=[None] * 3), st.booleans())
 def test_no_placement_passes_more_where_helix_says_so(problem: Problem, forward: bool) -> None:
     if forward:

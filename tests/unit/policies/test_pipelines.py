@@ -20,7 +20,7 @@ from policies.pipelines import (
     disjoint_pipelines,
     shares,
 )
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 from tests.support.problems import make_problem, placed, problems
 
 POLICIES = (Exo(), SeparatePipelines(), Swarm(), WholeModel(), Parallax())
@@ -102,7 +102,7 @@ def test_pipelines_that_do_not_fit_are_refused_with_the_reason(policy: Exo) -> N
         policy.place(make_problem([5.0, 5.0]))
 
 
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=n_drawn(60))
 @given(st.sampled_from(POLICIES), problems(), st.sampled_from([None, 1, 2]))
 def test_what_is_placed_is_whole_and_serves_as_many_as_it_was_made_for(
     policy: Exo, problem: Problem, design_concurrency: int | None
@@ -208,7 +208,7 @@ def fewest_servers(most: list[int], n_blocks: int, k: int) -> float:
     return best
 
 
-@settings(max_examples=40 * EFFORT)
+@settings(max_examples=n_drawn(40))
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 7))
 def test_parallax_has_the_best_score_of_all_pipelines(most: list[int], n_blocks: int) -> None:
     most = [min(count, n_blocks) for count in most]

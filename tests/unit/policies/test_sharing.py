@@ -26,7 +26,7 @@ from testbed.experiments import load_experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.fast.engine import simulate_fast
 from testbed.simulator.cases import scenario_case
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 from tests.support.problems import make_problem, placed, problems
 
 SLOPED = 0.001
@@ -122,7 +122,7 @@ def test_the_replay_is_near_the_engine(
     assert abs(replay_s / engine_s - 1) < 0.35
 
 
-@settings(max_examples=10 * EFFORT, deadline=None)
+@settings(max_examples=n_drawn(10), deadline=None)
 @given(problems(), st.sampled_from(["serial", "continuous"]))
 def test_placements_hold_and_are_no_worse_than_the_proposed_ones(
     problem: Problem, batching: Batching
