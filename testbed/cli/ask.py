@@ -15,6 +15,7 @@ from testbed.cli.options import (
     JobsOption,
     JsonLinesOption,
     JsonOption,
+    KeptRunsOption,
     PlacementOption,
     PoliciesOption,
     PolicyOption,
@@ -248,12 +249,16 @@ def capacity(
     runs: Annotated[int, runs_option(" at every rate")] = 5,
     seed: SeedOption = None,
     jobs: JobsOption = None,
+    out: KeptRunsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the highest request rate at which policies meet objectives, its interval, and what limits it."""
+    """Find the highest request rate at which policies meet objectives, its interval, and what limits it.
+
+    A stopped search continues when it is started again.
+    """
     from testbed.studies.capacity.command import Options, capacity_command
 
-    options = Options(slo, tuple(policy or ()), tuple(overrides or ()), runs, seed, jobs)
+    options = Options(slo, tuple(policy or ()), tuple(overrides or ()), runs, seed, jobs, out)
     answer, text, code = capacity_command(scenario, options)
     print_answer(answer, lambda: text, as_json)
     raise typer.Exit(code)
@@ -302,9 +307,7 @@ def advise(
     losses: Annotated[
         bool, typer.Option(help="Evaluate the loss of each server of the scenario, too.")
     ] = True,
-    out: Annotated[
-        Path | None, out_option("Store results in this folder. Runs that it already holds are not run again.")
-    ] = None,
+    out: KeptRunsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find which servers to add where within a budget, what each is worth, and whose loss would hurt most.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -24,10 +24,9 @@ from testbed.studies.advise.search import LOOK_AHEAD, combinations, cost_of, eve
 from testbed.studies.advise.text import advise_text
 from testbed.studies.capacity.measures import load_measures
 from testbed.studies.sweep.axes import SEED
-from testbed.studies.sweep.disk import make_folder
 from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
-from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, case_of, lost_record
-from testbed.studies.sweep.store import Lines, read_records
+from testbed.studies.sweep.runs import FAST, Run, Runner, Setup, case_of, lost_record
+from testbed.studies.sweep.store import default_folder, kept_runs
 
 RUNS = "advice.jsonl"
 DEFAULT_METRIC = "e2e_mean"
@@ -39,8 +38,8 @@ class Options:
     """The options of the command line.
 
     Without ``slo`` and ``metric``, the goal is to lower ``DEFAULT_METRIC``. ``most``: up to so many
-    combinations, all are tried; with more, a greedy search chooses some. ``out``: folder for the results of
-    runs; None: not stored.
+    combinations, all are tried; with more, a greedy search chooses some. ``out``: the folder that keeps runs;
+    None: one in ``runs`` for this scenario and these overrides.
     """
 
     budget: str
@@ -60,7 +59,8 @@ class Options:
 def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
     """Returns the object for ``--json``, and the text for the terminal.
 
-    Raises ``UserError`` for invalid options, ``RunError`` if a run of a combination failed.
+    Raises ``UserError`` for invalid options, ``RunError`` if a run of a combination failed, and
+    ``KeyboardInterrupt`` with how to go on if it is stopped.
     """
     budget, candidates = _checked(options)
     objectives, costs = _objectives(options), [candidate.cost for candidate in candidates]
@@ -77,13 +77,9 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
     paid = combinations(costs, budget, options.most)
     is_slo = options.slo is not None
     search = greedy(costs, budget) if paid is None else everything(costs, paid, stops=is_slo)
-    with sigterm_as_ctrl_c(), ExitStack() as stack:
-        lines, known = None, dict[str, Record]()
-        if options.out is not None:
-            make_folder(options.out, RUNS)
-            lines = stack.enter_context(Lines(options.out / RUNS))
-            known = read_records(lines)
-        setup = Setup(target, FAST, options.n_runs, {}, frozenset(known))
+    default = default_folder("advise", target, options.overrides)
+    with sigterm_as_ctrl_c(), kept_runs(options.out, default, RUNS) as kept:
+        setup = Setup(target, FAST, options.n_runs, {}, frozenset(kept.known))
         added = _added(setup, options, candidates, fleets[seed], seed)
         judging = Judging(
             candidates,
@@ -96,15 +92,17 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
             is_slo,
             search,
             [lost for lost, _ in losses],
-            known,
+            kept.result,
         )
         begin = partial(Runner, measure=load_measures)
         jobs = n_cpus() if options.jobs is None else options.jobs
-        runs = Local(jobs).results(begin, setup, judging.begin(), lost_record, judging.more)
-        with closing(runs):
-            for _, record in runs:
-                if lines is not None and record.key and not record.is_known:
-                    lines.append(record)
+        try:
+            runs = Local(jobs).results(begin, setup, judging.begin(), lost_record, judging.more)
+            with closing(runs):
+                for _, record in runs:
+                    kept.keep(record)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(kept.stopped()) from None
     answer = {
         "scenario": target,
         "seeds": list(seeds),
@@ -124,8 +122,11 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
             }
             for lost, n_alike in sorted(losses, key=lambda loss: judging.severity(loss[0]), reverse=True)
         ],
+        "out": str(kept.folder),
+        "n_computed": kept.n_computed,
+        "n_found": kept.n_found,
     }
-    return answer, advise_text(answer)
+    return answer, f"{advise_text(answer)}\n{kept.in_words}"
 
 
 def _checked(options: Options) -> tuple[Fraction, tuple[Candidate, ...]]:
@@ -226,6 +227,7 @@ def _found(
     return {
         "policy": record.policy,
         "engine": record.engine or None,
+        "engine_why": record.engine_why or None,
         "n_tried": len(tried),
         "now": outcome(now),
         "best": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from testbed.errors import RunError
@@ -60,8 +60,8 @@ class Judging:
     luckiest.
 
     ``fleets``: by seed, for both kinds of seeds. ``objectives``: limits to keep if ``is_slo``, else one
-    metric to lower. ``losses``: indices of servers whose loss is judged. ``known``: records of earlier
-    commands, by key.
+    metric to lower. ``losses``: indices of servers whose loss is judged. ``result`` returns the result of a
+    record that a worker has returned.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Judging:
         is_slo: bool,
         search: Search,
         losses: Sequence[int],
-        known: Mapping[str, Record],
+        result: Callable[[Record], Record],
     ) -> None:
         self._candidates, self._fleets, self._overrides = candidates, fleets, tuple(overrides)
-        self._policy, self._objectives, self._is_slo, self._known = policy, objectives, is_slo, known
+        self._policy, self._objectives, self._is_slo, self._result = policy, objectives, is_slo, result
         self._search, self._losses = search, losses
         self._seeds, self._search_seeds = seeds, search_seeds
         self._steps = self._all_steps()
@@ -114,7 +114,7 @@ class Judging:
 
     def more(self, run: Run, record: Record) -> list[list[Run]]:
         """Record a result. Returns the next groups of runs if it was the last one that was pending."""
-        self._records[run] = self._known[record.key] if record.is_known else record
+        self._records[run] = self._result(record)
         return [] if None in self._records.values() else self._go_on()
 
     def severity(self, lost: int) -> tuple[float, ...]:

@@ -40,6 +40,8 @@ def advise_text(answer: dict[str, Any], width: int = 160) -> str:
             "seeds)"
         )
     console.print(_how(answer))
+    if answer["engine"]:
+        console.print(f"engine {answer['engine']}: {answer['engine_why']}")
     measures = list(answer["now"]["values"])
     table = _table(measures)
     table.add_row("now", "0", *_cells({**answer["now"], "difference": {}}, measures))

@@ -61,6 +61,8 @@ def _goodput(row: dict[str, Any]) -> str:
 
 def _notes(row: dict[str, Any]) -> list[str]:
     policy, notes = row["policy"], []
+    if row["engine"]:
+        notes.append(f"{policy}: engine {row['engine']}: {row['engine_why']}")
     if row["reason"]:
         notes.append(f"{policy}: {row['reason']}")
     if row["metastable"]:

@@ -31,6 +31,7 @@ class Verdict:
     - ``values``: objective -> value (seconds); ``ratios``: objective -> excess divided by the limit
     - ``mean_s``: mean time of a request in the system; ``thirds_s``: means of ``THIRDS``
     - ``is_growing``: whether the time to the first token keeps growing, see ``_growth``
+    - ``engine``, ``engine_why``: what served the first seed, and why
     - ``reason``: why a seed has no placement; ``error``: why a run failed, in which case there is no verdict
     """
 
@@ -43,6 +44,8 @@ class Verdict:
     goodput: Mean | None = None
     thirds_s: tuple[float, float, float] | None = None
     is_growing: bool = False
+    engine: str = ""
+    engine_why: str = ""
     reason: str = ""
     error: str = ""
 
@@ -118,6 +121,8 @@ def verdict_of(
         goodput,
         thirds_s,
         is_growing,
+        records[0].engine,
+        records[0].engine_why,
         next((record.reason for record in records if record.status == INFEASIBLE), ""),
     )
 

@@ -30,6 +30,11 @@ PARTS = (
 """With room for five of the blocks."""
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # runs are kept there
+
+
 def advise(candidates: str, budget: str, *overrides: str, **options: Any) -> dict[str, Any]:
     chosen = Options(budget, candidates, overrides=overrides, **{"jobs": 1, "n_runs": 2, **options})
     answer, text = advise_command("clustered", chosen)
@@ -144,8 +149,12 @@ def test_what_is_measured_is_kept_and_workers_change_nothing(tmp_path: Path) -> 
     given = ("a100-0@Cluster1=1", "2", *ONE_SERVER)
     one = advise(*given, out=tmp_path / "kept")
     n_runs = (tmp_path / "kept" / RUNS).read_bytes().count(b"\n")
-    assert n_runs == 3 * 2 * 2, "seeds that choose, and as many that measure"
-    assert advise(*given, out=tmp_path / "kept", jobs=2) == advise(*given, jobs=2) == one
+    assert n_runs == 3 * 2 * 2 == one["n_computed"], "seeds that choose, and as many that measure"
+    again, anew = advise(*given, out=tmp_path / "kept", jobs=2), advise(*given, jobs=2)
+    assert (again["n_computed"], again["n_found"], anew["n_found"]) == (0, n_runs, 0)
+    about_runs = ("out", "n_computed", "n_found", "text")
+    of = [{key: value for key, value in each.items() if key not in about_runs} for each in (one, again, anew)]
+    assert of[0] == of[1] == of[2]
     assert (tmp_path / "kept" / RUNS).read_bytes().count(b"\n") == n_runs
     (tmp_path / "letter.txt").write_text("")
     with pytest.raises(UserError, match="holds something else already"):
