@@ -29,6 +29,7 @@ from testbed.studies.capacity.search import (
     search,
     stopped,
 )
+from testbed.studies.capacity.seeds import is_wide, runs_needed
 from testbed.studies.capacity.text import capacity_text
 from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of
 from testbed.studies.sweep.axes import SEED
@@ -103,7 +104,7 @@ def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str
                 raise KeyboardInterrupt(kept.stopped()) from None
             is_stopped = True
             say(kept.stopped())
-    rows = [_row(searches, policy, objectives) for policy in policies]
+    rows = [_row(searches, policy, objectives, options.n_runs) for policy in policies]
     answer: dict[str, Any] = {
         "scenario": target,
         "objectives": {objective.name: objective.limit_s for objective in objectives},
@@ -249,7 +250,9 @@ def _say_verdict(policy: str | None, verdict: Verdict) -> None:
     say(f"{whose}{verdict.rate:g} requests/s, {verdict.n_requests:,} requests: {result}")
 
 
-def _row(searches: _Searches, policy: str | None, objectives: Sequence[Objective]) -> dict[str, Any]:
+def _row(
+    searches: _Searches, policy: str | None, objectives: Sequence[Objective], n_runs: int
+) -> dict[str, Any]:
     found, has_ended = searches.found(policy)
     kept, at_edge = found.kept, found.broken or found.at_bottom
     shown = kept or at_edge
@@ -262,6 +265,8 @@ def _row(searches: _Searches, policy: str | None, objectives: Sequence[Objective
         "max_rate": None if kept is None or found.error else kept.rate,
         "low": found.low,
         "high": found.high,
+        "is_wide": has_ended and n_runs > 1 and is_wide(found),
+        "runs_needed": runs_needed(found, n_runs) if has_ended else None,
         "limited_by": at_edge.broken_by if at_edge is not None else None,
         "broken_at": found.broken.rate if found.broken is not None else None,
         "goodput_rps": _mean(kept.goodput) if kept else None,

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from testbed.studies.capacity.seeds import MOST_SEEDS
 from testbed.terminal import console_to
 
 _NOT_TIMES = {"placement": "no placement", "failed": "requests that fail"}
@@ -59,12 +60,25 @@ def _goodput(row: dict[str, Any]) -> str:
     return _number(row["goodput_rps"]) + (f" ±{half:.2g}" if half is not None else "")
 
 
+def _wide(row: dict[str, Any]) -> str:
+    """Returns what an interval needs that is too wide to plan with."""
+    ends = (row["low"], row["high"])
+    fold = "" if None in ends else f", {ends[1] / ends[0]:.2g}-fold,"
+    text = f"the interval{fold} is wider than a third of the rate"
+    n = row["runs_needed"]
+    if n is None:
+        return f"{text}, and {MOST_SEEDS:,} seeds would not make it narrower than that"
+    return f"{text}: it needs some {n:,} seeds, so give the same command --runs {n}, which goes on from these runs"
+
+
 def _notes(row: dict[str, Any]) -> list[str]:
     policy, notes = row["policy"], []
     if row["engine"]:
         notes.append(f"{policy}: engine {row['engine']}: {row['engine_why']}")
     if row["reason"]:
         notes.append(f"{policy}: {row['reason']}")
+    if row["is_wide"]:
+        notes.append(f"{policy}: {_wide(row)}")
     if row["metastable"]:
         first_s, _, last_s = row["ttft_thirds_s"]
         stable = row["draining_rate"]

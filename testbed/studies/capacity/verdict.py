@@ -32,6 +32,7 @@ class Verdict:
     - ``mean_s``: mean time of a request in the system; ``thirds_s``: means of ``THIRDS``
     - ``is_growing``: whether the time to the first token keeps growing, see ``_growth``
     - ``engine``, ``engine_why``: what served the first seed, and why
+    - ``recorded_share``: the share of a recording that each seed draws, for ``mean_of``
     - ``reason``: why a seed has no placement; ``error``: why a run failed, in which case there is no verdict
     """
 
@@ -46,6 +47,7 @@ class Verdict:
     is_growing: bool = False
     engine: str = ""
     engine_why: str = ""
+    recorded_share: float = 0.0
     reason: str = ""
     error: str = ""
 
@@ -123,6 +125,7 @@ def verdict_of(
         is_growing,
         records[0].engine,
         records[0].engine_why,
+        share,
         next((record.reason for record in records if record.status == INFEASIBLE), ""),
     )
 

@@ -166,10 +166,11 @@ def kept_runs(out: Path | None, default: Path, file: str) -> Iterator[KeptRuns]:
     """
     folder = default if out is None else out
     with ExitStack() as stack:
-        lines: Lines | None = Lines(folder / file)
+        lines: Lines | None
         try:
             make_folder(folder, file)
-            known = read_records(stack.enter_context(lines))
+            lines = stack.enter_context(Lines(folder / file))
+            known = read_records(lines)
         except TestbedError as error:
             if out is not None:
                 raise
