@@ -269,15 +269,16 @@ def advise(
     budget: Annotated[
         str,
         typer.Option(
-            metavar="COST", help="What the added servers may cost together, in the unit of candidates' costs."
+            metavar="COST", help="What all that is added may cost together, in the unit of candidates' costs."
         ),
     ],
     candidates: Annotated[
         str,
         typer.Option(
-            metavar="LIKE@PLACE=COST,...",
-            help="Servers that can be added, each as often as the budget allows, e.g. "
-            "a100@Cluster1=3.5,mig-1g@Cluster0=0.5.",
+            metavar="CANDIDATES",
+            help="What can be added: servers LIKE@PLACE=COST, each as often as the budget allows, and wider "
+            "links of sites, uplink@PLACE=RATE=COST or downlink@..., e.g. "
+            "'a100@Cluster1=3.5,uplink@home=100 Mbit/s=2'.",
         ),
     ],
     slo: Annotated[
@@ -310,10 +311,12 @@ def advise(
     out: KeptRunsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find which servers to add where within a budget, what each is worth, and whose loss would hurt most.
+    """Find which servers or wider links to add where within a budget, what each is worth, and whose loss would
+    hurt most.
 
     In --candidates, LIKE is a server of the scenario with the same hardware and memory, or the name of a
-    hardware (`testbed hardware`); PLACE is a site or a node with the same links.
+    hardware (`testbed hardware`); PLACE is a site or a node with the same links. A link is a site's own, as
+    [[sites]] has it; without =COST it costs 1. A stopped search continues when it is started again.
     """
     from testbed.studies.advise.command import Options, advise_command
 

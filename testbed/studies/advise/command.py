@@ -17,8 +17,9 @@ from testbed.experiments import Change, load_experiment
 from testbed.experiments.policy import FIXED
 from testbed.experiments.provenance import n_cpus
 from testbed.experiments.slo import Objective, parse_statistic
+from testbed.experiments.units import RATE
 from testbed.results.slo import parse_slo_statistics
-from testbed.studies.advise.candidates import Candidate, Fleet, parse_candidates, parse_cost
+from testbed.studies.advise.candidates import Addition, Fleet, WiderLink, parse_candidates, parse_cost
 from testbed.studies.advise.judging import Judging, Variant, numbers
 from testbed.studies.advise.search import LOOK_AHEAD, combinations, cost_of, everything, greedy, one_less
 from testbed.studies.advise.text import advise_text
@@ -74,9 +75,10 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
         for seed in (*seeds, *search_seeds)
     }
     losses = fleets[seed].losses if options.losses else []
-    paid = combinations(costs, budget, options.most)
+    only_once = fleets[seed].once(candidates)
+    paid = combinations(costs, budget, options.most, only_once)
     is_slo = options.slo is not None
-    search = greedy(costs, budget) if paid is None else everything(costs, paid, stops=is_slo)
+    search = greedy(costs, budget, only_once) if paid is None else everything(costs, paid, stops=is_slo)
     default = default_folder("advise", target, options.overrides)
     with sigterm_as_ctrl_c(), kept_runs(options.out, default, RUNS) as kept:
         setup = Setup(target, FAST, options.n_runs, {}, frozenset(kept.known))
@@ -129,7 +131,7 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
     return answer, f"{advise_text(answer)}\n{kept.in_words}"
 
 
-def _checked(options: Options) -> tuple[Fraction, tuple[Candidate, ...]]:
+def _checked(options: Options) -> tuple[Fraction, tuple[Addition, ...]]:
     """Returns the budget and the candidates. Raises ``UserError`` if any option is invalid."""
     for name, value, least in (
         ("--runs", options.n_runs, 1),
@@ -173,14 +175,18 @@ def _goal(options: Options, objectives: Sequence[Objective]) -> dict[str, Any]:
 
 
 def _added(
-    setup: Setup, options: Options, candidates: Sequence[Candidate], fleet: Fleet, seed: int
+    setup: Setup, options: Options, candidates: Sequence[Addition], fleet: Fleet, seed: int
 ) -> list[dict[str, Any]]:
-    """Returns each candidate's cost, hardware, memory (bytes) and site, as resolved with the first seed.
+    """Returns each candidate's cost and site; hardware and memory (bytes) of a server, rates (bit/s) of a link,
+    as resolved with the first seed.
 
     Raises ``UserError`` for a candidate that the scenario does not accept.
     """
-    found = []
+    found: list[dict[str, Any]] = []
     for candidate in candidates:
+        if isinstance(candidate, WiderLink):
+            found.append(_widened(candidate, fleet))
+            continue
         counts = tuple(int(other is candidate) for other in candidates)
         changes = fleet.changes(candidates, counts)
         try:
@@ -207,9 +213,28 @@ def _added(
     return found
 
 
+def _widened(wider: WiderLink, fleet: Fleet) -> dict[str, Any]:
+    """Returns what a wider link is. Raises ``UserError`` if there is no such link, or if it is as wide already."""
+    now_bps = fleet.rate_bps(wider)
+    site = fleet.site_of(wider.place)
+    if wider.rate_bps <= now_bps:
+        raise UserError(
+            f"--candidates: {wider.name}: the {wider.link} of {site} has {RATE.format(now_bps)} already; "
+            "give a higher rate"
+        )
+    return {
+        "candidate": wider.name,
+        "cost": float(wider.cost),
+        "link": wider.link,
+        "rate_bps": wider.rate_bps,
+        "now_bps": now_bps,
+        "site": site,
+    }
+
+
 def _found(
     judging: Judging,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Addition],
     budget: Fraction,
     objectives: Sequence[Objective],
     is_slo: bool,

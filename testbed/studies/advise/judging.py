@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from testbed.errors import RunError
 from testbed.experiments.slo import Objective
-from testbed.studies.advise.candidates import Candidate, Counts, Fleet
+from testbed.studies.advise.candidates import Addition, Counts, Fleet
 from testbed.studies.advise.search import Score, Search, without_one
 from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of
 from testbed.studies.sweep.contrast import Cell
@@ -66,7 +66,7 @@ class Judging:
 
     def __init__(
         self,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[Addition],
         fleets: Mapping[int, Fleet],
         seeds: range,
         search_seeds: range,
@@ -197,7 +197,7 @@ class Judging:
         return Score(self._is_slo and verdict.is_kept, judged.n_without, failed, value)
 
 
-def counted_names(candidates: Sequence[Candidate], counts: Counts) -> str:
+def counted_names(candidates: Sequence[Addition], counts: Counts) -> str:
     """Returns a combination in words, for example ``2 a100@Cluster1 + 1 mig-1g@Cluster0``; empty for none."""
     return " + ".join(f"{n} {c.name}" for c, n in zip(candidates, counts, strict=True) if n)
 

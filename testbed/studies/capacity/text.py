@@ -68,7 +68,7 @@ def _wide(row: dict[str, Any]) -> str:
     n = row["runs_needed"]
     if n is None:
         return f"{text}, and {MOST_SEEDS:,} seeds would not make it narrower than that"
-    return f"{text}: it needs some {n:,} seeds, so give the same command --runs {n}, which goes on from these runs"
+    return f"{text}: some {n:,} seeds are needed; the same command with --runs {n} goes on from these runs"
 
 
 def _notes(row: dict[str, Any]) -> list[str]:
