@@ -276,8 +276,7 @@ def advise(
         str,
         typer.Option(
             metavar="CANDIDATES",
-            help="What can be added: servers LIKE@PLACE=COST, each as often as the budget allows, and wider "
-            "links of sites, uplink@PLACE=RATE=COST or downlink@..., e.g. "
+            help="Servers to add, LIKE@PLACE=COST, and links to widen, uplink@PLACE=RATE=COST, e.g. "
             "'a100@Cluster1=3.5,uplink@home=100 Mbit/s=2'.",
         ),
     ],
@@ -315,8 +314,11 @@ def advise(
     hurt most.
 
     In --candidates, LIKE is a server of the scenario with the same hardware and memory, or the name of a
-    hardware (`testbed hardware`); PLACE is a site or a node with the same links. A link is a site's own, as
-    [[sites]] has it; without =COST it costs 1. A stopped search continues when it is started again.
+    hardware (`testbed hardware`); PLACE is a site or a node with the same links. Each can be added as often as
+    the budget allows. A link to widen is the uplink or downlink that a site has in [[sites]]; without =COST it
+    costs 1.
+
+    A stopped search continues when it is started again.
     """
     from testbed.studies.advise.command import Options, advise_command
 

@@ -148,7 +148,7 @@ class KeptRuns:
         n_runs = self.n_found + self.n_computed
         if self._lines is None or not n_runs:
             return "stopped; no run is kept, so the same command begins anew"
-        return f"stopped; {counted(n_runs, 'runs')} are kept in {self.folder}: the same command goes on"
+        return f"stopped; {self.folder} keeps {counted(n_runs, 'runs')}: the same command goes on"
 
 
 def default_folder(command: str, target: str, *asked: object) -> Path:

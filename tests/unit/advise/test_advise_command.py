@@ -267,9 +267,7 @@ def test_advice_that_is_stopped_says_how_to_go_on(home: str, monkeypatch: pytest
 
     monkeypatch.setattr(command, "load_measures", measure)
     given = ("uplink@home=20 Mbit/s", "1")
-    with pytest.raises(
-        KeyboardInterrupt, match=r"stopped; 3 runs are kept in runs/advise-home-\w+: the same"
-    ):
+    with pytest.raises(KeyboardInterrupt, match=r"stopped; runs/advise-home-\w+ keeps 3 runs: the same"):
         advise(*given, target=home)
     monkeypatch.undo()
     monkeypatch.chdir(Path(home).parent)
