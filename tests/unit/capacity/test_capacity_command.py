@@ -17,7 +17,7 @@ from testbed.studies.capacity.measures import load_measures
 ONE_SERVER = (
     'servers=[{hardware="a100",site="Cluster1",count=1,memory="13.4 GB"}]',
     *("model.n_blocks=10", "policy.queue=fifo", "workload.arrivals=constant", "workload.rate=0.3"),
-    "policy.design_concurrency=1",
+    *("policy.design_concurrency=1", "workload.n_input_tokens=116", "workload.n_output_tokens=32"),
 )
 """Room for one session at a time; the next one begins as soon as the last has ended."""
 
@@ -55,8 +55,8 @@ def test_two_workers_find_the_same_as_one_and_rows_stay_in_order(tmp_path: Path)
         "most_requests": 40,
     }
     slo = "ttft_p95=20s,tpot_p95=0.7s"
-    one = capacity(slo, "workload.n_output_tokens=2", **given)
-    two = capacity(slo, "workload.n_output_tokens=2", **given, jobs=2, out=tmp_path / "two")
+    one = capacity(slo, "workload.n_output_tokens=2", "workload.n_requests=20", **given)
+    two = capacity(slo, "workload.n_output_tokens=2", "workload.n_requests=20", **given, jobs=2, out=tmp_path / "two")
     assert two["n_computed"] == one["n_computed"] > 0 == two["n_found"]
     assert one["policies"] == two["policies"]
     assert [row["policy"] for row in one["policies"]] == list(given["policies"])
@@ -105,7 +105,12 @@ def test_a_recording_is_stretched_with_as_many_requests_as_it_has(tmp_path: Path
 
 
 QUICK: dict[str, Any] = {"n_runs": 2, "width": 0.2, "most_requests": 10}
-SHORT = (*ONE_SERVER, "workload.n_requests=10", "workload.n_input_tokens=146", "workload.n_output_tokens=2")
+SHORT = (
+    *ONE_SERVER[:-2],
+    "workload.n_requests=10",
+    "workload.n_input_tokens=146",
+    "workload.n_output_tokens=2",
+)
 """Sessions of as many tokens, and so with as little room for them, but of few steps."""
 
 
