@@ -56,7 +56,9 @@ def test_two_workers_find_the_same_as_one_and_rows_stay_in_order(tmp_path: Path)
     }
     slo = "ttft_p95=20s,tpot_p95=0.7s"
     one = capacity(slo, "workload.n_output_tokens=2", "workload.n_requests=20", **given)
-    two = capacity(slo, "workload.n_output_tokens=2", "workload.n_requests=20", **given, jobs=2, out=tmp_path / "two")
+    two = capacity(
+        slo, "workload.n_output_tokens=2", "workload.n_requests=20", **given, jobs=2, out=tmp_path / "two"
+    )
     assert two["n_computed"] == one["n_computed"] > 0 == two["n_found"]
     assert one["policies"] == two["policies"]
     assert [row["policy"] for row in one["policies"]] == list(given["policies"])
