@@ -21,8 +21,10 @@ _RULES = (
 
 @cache
 def rules_digest() -> str:
-    """Return the SHA-256 (hex) of the code that decides a run's results, and what sweeps measure of them."""
-    digest = hashlib.sha256((resources.files("testbed.studies.sweep") / "measures.py").read_bytes())
+    """Return the SHA-256 (hex) of the code that decides a run's results, and what studies measure of them."""
+    digest = hashlib.sha256()
+    for study in ("sweep", "capacity"):
+        digest.update((resources.files(f"testbed.studies.{study}") / "measures.py").read_bytes())
     digest.update((resources.files("testbed") / "faultkinds.py").read_bytes())
     for package in _RULES:
         for file in _files(resources.files(package)):

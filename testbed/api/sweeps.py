@@ -86,7 +86,7 @@ class Gains(tuple[Gain, ...]):
 class Table:
     """The results of a sweep.
 
-    - ``runs``: a row per run: the keys of the axes, policy, seed, engine, every measure of the run, ``status`` ("ok",
+    - ``runs``: a row per run: the keys of the axes, policy, seed, engine, ``engine_why``, every measure of the run, ``status`` ("ok",
       "infeasible" or "failed") and ``reason``
     - ``requests``: a row per request of all runs, with the keys, policy and seed; only with ``keep="requests"``
     - ``path``: the study's folder; ``None``: nothing was kept

@@ -15,6 +15,7 @@ from testbed.cli.options import (
     JobsOption,
     JsonLinesOption,
     JsonOption,
+    KeptRunsOption,
     PlacementOption,
     PoliciesOption,
     PolicyOption,
@@ -248,12 +249,16 @@ def capacity(
     runs: Annotated[int, runs_option(" at every rate")] = 5,
     seed: SeedOption = None,
     jobs: JobsOption = None,
+    out: KeptRunsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the highest request rate at which policies meet objectives, its interval, and what limits it."""
+    """Find the highest request rate at which policies meet objectives, its interval, and what limits it.
+
+    A stopped search continues when it is started again.
+    """
     from testbed.studies.capacity.command import Options, capacity_command
 
-    options = Options(slo, tuple(policy or ()), tuple(overrides or ()), runs, seed, jobs)
+    options = Options(slo, tuple(policy or ()), tuple(overrides or ()), runs, seed, jobs, out)
     answer, text, code = capacity_command(scenario, options)
     print_answer(answer, lambda: text, as_json)
     raise typer.Exit(code)
@@ -264,15 +269,15 @@ def advise(
     budget: Annotated[
         str,
         typer.Option(
-            metavar="COST", help="What the added servers may cost together, in the unit of candidates' costs."
+            metavar="COST", help="What all that is added may cost together, in the unit of candidates' costs."
         ),
     ],
     candidates: Annotated[
         str,
         typer.Option(
-            metavar="LIKE@PLACE=COST,...",
-            help="Servers that can be added, each as often as the budget allows, e.g. "
-            "a100@Cluster1=3.5,mig-1g@Cluster0=0.5.",
+            metavar="CANDIDATES",
+            help="Servers to add, LIKE@PLACE=COST, and links to widen, uplink@PLACE=RATE=COST, e.g. "
+            "'a100@Cluster1=3.5,uplink@home=100 Mbit/s=2'.",
         ),
     ],
     slo: Annotated[
@@ -302,15 +307,18 @@ def advise(
     losses: Annotated[
         bool, typer.Option(help="Evaluate the loss of each server of the scenario, too.")
     ] = True,
-    out: Annotated[
-        Path | None, out_option("Store results in this folder. Runs that it already holds are not run again.")
-    ] = None,
+    out: KeptRunsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find which servers to add where within a budget, what each is worth, and whose loss would hurt most.
+    """Find which servers or wider links to add where within a budget, what each is worth, and whose loss would
+    hurt most.
 
     In --candidates, LIKE is a server of the scenario with the same hardware and memory, or the name of a
-    hardware (`testbed hardware`); PLACE is a site or a node with the same links.
+    hardware (`testbed hardware`); PLACE is a site or a node with the same links. Each can be added as often as
+    the budget allows. A link to widen is the uplink or downlink that a site has in [[sites]]; without =COST it
+    costs 1.
+
+    A stopped search continues when it is started again.
     """
     from testbed.studies.advise.command import Options, advise_command
 

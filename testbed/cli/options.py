@@ -49,6 +49,13 @@ JobsOption = Annotated[
     int | None, typer.Option(metavar="N", help="Number of worker processes; default one per CPU.")
 ]
 
+KeptRunsOption = Annotated[
+    Path | None,
+    out_option(
+        "Keep the runs in this folder; default one in runs/. Runs that it already holds are not run again."
+    ),
+]
+
 _A_PAIR = (
     "A pair by its name, or PLACEMENT+ROUTING, also of your own: module:A+module:B; see `testbed policies`."
 )

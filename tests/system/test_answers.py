@@ -14,12 +14,12 @@ OFTEN = ("--set", "workload.rate=0.6")
 
 
 def test_capacity_and_explain_answer_in_json(testbed: Testbed) -> None:
-    done = testbed(
-        "capacity", "clustered", "--slo", "tpot_mean=1ms", "--runs", "2", "--jobs", "1", "--json", *SHORT
-    )
+    short = ("--set", "workload.n_output_tokens=8", "--runs", "2", "--jobs", "1")
+    done = testbed("capacity", "clustered", "--slo", "tpot_mean=1ms", *short, "--json")
     (row,) = json.loads(done.stdout)["policies"]
     assert done.code == 0 and row["max_rate"] is None and row["limited_by"] == "tpot_mean"
     assert {"policy", "max_rate", "low", "high", "limited_by", "goodput_rps", "reason"} <= row.keys()
+    assert row["engine"] == "fast" and row["engine_why"] and row["runs_needed"] is None
     done = testbed("explain", "clustered", "--request", "3", "--set", "workload.n_requests=5", "--json")
     answer = json.loads(done.stdout)
     assert sum(answer["parts"].values()) - answer["e2e_s"] < 1e-9 and abs(answer["parts"]["rest_s"]) < 1e-6
@@ -32,6 +32,7 @@ def test_advice_is_given_in_json(testbed: Testbed) -> None:
     assert done.code == 0 and answer["method"] == "exact" and answer["n_tried"] == 11
     assert {"best", "first", "losses", "now", "tried", "candidates", "goal", "policy"} <= answer.keys()
     assert answer["best"]["add"] == {"a100@Cluster1": 1} and answer["losses"][0]["server"] == "a100-1"
+    assert answer["engine"] == "fast" and answer["engine_why"]
 
 
 def test_a_mistake_is_one_sentence(testbed: Testbed) -> None:

@@ -26,7 +26,7 @@ COMMANDS = {
     "serve": ("--port", "0"),
     "simulate": (),
     "sweep": ("--out", "study", "--jobs", "1"),
-    "capacity": ("--slo", "ttft_p95=100s", "--runs", "1", "--jobs", "1"),
+    "capacity": ("--slo", "tpot_mean=1ms", "--runs", "1", "--jobs", "1"),
     "advise": ("--budget", "1", "--candidates", "a100@Cluster1=1", "--runs", "1", "--jobs", "1"),
     "explain": ("--request", "1"),
 }

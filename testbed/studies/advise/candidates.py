@@ -1,9 +1,12 @@
-"""Servers that could be added (``a100@Cluster1=3.5``), and the scenario with servers added or removed."""
+"""What could be added: servers (``a100@Cluster1=3.5``) and wider links of sites (``uplink@home=100 Mbit/s=2``);
+and the scenario with that, or with servers removed.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count
@@ -12,10 +15,15 @@ from typing import Any, NamedTuple
 from testbed.errors import UserError
 from testbed.experiments import Change
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.problems import unknown
+from testbed.experiments.units import RATE
 
 Counts = tuple[int, ...]
 """How many of each candidate are added, in the order of the candidates."""
 _FORM = "LIKE@PLACE=COST, for example a100@Cluster1=3.5"
+_LINK_FORM = "LINK@PLACE=RATE=COST, for example uplink@home=100 Mbit/s=2, or without =COST, which is then 1"
+WAYS = {"uplink": "up", "downlink": "down"}
+"""Words for a site's own links, and their keys in ``[[sites]]``."""
 
 
 class Candidate(NamedTuple):
@@ -34,21 +42,60 @@ class Candidate(NamedTuple):
         return f"{self.like}@{self.place}"
 
 
-def parse_candidates(text: str) -> tuple[Candidate, ...]:
-    """Parses ``LIKE@PLACE=COST``, several of them separated by commas. Raises ``UserError`` if the form is
-    another.
+class WiderLink(NamedTuple):
+    """A wider link of a site, and its cost. ``link``: a word of ``WAYS``; ``rate_bps``: its rate then.
+
+    ``place``: a site, or a node of the scenario, which stands for its site.
     """
-    found: list[Candidate] = []
+
+    link: str
+    place: str
+    rate_bps: float
+    cost: Fraction
+
+    @property
+    def name(self) -> str:
+        return f"{self.link}@{self.place}={RATE.format(self.rate_bps)}"
+
+
+Addition = Candidate | WiderLink
+
+
+def parse_candidates(text: str) -> tuple[Addition, ...]:
+    """Parses ``LIKE@PLACE=COST`` and ``LINK@PLACE=RATE=COST``, several of them separated by commas.
+
+    Raises ``UserError`` if the form is another.
+    """
+    found: list[Addition] = []
     for part in text.split(","):
-        what, equals, cost = part.strip().rpartition("=")
-        like, at, place = what.strip().partition("@")
-        if not (equals and at and like and place):
-            raise UserError(f"--candidates: {part.strip() or 'nothing'!r} must be {_FORM}")
-        candidate = Candidate(like, place, parse_cost(cost, f"--candidates: the cost of {like}@{place}"))
+        is_link = re.split("[@=]", part, maxsplit=1)[0].strip() in WAYS
+        candidate = _link(part.strip()) if is_link else _server(part.strip())
         if any(other.name == candidate.name for other in found):
             raise UserError(f"--candidates: {candidate.name} is given twice; leave one out")
         found.append(candidate)
     return tuple(found)
+
+
+def _server(text: str) -> Candidate:
+    what, equals, cost = text.rpartition("=")
+    like, at, place = what.strip().partition("@")
+    if not (equals and at and like and place):
+        raise UserError(f"--candidates: {text or 'nothing'!r} must be {_FORM}")
+    return Candidate(like, place, parse_cost(cost, f"--candidates: the cost of {like}@{place}"))
+
+
+def _link(text: str) -> WiderLink:
+    what, _, how = text.partition("=")
+    link, _, place = (word.strip() for word in what.partition("@"))
+    rate, priced, cost = how.partition("=")
+    if not (place and rate.strip()):
+        raise UserError(f"--candidates: {text!r} must be {_LINK_FORM}")
+    try:
+        rate_bps = RATE.parse(rate.strip())
+    except ValueError as error:
+        raise UserError(f"--candidates: {link}@{place}: {error}; write {_LINK_FORM}") from None
+    price = parse_cost(cost, f"--candidates: the cost of {link}@{place}") if priced else Fraction(1)
+    return WiderLink(link, place, rate_bps, price)
 
 
 def parse_cost(text: str, what: str) -> Fraction:
@@ -66,7 +113,7 @@ def parse_cost(text: str, what: str) -> Fraction:
 
 @dataclass(frozen=True)
 class Fleet:
-    """The servers and clients of a scenario for one seed: one entry per server, each at a fixed site.
+    """The servers, clients and sites' links of a scenario for one seed: an entry per server, at a fixed site.
 
     A server that is added or lost therefore does not move the others, even if the seed draws their sites.
     """
@@ -74,6 +121,9 @@ class Fleet:
     servers: tuple[Mapping[str, Any], ...]
     clients: tuple[Mapping[str, Any], ...]
     sites: Mapping[str, str]
+    """The site of each node."""
+    own_links: tuple[Mapping[str, Any], ...] = ()
+    """The rows of ``[[sites]]``."""
 
     @classmethod
     def of(cls, experiment: Experiment) -> Fleet:
@@ -83,7 +133,26 @@ class Fleet:
             {**group, "count": 1, "name": spec.name}
             for group, spec in zip(groups, experiment.problem.servers, strict=True)
         ]
-        return cls(tuple(servers), tuple(experiment.document["clients"]), dict(experiment.sites))
+        own_links = tuple(experiment.document.get("sites", ()))
+        return cls(tuple(servers), tuple(experiment.document["clients"]), dict(experiment.sites), own_links)
+
+    def site_of(self, place: str) -> str:
+        """Returns the site that ``place`` means: itself, or that of the node of this name."""
+        return place if place in self.sites.values() else self.sites.get(place, place)
+
+    def rate_bps(self, wider: WiderLink) -> float:
+        """Returns the link's rate now. Raises ``UserError`` if there is no such link."""
+        site, way = self.site_of(wider.place), WAYS[wider.link]
+        if site not in self.sites.values():
+            sites = sorted(set(self.sites.values()))
+            raise UserError(f"--candidates: {wider.name}: {unknown('site', wider.place, sites)}")
+        limited = {row["name"]: RATE.parse(row[way]) for row in self.own_links if way in row}
+        if site not in limited:
+            valid = f"valid: {', '.join(limited)}" if limited else f"give it one in [[sites]], with {way}"
+            raise UserError(
+                f"--candidates: {wider.name}: {site} has no {wider.link} of its own to widen; {valid}"
+            )
+        return limited[site]
 
     def like(self, candidate: Candidate) -> dict[str, Any]:
         """Returns the scenario's entry for a server that is added, with the name still missing or another
@@ -91,31 +160,48 @@ class Fleet:
         """
         own = next((server for server in self.servers if server["name"] == candidate.like), None)
         what = {"hardware": candidate.like} if own is None else own
-        site = candidate.place
-        if site not in self.sites.values():
-            site = self.sites.get(site, site)
-        return {**what, "site": site, "present": True}
+        return {**what, "site": self.site_of(candidate.place), "present": True}
+
+    def once(self, additions: Sequence[Addition]) -> list[Hashable]:
+        """Returns for each addition the link of which only one can be chosen; None: any number of it can be."""
+        return [
+            (self.site_of(each.place), each.link) if isinstance(each, WiderLink) else None
+            for each in additions
+        ]
 
     def changes(
-        self, candidates: Sequence[Candidate], counts: Counts, lost: int | None = None
+        self, additions: Sequence[Addition], counts: Counts, lost: int | None = None
     ) -> tuple[Change, ...]:
-        """Returns changes to the scenario that add and remove servers.
+        """Returns changes to the scenario that add and remove servers, and widen links.
 
-        ``counts``: how many of each candidate are added. ``lost``: index of a server that is removed.
+        ``counts``: how many of each addition are chosen. ``lost``: index of a server that is removed.
         """
         servers = [server for number, server in enumerate(self.servers) if number != lost]
         taken = set(self.sites)
-        for candidate, n in zip(candidates, counts, strict=True):
+        wider: dict[str, dict[str, str]] = {}
+        for candidate, n in zip(additions, counts, strict=True):
+            if isinstance(candidate, WiderLink):
+                if n:
+                    links = wider.setdefault(self.site_of(candidate.place), {})
+                    links[WAYS[candidate.link]] = RATE.format(candidate.rate_bps)
+                continue
             entry = self.like(candidate)
             for _ in range(n):
                 names = (f"{entry['hardware']}-{number}" for number in count())
                 name = next(name for name in names if name not in taken)
                 taken.add(name)
                 servers.append({**entry, "name": name})
-        return (
+        changes = (
             Change("servers", [dict(server) for server in servers]),
             Change("clients", [dict(client) for client in self.clients]),
         )
+        if not self.own_links:
+            return changes
+        gone = None if lost is None else self.servers[lost]["name"]
+        used = {site for node, site in self.sites.items() if node != gone}
+        used |= {server["site"] for server in servers}
+        rows = [{**row, **wider.get(row["name"], {})} for row in self.own_links if row["name"] in used]
+        return (*changes, Change("sites", rows if len(used) > 1 else []))
 
     @property
     def losses(self) -> list[tuple[int, int]]:

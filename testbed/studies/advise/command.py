@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -17,17 +17,17 @@ from testbed.experiments import Change, load_experiment
 from testbed.experiments.policy import FIXED
 from testbed.experiments.provenance import n_cpus
 from testbed.experiments.slo import Objective, parse_statistic
+from testbed.experiments.units import RATE
 from testbed.results.slo import parse_slo_statistics
-from testbed.studies.advise.candidates import Candidate, Fleet, parse_candidates, parse_cost
+from testbed.studies.advise.candidates import Addition, Fleet, WiderLink, parse_candidates, parse_cost
 from testbed.studies.advise.judging import Judging, Variant, numbers
 from testbed.studies.advise.search import LOOK_AHEAD, combinations, cost_of, everything, greedy, one_less
 from testbed.studies.advise.text import advise_text
 from testbed.studies.capacity.measures import load_measures
 from testbed.studies.sweep.axes import SEED
-from testbed.studies.sweep.disk import make_folder
 from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
-from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, case_of, lost_record
-from testbed.studies.sweep.store import Lines, read_records
+from testbed.studies.sweep.runs import FAST, Run, Runner, Setup, case_of, lost_record
+from testbed.studies.sweep.store import default_folder, kept_runs
 
 RUNS = "advice.jsonl"
 DEFAULT_METRIC = "e2e_mean"
@@ -39,8 +39,8 @@ class Options:
     """The options of the command line.
 
     Without ``slo`` and ``metric``, the goal is to lower ``DEFAULT_METRIC``. ``most``: up to so many
-    combinations, all are tried; with more, a greedy search chooses some. ``out``: folder for the results of
-    runs; None: not stored.
+    combinations, all are tried; with more, a greedy search chooses some. ``out``: the folder that keeps runs;
+    None: one in ``runs`` for this scenario and these overrides.
     """
 
     budget: str
@@ -60,7 +60,8 @@ class Options:
 def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
     """Returns the object for ``--json``, and the text for the terminal.
 
-    Raises ``UserError`` for invalid options, ``RunError`` if a run of a combination failed.
+    Raises ``UserError`` for invalid options, ``RunError`` if a run of a combination failed, and
+    ``KeyboardInterrupt`` with how to go on if it is stopped.
     """
     budget, candidates = _checked(options)
     objectives, costs = _objectives(options), [candidate.cost for candidate in candidates]
@@ -74,16 +75,13 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
         for seed in (*seeds, *search_seeds)
     }
     losses = fleets[seed].losses if options.losses else []
-    paid = combinations(costs, budget, options.most)
+    only_once = fleets[seed].once(candidates)
+    paid = combinations(costs, budget, options.most, only_once)
     is_slo = options.slo is not None
-    search = greedy(costs, budget) if paid is None else everything(costs, paid, stops=is_slo)
-    with sigterm_as_ctrl_c(), ExitStack() as stack:
-        lines, known = None, dict[str, Record]()
-        if options.out is not None:
-            make_folder(options.out, RUNS)
-            lines = stack.enter_context(Lines(options.out / RUNS))
-            known = read_records(lines)
-        setup = Setup(target, FAST, options.n_runs, {}, frozenset(known))
+    search = greedy(costs, budget, only_once) if paid is None else everything(costs, paid, stops=is_slo)
+    default = default_folder("advise", target, options.overrides)
+    with sigterm_as_ctrl_c(), kept_runs(options.out, default, RUNS) as kept:
+        setup = Setup(target, FAST, options.n_runs, {}, frozenset(kept.known))
         added = _added(setup, options, candidates, fleets[seed], seed)
         judging = Judging(
             candidates,
@@ -96,15 +94,17 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
             is_slo,
             search,
             [lost for lost, _ in losses],
-            known,
+            kept.result,
         )
         begin = partial(Runner, measure=load_measures)
         jobs = n_cpus() if options.jobs is None else options.jobs
-        runs = Local(jobs).results(begin, setup, judging.begin(), lost_record, judging.more)
-        with closing(runs):
-            for _, record in runs:
-                if lines is not None and record.key and not record.is_known:
-                    lines.append(record)
+        try:
+            runs = Local(jobs).results(begin, setup, judging.begin(), lost_record, judging.more)
+            with closing(runs):
+                for _, record in runs:
+                    kept.keep(record)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(kept.stopped()) from None
     answer = {
         "scenario": target,
         "seeds": list(seeds),
@@ -124,11 +124,14 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
             }
             for lost, n_alike in sorted(losses, key=lambda loss: judging.severity(loss[0]), reverse=True)
         ],
+        "out": str(kept.folder),
+        "n_computed": kept.n_computed,
+        "n_found": kept.n_found,
     }
-    return answer, advise_text(answer)
+    return answer, f"{advise_text(answer)}\n{kept.in_words}"
 
 
-def _checked(options: Options) -> tuple[Fraction, tuple[Candidate, ...]]:
+def _checked(options: Options) -> tuple[Fraction, tuple[Addition, ...]]:
     """Returns the budget and the candidates. Raises ``UserError`` if any option is invalid."""
     for name, value, least in (
         ("--runs", options.n_runs, 1),
@@ -172,14 +175,18 @@ def _goal(options: Options, objectives: Sequence[Objective]) -> dict[str, Any]:
 
 
 def _added(
-    setup: Setup, options: Options, candidates: Sequence[Candidate], fleet: Fleet, seed: int
+    setup: Setup, options: Options, candidates: Sequence[Addition], fleet: Fleet, seed: int
 ) -> list[dict[str, Any]]:
-    """Returns each candidate's cost, hardware, memory (bytes) and site, as resolved with the first seed.
+    """Returns each candidate's cost and site; hardware and memory (bytes) of a server, rates (bit/s) of a link,
+    as resolved with the first seed.
 
     Raises ``UserError`` for a candidate that the scenario does not accept.
     """
-    found = []
+    found: list[dict[str, Any]] = []
     for candidate in candidates:
+        if isinstance(candidate, WiderLink):
+            found.append(_widened(candidate, fleet))
+            continue
         counts = tuple(int(other is candidate) for other in candidates)
         changes = fleet.changes(candidates, counts)
         try:
@@ -206,9 +213,28 @@ def _added(
     return found
 
 
+def _widened(wider: WiderLink, fleet: Fleet) -> dict[str, Any]:
+    """Returns what a wider link is. Raises ``UserError`` if there is no such link, or if it is as wide already."""
+    now_bps = fleet.rate_bps(wider)
+    site = fleet.site_of(wider.place)
+    if wider.rate_bps <= now_bps:
+        raise UserError(
+            f"--candidates: {wider.name}: the {wider.link} of {site} has {RATE.format(now_bps)} already; "
+            "give a higher rate"
+        )
+    return {
+        "candidate": wider.name,
+        "cost": float(wider.cost),
+        "link": wider.link,
+        "rate_bps": wider.rate_bps,
+        "now_bps": now_bps,
+        "site": site,
+    }
+
+
 def _found(
     judging: Judging,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Addition],
     budget: Fraction,
     objectives: Sequence[Objective],
     is_slo: bool,
@@ -226,6 +252,7 @@ def _found(
     return {
         "policy": record.policy,
         "engine": record.engine or None,
+        "engine_why": record.engine_why or None,
         "n_tried": len(tried),
         "now": outcome(now),
         "best": {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from testbed.errors import RunError
 from testbed.experiments.slo import Objective
-from testbed.studies.advise.candidates import Candidate, Counts, Fleet
+from testbed.studies.advise.candidates import Addition, Counts, Fleet
 from testbed.studies.advise.search import Score, Search, without_one
 from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of
 from testbed.studies.sweep.contrast import Cell
@@ -60,13 +60,13 @@ class Judging:
     luckiest.
 
     ``fleets``: by seed, for both kinds of seeds. ``objectives``: limits to keep if ``is_slo``, else one
-    metric to lower. ``losses``: indices of servers whose loss is judged. ``known``: records of earlier
-    commands, by key.
+    metric to lower. ``losses``: indices of servers whose loss is judged. ``result`` returns the result of a
+    record that a worker has returned.
     """
 
     def __init__(
         self,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[Addition],
         fleets: Mapping[int, Fleet],
         seeds: range,
         search_seeds: range,
@@ -76,10 +76,10 @@ class Judging:
         is_slo: bool,
         search: Search,
         losses: Sequence[int],
-        known: Mapping[str, Record],
+        result: Callable[[Record], Record],
     ) -> None:
         self._candidates, self._fleets, self._overrides = candidates, fleets, tuple(overrides)
-        self._policy, self._objectives, self._is_slo, self._known = policy, objectives, is_slo, known
+        self._policy, self._objectives, self._is_slo, self._result = policy, objectives, is_slo, result
         self._search, self._losses = search, losses
         self._seeds, self._search_seeds = seeds, search_seeds
         self._steps = self._all_steps()
@@ -114,7 +114,7 @@ class Judging:
 
     def more(self, run: Run, record: Record) -> list[list[Run]]:
         """Record a result. Returns the next groups of runs if it was the last one that was pending."""
-        self._records[run] = self._known[record.key] if record.is_known else record
+        self._records[run] = self._result(record)
         return [] if None in self._records.values() else self._go_on()
 
     def severity(self, lost: int) -> tuple[float, ...]:
@@ -197,7 +197,7 @@ class Judging:
         return Score(self._is_slo and verdict.is_kept, judged.n_without, failed, value)
 
 
-def counted_names(candidates: Sequence[Candidate], counts: Counts) -> str:
+def counted_names(candidates: Sequence[Addition], counts: Counts) -> str:
     """Returns a combination in words, for example ``2 a100@Cluster1 + 1 mig-1g@Cluster0``; empty for none."""
     return " + ".join(f"{n} {c.name}" for c, n in zip(candidates, counts, strict=True) if n)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations_with_replacement, groupby
 from typing import NamedTuple
@@ -47,26 +48,41 @@ def cost_of(costs: Sequence[Fraction], counts: Counts) -> Fraction:
     return sum((cost * n for cost, n in zip(costs, counts, strict=True)), Fraction(0))
 
 
-def combinations(costs: Sequence[Fraction], budget: Fraction, most: int) -> list[Counts] | None:
+def combinations(
+    costs: Sequence[Fraction], budget: Fraction, most: int, once: Sequence[Hashable] = ()
+) -> list[Counts] | None:
     """Returns all combinations that the budget pays, sorted by cost, the first without additions.
 
-    Returns None if they are more than ``most``.
+    Returns None if they are more than ``most``. ``once``: of all candidates with the same value only one can
+    be chosen, and only once; None, or nothing at all, for candidates of which there may be any number.
     """
     found = []
-    for counts in _paid(costs, budget):
+    for counts in _paid(costs, budget, tuple(once) or (None,) * len(costs)):
         found.append(counts)
         if len(found) > most:
             return None
     return sorted(found, key=lambda counts: (cost_of(costs, counts), counts))
 
 
-def _paid(costs: Sequence[Fraction], budget: Fraction) -> Iterator[Counts]:
+def _paid(costs: Sequence[Fraction], budget: Fraction, once: tuple[Hashable, ...]) -> Iterator[Counts]:
     if not costs:
         yield ()
         return
-    for n in range(budget // costs[0] + 1):
-        for others in _paid(costs[1:], budget - n * costs[0]):
-            yield (n, *others)
+    n_most = budget // costs[0]
+    for n in range((n_most if once[0] is None else min(n_most, 1)) + 1):
+        for others in _paid(costs[1:], budget - n * costs[0], once[1:]):
+            counts = (n, *others)
+            if _can_be(counts, once):
+                yield counts
+
+
+def _can_be(counts: Counts, once: Sequence[Hashable]) -> bool:
+    """Returns whether nothing is chosen more than once that can be chosen only ``once``."""
+    chosen = Counter[Hashable]()
+    for key, n in zip(once, counts, strict=True):
+        if key is not None:
+            chosen[key] += n
+    return all(n <= 1 for n in chosen.values())
 
 
 def everything(costs: Sequence[Fraction], all_paid: Sequence[Counts], *, stops: bool) -> Search:
@@ -84,18 +100,23 @@ def everything(costs: Sequence[Fraction], all_paid: Sequence[Counts], *, stops: 
     return best_of(costs, {counts: known[counts] for counts in all_paid if counts in known})
 
 
-def greedy(costs: Sequence[Fraction], budget: Fraction) -> Search:
-    """The greedy search: adds the one or two servers that improve most, until nothing improves.
+def greedy(costs: Sequence[Fraction], budget: Fraction, once: Sequence[Hashable] = ()) -> Search:
+    """The greedy search: adds the one or two candidates that improve most, until nothing improves.
 
-    It does this twice, by gain per cost and by gain. Then it tries to remove servers again, one by one. It
-    returns the best of all combinations that were judged.
+    It does this twice, by gain per cost and by gain. Then it tries to remove them again, one by one. It
+    returns the best of all combinations that were judged. ``once``: as in ``combinations``.
     """
+    once = tuple(once) or (None,) * len(costs)
     none: Counts = (0,) * len(costs)
     known = yield [none]
     for is_per_cost in (True, False):
         at, n_blind = none, 0
         while not known[at].is_reached:
-            more = [counts for counts in _extensions(at) if cost_of(costs, counts) <= budget]
+            more = [
+                counts
+                for counts in _extensions(at)
+                if cost_of(costs, counts) <= budget and _can_be(counts, once)
+            ]
             if more:
                 known = yield more
             better = [counts for counts in more if _is_better(known[counts], known[at])]

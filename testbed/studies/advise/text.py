@@ -40,6 +40,8 @@ def advise_text(answer: dict[str, Any], width: int = 160) -> str:
             "seeds)"
         )
     console.print(_how(answer))
+    if answer["engine"]:
+        console.print(f"engine {answer['engine']}: {answer['engine_why']}")
     measures = list(answer["now"]["values"])
     table = _table(measures)
     table.add_row("now", "0", *_cells({**answer["now"], "difference": {}}, measures))
@@ -103,7 +105,7 @@ def _how(answer: dict[str, Any]) -> str:
 
 def _table(measures: list[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("servers", no_wrap=True)
+    table.add_column("added", no_wrap=True)
     table.add_column("cost", justify="right")
     for measure in measures:
         table.add_column(f"{measure} (s)", justify="right", no_wrap=True)

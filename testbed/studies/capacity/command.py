@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from testbed.control.choice import check_policy
-from testbed.errors import UserError
+from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.experiments import Change, Override, load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.provenance import n_cpus
@@ -19,14 +20,25 @@ from testbed.experiments.slo import Objective
 from testbed.results.intervals import Mean
 from testbed.results.slo import parse_slo_statistics
 from testbed.studies.capacity.measures import load_measures
-from testbed.studies.capacity.search import STEPS_DOWN, STEPS_UP, RateTrial, Search, SearchResult, search
+from testbed.studies.capacity.search import (
+    STEPS_DOWN,
+    STEPS_UP,
+    RateTrial,
+    Search,
+    SearchResult,
+    search,
+    stopped,
+)
+from testbed.studies.capacity.seeds import is_wide, runs_needed
 from testbed.studies.capacity.text import capacity_text
 from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of
 from testbed.studies.sweep.axes import SEED
 from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
 from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, lost_record
+from testbed.studies.sweep.store import default_folder, kept_runs
 from testbed.terminal import say
 
+RUNS = "capacity.jsonl"
 WIDTH = 0.02
 LEAST_REQUESTS, MOST_REQUESTS = 100, 20_000
 
@@ -35,7 +47,8 @@ LEAST_REQUESTS, MOST_REQUESTS = 100, 20_000
 class Options:
     """The options of the command line.
 
-    ``policies``: names (none: the scenario's own policy). ``width``: the highest rate is found to within a
+    ``policies``: names (none: the scenario's own policy). ``out``: the folder that keeps runs; None: one in
+    ``runs`` for this scenario, these objectives and these overrides. ``width``: the highest rate is found to within a
     factor of 1 + ``width``. ``most_requests``: at most so many generated requests are served per run.
     """
 
@@ -45,6 +58,7 @@ class Options:
     n_runs: int = 5
     seed: int | None = None
     jobs: int | None = None
+    out: Path | None = None
     width: float = WIDTH
     most_requests: int = MOST_REQUESTS
 
@@ -52,7 +66,9 @@ class Options:
 def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str, int]:
     """Returns the object for ``--json``, the text for the terminal, and the exit code (1 if a run failed).
 
-    Raises ``UserError`` for invalid options. A policy without a placement is a row with its reason.
+    A policy without a placement is a row with its reason. Stopped by Ctrl-C or SIGTERM, it returns what was
+    found until then and ``EXIT_INTERRUPTED``. Raises ``UserError`` for invalid options, and
+    ``KeyboardInterrupt`` if it is stopped before any rate was judged.
     """
     objectives = parse_slo_statistics(options.slo)
     _check(options)
@@ -64,23 +80,31 @@ def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str
     for objective in objectives:
         limits_s[objective.metric] = max(objective.limit_s, limits_s.get(objective.metric, 0.0))
     policies: Sequence[str | None] = options.policies or (None,)
-    searches = _Searches(
-        {policy: search(start, least, most, options.width, options.n_runs > 1) for policy in policies},
-        options.overrides,
-        seeds,
-        objectives,
-        can_set_requests=most > least,
-    )
     jobs = n_cpus() if options.jobs is None else options.jobs
-    setup = Setup(target, FAST, options.n_runs, limits_s)
-    with sigterm_as_ctrl_c():
-        runs = Local(jobs).results(
-            partial(Runner, measure=load_measures), setup, searches.begin(), lost_record, searches.more
+    default = default_folder("capacity", target, options.slo, options.overrides)
+    is_stopped = False
+    with sigterm_as_ctrl_c(), kept_runs(options.out, default, RUNS) as kept:
+        searches = _Searches(
+            {policy: search(start, least, most, options.width, options.n_runs > 1) for policy in policies},
+            options.overrides,
+            seeds,
+            objectives,
+            kept.result,
+            can_set_requests=most > least,
         )
-        with closing(runs):
-            for _ in runs:
-                pass
-    rows = [_row(searches, policy, objectives, most) for policy in policies]
+        setup = Setup(target, FAST, options.n_runs, limits_s, frozenset(kept.known))
+        begin = partial(Runner, measure=load_measures)
+        try:
+            runs = Local(jobs).results(begin, setup, searches.begin(), lost_record, searches.more)
+            with closing(runs):
+                for _, record in runs:
+                    kept.keep(record)
+        except KeyboardInterrupt:
+            if not searches.judged:
+                raise KeyboardInterrupt(kept.stopped()) from None
+            is_stopped = True
+            say(kept.stopped())
+    rows = [_row(searches, policy, objectives, options.n_runs) for policy in policies]
     answer: dict[str, Any] = {
         "scenario": target,
         "objectives": {objective.name: objective.limit_s for objective in objectives},
@@ -91,8 +115,14 @@ def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str
         "width_ratio": options.width,
         "arrivals": experiment.workload.source,
         "policies": rows,
+        "stopped": is_stopped,
+        "out": str(kept.folder),
+        "n_computed": kept.n_computed,
+        "n_found": kept.n_found,
     }
-    return answer, capacity_text(answer), 1 if any(row["failed"] for row in rows) else 0
+    text = f"{capacity_text(answer)}\n{kept.in_words}"
+    code = 1 if any(row["failed"] for row in rows) else 0
+    return answer, text, EXIT_INTERRUPTED if is_stopped else code
 
 
 def _seeded(seed: int | None) -> list[Change]:
@@ -157,16 +187,25 @@ class _Searches:
         overrides: Sequence[str],
         seeds: range,
         objectives: Sequence[Objective],
+        result: Callable[[Record], Record],
         *,
         can_set_requests: bool,
     ) -> None:
+        self._result = result
         self._searches, self._overrides, self._seeds = searches, tuple(overrides), seeds
         self._objectives, self._can_set_requests = objectives, can_set_requests
         self._asked: dict[str | None, RateTrial] = {}
         self._records: dict[str | None, dict[int, Record]] = {}
-        self.found: dict[str | None, SearchResult] = {}
-        self.names: dict[str | None, tuple[str, str]] = {}
-        """Policy and engine as the records of runs have them."""
+        self._found: dict[str | None, SearchResult] = {}
+        self.judged: dict[str | None, list[Verdict]] = {}
+        self.names: dict[str | None, str] = {}
+        """The policies' names as the records of runs have them."""
+
+    def found(self, policy: str | None) -> tuple[SearchResult, bool]:
+        """Returns the result of a policy's search, or what is known of it, and whether it has ended."""
+        if policy in self._found:
+            return self._found[policy], True
+        return stopped(self.judged.get(policy, [])), False
 
     def begin(self) -> list[list[Run]]:
         return [self._ask(policy, lambda s=s: next(s)) for policy, s in self._searches.items()]  # type: ignore[misc]
@@ -177,9 +216,9 @@ class _Searches:
         """
         policy = run.policy
         records = self._records[policy]
-        records[run.seed] = record
+        record = records[run.seed] = self._result(record)
         if record.policy:
-            self.names[policy] = record.policy, record.engine
+            self.names[policy] = record.policy
         if len(records) < len(self._seeds):
             return []
         asked = self._asked[policy]
@@ -187,6 +226,7 @@ class _Searches:
             asked.rate, asked.n_requests, [records[seed] for seed in self._seeds], self._objectives
         )
         _say_verdict(policy, verdict)
+        self.judged.setdefault(policy, []).append(verdict)
         runs = self._ask(policy, lambda: self._searches[policy].send(verdict))
         return [runs] if runs else []
 
@@ -194,7 +234,7 @@ class _Searches:
         try:
             asked = go_on()
         except StopIteration as end:
-            self.found[policy] = end.value
+            self._found[policy] = end.value
             return []
         self._asked[policy], self._records[policy] = asked, {}
         changes: tuple[Override, ...] = (*self._overrides, Change("workload.rate", asked.rate))
@@ -211,20 +251,22 @@ def _say_verdict(policy: str | None, verdict: Verdict) -> None:
 
 
 def _row(
-    searches: _Searches, policy: str | None, objectives: Sequence[Objective], most_requests: int
+    searches: _Searches, policy: str | None, objectives: Sequence[Objective], n_runs: int
 ) -> dict[str, Any]:
-    found = searches.found[policy]
-    name, engine = searches.names.get(policy, (policy or "", ""))
+    found, has_ended = searches.found(policy)
     kept, at_edge = found.kept, found.broken or found.at_bottom
-    shown = kept or found.at_bottom
+    shown = kept or at_edge
     draining = [v.rate for v in found.judged if kept and v.rate <= kept.rate and not v.is_growing]
     odd = [v.rate for v in found.judged if kept and v.rate > kept.rate and v.is_kept]
     return {
-        "policy": name,
-        "engine": engine,
+        "policy": searches.names.get(policy, policy or ""),
+        "engine": None if shown is None else shown.engine,
+        "engine_why": None if shown is None else shown.engine_why,
         "max_rate": None if kept is None or found.error else kept.rate,
         "low": found.low,
         "high": found.high,
+        "is_wide": has_ended and n_runs > 1 and is_wide(found),
+        "runs_needed": runs_needed(found, n_runs) if has_ended else None,
         "limited_by": at_edge.broken_by if at_edge is not None else None,
         "broken_at": found.broken.rate if found.broken is not None else None,
         "goodput_rps": _mean(kept.goodput) if kept else None,
@@ -241,11 +283,24 @@ def _row(
         "mean_in_system": None if kept is None else kept.rate * kept.mean_s,
         "n_rates": found.n_judged,
         "failed": bool(found.error),
-        "reason": _reason(found, most_requests),
+        "stopped": not has_ended,
+        "reason": _reason(found) if has_ended else _until_stopped(found),
     }
 
 
-def _reason(found: SearchResult, most_requests: int) -> str | None:
+def _until_stopped(found: SearchResult) -> str:
+    """Returns what is known of a search that was stopped."""
+    kept, broken = found.kept, found.broken
+    if kept is not None and broken is not None:
+        return f"stopped: kept at {kept.rate:g} and broken at {broken.rate:g} requests/s; the search had not ended"
+    if kept is not None:
+        return f"stopped: every rate judged so far keeps it, up to {kept.rate:g} requests/s"
+    if broken is not None:
+        return f"stopped: no rate judged so far keeps it, down to {broken.rate:g} requests/s"
+    return "stopped before any rate was judged"
+
+
+def _reason(found: SearchResult) -> str | None:
     """Returns why the search found no rate, or why it found only a bound; None if it found the
     highest rate.
     """

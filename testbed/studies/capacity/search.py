@@ -9,7 +9,7 @@ finds one of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -55,6 +55,23 @@ class SearchResult:
     judged: list[Verdict] = field(default_factory=list)
     broken_below: list[float] = field(default_factory=list)
     """Rates below ``kept`` that were judged and not kept, with any number of requests."""
+
+
+def stopped(verdicts: Sequence[Verdict]) -> SearchResult:
+    """Returns what is known of a search that was stopped after ``verdicts``, in the order of its questions.
+
+    Only those with the last number of requests count. There is no interval.
+    """
+    last = [v for v in verdicts if v.n_requests == verdicts[-1].n_requests]
+    judged = sorted(last, key=lambda v: v.rate)
+    kept = max((v for v in judged if v.is_kept), key=lambda v: v.rate, default=None)
+    broken = [v for v in judged if kept is None or v.rate > kept.rate]
+    return SearchResult(
+        kept=kept,
+        broken=min(broken, key=lambda v: v.rate, default=None),
+        n_judged=len(verdicts),
+        judged=judged,
+    )
 
 
 Search = Generator[RateTrial, Verdict, SearchResult]

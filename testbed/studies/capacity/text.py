@@ -7,9 +7,12 @@ from typing import Any
 
 from rich.table import Table
 
+from testbed.studies.capacity.seeds import MOST_SEEDS
 from testbed.terminal import console_to
 
 _NOT_TIMES = {"placement": "no placement", "failed": "requests that fail"}
+_FEW = 5
+"""With fewer seeds, most of the seeds that an interval is said to need are caution."""
 
 
 def capacity_text(answer: dict[str, Any], width: int = 160) -> str:
@@ -29,7 +32,7 @@ def capacity_text(answer: dict[str, Any], width: int = 160) -> str:
             "-" if row["n_requests"] is None else f"{row['n_requests']:,}",
             str(row["n_rates"]),
         )
-        notes += _notes(row)
+        notes += _notes(row, len(answer["seeds"]))
     buffer = io.StringIO()
     console = console_to(buffer, width)
     limits = ", ".join(f"{name} at most {limit:g} s" for name, limit in answer["objectives"].items())
@@ -59,10 +62,28 @@ def _goodput(row: dict[str, Any]) -> str:
     return _number(row["goodput_rps"]) + (f" ±{half:.2g}" if half is not None else "")
 
 
-def _notes(row: dict[str, Any]) -> list[str]:
+def _wide(row: dict[str, Any], n_runs: int) -> str:
+    """Returns what an interval needs that is too wide to plan with."""
+    ends = (row["low"], row["high"])
+    fold = "" if None in ends else f", {ends[1] / ends[0]:.2g}-fold,"
+    text = f"the interval{fold} is wider than a third of the rate"
+    n = row["runs_needed"]
+    if n is None:
+        return f"{text}, and {MOST_SEEDS:,} seeds would not make it narrower than that"
+    text += f": some {n:,} seeds are needed; the same command with --runs {n} goes on from these runs"
+    if n_runs < _FEW < n:
+        text += f", but {n_runs} seeds hardly show the spread, and --runs {_FEW} estimates it better"
+    return text
+
+
+def _notes(row: dict[str, Any], n_runs: int) -> list[str]:
     policy, notes = row["policy"], []
+    if row["engine"]:
+        notes.append(f"{policy}: engine {row['engine']}: {row['engine_why']}")
     if row["reason"]:
         notes.append(f"{policy}: {row['reason']}")
+    if row["is_wide"]:
+        notes.append(f"{policy}: {_wide(row, n_runs)}")
     if row["metastable"]:
         first_s, _, last_s = row["ttft_thirds_s"]
         stable = row["draining_rate"]

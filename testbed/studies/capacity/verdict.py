@@ -31,6 +31,8 @@ class Verdict:
     - ``values``: objective -> value (seconds); ``ratios``: objective -> excess divided by the limit
     - ``mean_s``: mean time of a request in the system; ``thirds_s``: means of ``THIRDS``
     - ``is_growing``: whether the time to the first token keeps growing, see ``_growth``
+    - ``engine``, ``engine_why``: what served the first seed, and why
+    - ``recorded_share``: the share of a recording that each seed draws, for ``mean_of``
     - ``reason``: why a seed has no placement; ``error``: why a run failed, in which case there is no verdict
     """
 
@@ -43,6 +45,9 @@ class Verdict:
     goodput: Mean | None = None
     thirds_s: tuple[float, float, float] | None = None
     is_growing: bool = False
+    engine: str = ""
+    engine_why: str = ""
+    recorded_share: float = 0.0
     reason: str = ""
     error: str = ""
 
@@ -118,6 +123,9 @@ def verdict_of(
         goodput,
         thirds_s,
         is_growing,
+        records[0].engine,
+        records[0].engine_why,
+        share,
         next((record.reason for record in records if record.status == INFEASIBLE), ""),
     )
 

@@ -3,7 +3,7 @@
 - ``axes``: values of keys and their combinations; ``study``: the study that a file or the command line
   describes
 - ``runs``: one run, from its keys to its measures; ``measures``: the measures, which are columns of the
-  results
+  results; ``engines``: which engines served the runs, and why
 - ``pool``: executors, which hand runs to workers; ``on_ray``: the executor that uses a Ray cluster
 - ``store``: the results on disk, one line per run; ``kept``: rows per request; ``progress``: the progress bar
 - ``table``: writes ``results.parquet``; ``contrast``: means and paired differences with intervals

@@ -25,6 +25,7 @@ from testbed.studies.sweep.axes import Point
 from testbed.studies.sweep.contrast import cells_of
 from testbed.studies.sweep.disk import make_folder, save_text, writing
 from testbed.studies.sweep.documents import csv_text, header_and_rows, latex, markdown
+from testbed.studies.sweep.engines import engines_of, engines_text
 from testbed.studies.sweep.figures import draw_figures
 from testbed.studies.sweep.kept import REQUESTS, STORED, Kept
 from testbed.studies.sweep.pool import Executor, Local, sigterm_as_ctrl_c
@@ -74,10 +75,13 @@ def sweep_command(
         files = write_study(out, study, results)
     rows, n_computed, own_s = results.rows, results.n_computed, results.own_s
     n_runs, statuses = len(rows), Counter(row.record.status for row in rows)
+    engines = engines_of(row.record for row in rows)
     answer: dict[str, Any] = {
         "out": str(out),
         "scenario": str(study.target),
-        "engine": study.engine,
+        "engine": engines[0].engine if engines else study.engine,
+        "engine_why": engines[0].engine_why if engines else None,
+        "engines": [share._asdict() for share in engines],
         "n_runs": n_runs,
         "n_computed": n_computed,
         "n_found": n_runs - n_computed,
@@ -93,6 +97,7 @@ def sweep_command(
     text = [
         f"{counted(n_runs, 'runs')}: {n_computed} computed in {computed_s:.1f} s, {answer['n_found']} found in {out}"
     ]
+    text += engines_text(engines)
     text += [f"{count} x {reason}" for reason, count in _reasons(rows)]
     text.append(f"{out / PAGE} shows the results; {out / RESULTS} has a row per run")
     return answer, "\n".join(text), 1 if statuses[FAILED] else 0
@@ -304,7 +309,7 @@ def write_study(out: Path, study: Study, results: Measured) -> list[Path]:
     with writing(path):
         write_table(path, results_table(rows, study.axes, study.measures))
     table = header_and_rows(study, cells)
-    about = _about(study, results.seeds)
+    about = _about(study, results)
     texts = (
         "\n\n".join([f"# {study.title}", *about, markdown(*table)]),
         csv_text(study, cells),
@@ -322,9 +327,10 @@ def write_study(out: Path, study: Study, results: Measured) -> list[Path]:
     return files + [path for path, _ in figures]
 
 
-def _about(study: Study, seeds: range) -> list[str]:
-    """Returns the paragraphs above the table: description, setting, and what the numbers mean."""
-    setting = f"Scenario {study.target}, engine {study.engine}, "
+def _about(study: Study, results: Measured) -> list[str]:
+    """Returns the paragraphs above the table: description, setting, engines, and what the numbers mean."""
+    seeds = results.seeds
+    setting = f"Scenario {study.target}, "
     setting += f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
     if study.fixed:
         setting += f", with {', '.join(study.fixed)}"
@@ -338,4 +344,8 @@ def _about(study: Study, seeds: range) -> list[str]:
         "the same seed gives every policy the same requests. Unresolved: the interval of the difference "
         "contains 0."
     )
-    return [*([study.description] if study.description else []), setting + ".", means]
+    engines = [
+        f"{line[0].upper()}{line[1:]}."
+        for line in engines_text(engines_of(row.record for row in results.rows))
+    ]
+    return [*([study.description] if study.description else []), setting + ".", *engines, means]

@@ -70,6 +70,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of a run, as it is stored.
 
     - ``key``: from ``key_of``; empty if the scenario could not be resolved
+    - ``engine``, ``engine_why``: which engine served the run, and why, as `testbed simulate` states them
     - ``recorded_share``: share of a recording that the run uses, for ``testbed.results.intervals.mean_of``
     - ``took_s``: duration of the run in real seconds, including the time to read the scenario
     - ``placement_cpu_s``, ``routing_cpu_s``: CPU seconds of the policies, for the placement and for a mean
@@ -84,6 +85,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     policy: str = ""
     engine: str = ""
+    engine_why: str = ""
     measures: dict[str, float | int | None] = {}
     recorded_share: float = 0.0
     took_s: float = 0.0
@@ -145,7 +147,8 @@ class Runner:
         except Exception as error:  # one failed run must not end thousands of others
             return Record("", FAILED, f"{type(error).__name__}: {error}", again=True)
         if simulation.placement is None:
-            return Record("", INFEASIBLE, simulation.error or "", engine=simulation.engine)
+            reason = simulation.error or ""
+            return Record("", INFEASIBLE, reason, engine=simulation.engine, engine_why=simulation.why)
         found = self._measure(simulation, self._setup.objectives or case.experiment.objectives)
         wrong = [name for name, value in found.items() if value is not None and not math.isfinite(value)]
         if wrong:
@@ -153,6 +156,7 @@ class Runner:
         return Record(
             "",
             engine=simulation.engine,
+            engine_why=simulation.why,
             measures=found,
             placement_cpu_s=simulation.placement_cpu_s,
             routing_cpu_s=simulation.routing_cpu_s,

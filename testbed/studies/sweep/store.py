@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
-from testbed.errors import UserError
-from testbed.studies.sweep.disk import writing
+from testbed.errors import TestbedError, UserError
+from testbed.experiments.units import counted
+from testbed.studies.sweep.disk import make_folder, writing
 from testbed.studies.sweep.runs import Record
+from testbed.terminal import say
 
 
 class Lines:
@@ -108,6 +111,72 @@ def read_records(lines: Lines) -> dict[str, Record]:
             record = decoder.decode(line)
         known[record.key] = record
     return {key: record for key, record in known.items() if not record.again}
+
+
+class KeptRuns:
+    """The runs of a search, which a later command finds by their keys: in ``file`` of ``folder``.
+
+    ``lines`` is None if nothing can be stored. ``known``: the records of earlier commands, by key.
+    """
+
+    def __init__(self, folder: Path, lines: Lines | None, known: Mapping[str, Record]) -> None:
+        self.folder, self.known = folder, known
+        self._lines = lines
+        self.n_computed = self.n_found = 0
+
+    def result(self, record: Record) -> Record:
+        """Returns the result of a run that a worker has done, or has found to be known."""
+        return self.known[record.key] if record.is_known else record
+
+    def keep(self, record: Record) -> None:
+        """Store a run's result unless it is stored already. Raises as ``Lines.append``."""
+        self.n_found += record.is_known
+        self.n_computed += not record.is_known
+        if self._lines is not None and record.key and not record.is_known:
+            self._lines.append(record)
+
+    @property
+    def in_words(self) -> str:
+        """How many runs there were, and where they are kept."""
+        n_runs = counted(self.n_found + self.n_computed, "runs")
+        if self._lines is None:
+            return f"{n_runs}, which are not kept"
+        return f"{n_runs}: {self.n_computed} computed, {self.n_found} found in {self.folder}"
+
+    def stopped(self) -> str:
+        """Returns the sentence for a command that was stopped: what it leaves, and how to go on."""
+        n_runs = self.n_found + self.n_computed
+        if self._lines is None or not n_runs:
+            return "stopped; no run is kept, so the same command begins anew"
+        return f"stopped; {self.folder} keeps {counted(n_runs, 'runs')}: the same command goes on"
+
+
+def default_folder(command: str, target: str, *asked: object) -> Path:
+    """Returns where ``command`` keeps runs without ``--out``: one folder in ``runs`` for all that is ``asked``."""
+    digest = hashlib.sha256(msgspec.json.encode([target, *asked])).hexdigest()[:8]
+    return Path("runs") / f"{command}-{Path(target).stem}-{digest}"
+
+
+@contextmanager
+def kept_runs(out: Path | None, default: Path, file: str) -> Iterator[KeptRuns]:
+    """Yields the runs in ``file`` of the folder ``out``, which is locked against other commands.
+
+    Without ``out`` it is the folder ``default``; if that cannot be used, nothing is kept, and stderr has the
+    reason. Raises ``UserError`` and ``RunError`` if ``out`` cannot be used.
+    """
+    folder = default if out is None else out
+    with ExitStack() as stack:
+        lines: Lines | None
+        try:
+            make_folder(folder, file)
+            lines = stack.enter_context(Lines(folder / file))
+            known = read_records(lines)
+        except TestbedError as error:
+            if out is not None:
+                raise
+            say(f"runs are not kept: {error}")
+            lines, known = None, {}
+        yield KeptRuns(folder, lines, known)
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def _of_one_type(values: Mapping[str, Any]) -> dict[str, Scalar]:
 def results_table(rows: Sequence[Row], axes: Sequence[Axis], measures: Sequence[str]) -> pa.Table:
     """Returns a table of ``rows``, given in any order, sorted by point, policy and seed.
 
-    The columns are the keys, policy, seed, engine, ``measures``, status and reason.
+    The columns are the keys, policy, seed, engine and why, ``measures``, status and reason.
     """
     values = typed(axes)
     types = axis_types(values)
@@ -72,6 +72,7 @@ def results_table(rows: Sequence[Row], axes: Sequence[Axis], measures: Sequence[
     columns[POLICY] = pa.array([row.policy for row in rows], pa.string())
     columns[SEED] = pa.array([row.seed for row in rows], pa.int64())
     columns["engine"] = pa.array([row.record.engine for row in rows], pa.string())
+    columns["engine_why"] = pa.array([row.record.engine_why for row in rows], pa.string())
     for measure in measures:
         kind = pa.int64() if measure in _WHOLE else pa.float64()
         columns[measure] = pa.array([row.value(measure) for row in rows], kind)

@@ -10,8 +10,10 @@ from testbed.experiments import load_experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.simulator.cases import scenario_case
 from testbed.simulator.engine import simulate
+from testbed.studies.advise import command
 from testbed.studies.advise.candidates import Fleet, parse_candidates
 from testbed.studies.advise.command import RUNS, Options, advise_command
+from testbed.studies.capacity.measures import load_measures
 
 BATCH = (
     *("model.n_blocks=10", "policy.queue=fifo", "policy.design_concurrency=1", "workload.arrivals=listed"),
@@ -30,9 +32,49 @@ PARTS = (
 """With room for five of the blocks."""
 
 
-def advise(candidates: str, budget: str, *overrides: str, **options: Any) -> dict[str, Any]:
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # runs are kept there
+
+
+HOME = """
+model = { profile = "bloom-176b", n_blocks = 4 }
+servers = [
+    { hardware = "a100", name = "near", site = "home", count = 1, memory = "9 GB" },
+    { hardware = "a100", name = "far", site = "cloud", count = 1, memory = "9 GB" },
+]
+clients = [{ site = "out", count = 1 }]
+policy = { name = "petals" }
+[workload]
+arrivals = "listed"
+requests = [[0, 400, 1]]
+rate = 0.1
+[network]
+kind = "clusters"
+pairs = [
+    { sites = ["out", "home"], rtt = "2 ms", rate = "1 Gbit/s" },
+    { sites = ["out", "cloud"], rtt = "900 ms", rate = "1 Gbit/s" },
+    { sites = ["home", "home"], rtt = "2 ms", rate = "1 Gbit/s" },
+    { sites = ["home", "cloud"], rtt = "900 ms", rate = "1 Gbit/s" },
+]
+[[sites]]
+name = "home"
+up = "10 Mbit/s"
+"""
+"""One prompt of 400 tokens, whose answer passes a home's uplink."""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> str:
+    (tmp_path / "home.toml").write_text(HOME, encoding="utf-8")
+    return str(tmp_path / "home.toml")
+
+
+def advise(
+    candidates: str, budget: str, *overrides: str, target: str = "clustered", **options: Any
+) -> dict[str, Any]:
     chosen = Options(budget, candidates, overrides=overrides, **{"jobs": 1, "n_runs": 2, **options})
-    answer, text = advise_command("clustered", chosen)
+    answer, text = advise_command(target, chosen)
     return {**answer, "text": text}
 
 
@@ -144,12 +186,93 @@ def test_what_is_measured_is_kept_and_workers_change_nothing(tmp_path: Path) -> 
     given = ("a100-0@Cluster1=1", "2", *ONE_SERVER)
     one = advise(*given, out=tmp_path / "kept")
     n_runs = (tmp_path / "kept" / RUNS).read_bytes().count(b"\n")
-    assert n_runs == 3 * 2 * 2, "seeds that choose, and as many that measure"
-    assert advise(*given, out=tmp_path / "kept", jobs=2) == advise(*given, jobs=2) == one
+    assert n_runs == 3 * 2 * 2 == one["n_computed"], "seeds that choose, and as many that measure"
+    again, anew = advise(*given, out=tmp_path / "kept", jobs=2), advise(*given, jobs=2)
+    assert (again["n_computed"], again["n_found"], anew["n_found"]) == (0, n_runs, 0)
+    about_runs = ("out", "n_computed", "n_found", "text")
+    of = [{key: value for key, value in each.items() if key not in about_runs} for each in (one, again, anew)]
+    assert of[0] == of[1] == of[2]
     assert (tmp_path / "kept" / RUNS).read_bytes().count(b"\n") == n_runs
     (tmp_path / "letter.txt").write_text("")
     with pytest.raises(UserError, match="holds something else already"):
         advise(*given, out=tmp_path)
+
+
+def test_a_wider_uplink_is_worth_what_its_rates_say(home: str) -> None:
+    alone = "servers=[{hardware='a100',name='near',site='home',memory='9 GB'}]"
+    answer = advise("uplink@home=100 Mbit/s=2", "2", alone, target=home, n_runs=1)
+    n_bits = 8 * 400 * load_experiment(home).problem.model.token_bytes
+    (first,) = answer["first"]
+    saved_s = n_bits * (1 / 10e6 - 1 / 100e6)
+    assert first["difference"]["e2e_mean"]["mean_s"] == pytest.approx(-saved_s, rel=0.05), (
+        "and packets have headers"
+    )
+    assert answer["best"]["add"] == {"uplink@home=100 Mbit/s": 1} and answer["best"]["cost"] == 2
+    (described,) = answer["candidates"]
+    assert (described["link"], described["site"]) == ("uplink", "home")
+    assert (described["now_bps"], described["rate_bps"]) == (10e6, 100e6)
+    assert "add 1 uplink@home=100 Mbit/s for 2" in answer["text"]
+    assert answer["engine"] == "fast" and f"engine fast: {answer['engine_why']}" in answer["text"]
+
+
+@pytest.mark.parametrize("most", [100, 0])
+def test_one_link_is_widened_once_whatever_names_its_site(home: str, most: int) -> None:
+    given = "uplink@home=20 Mbit/s,uplink@near=100 Mbit/s,near@home=1"
+    answer = advise(given, "3", target=home, n_runs=1, most=most, losses=False)
+    adds = [row["add"] for row in answer["tried"]]
+    assert answer["method"] == ("exact" if most else "greedy")
+    assert {"uplink@near=100 Mbit/s": 1, "near@home": 2} in adds, (
+        "beside servers, of which there may be several"
+    )
+    assert all(sum(add.get(name, 0) for name in given.split(",")[:2]) <= 1 for add in adds)
+
+
+def test_the_loss_of_a_site_s_last_server_takes_its_links_along(home: str) -> None:
+    answer = advise("uplink@home=20 Mbit/s", "1", target=home, n_runs=1)
+    assert {row["server"]: row["reason"] for row in answer["losses"]} == {"near": None, "far": None}
+    assert answer["best"]["without_one"][0]["candidate"] == "uplink@home=20 Mbit/s"
+
+
+@pytest.mark.parametrize(
+    ("candidate", "said"),
+    [
+        ("uplink@home", "must be LINK@PLACE=RATE=COST, for example uplink@home=100 Mbit/s=2"),
+        ("uplink=100 Mbit/s", "must be LINK@PLACE=RATE=COST"),
+        ("uplink@home=3", '"3" has no unit'),
+        ("uplink@home=0 Mbit/s", "the uplink of home has 10 Mbit/s already; give a higher rate"),
+        ("uplink@near=10 Mbit/s", "the uplink of home has 10 Mbit/s already; give a higher rate"),
+        ("uplink@home=1 Gbit/s=0", "the cost of uplink@home must be a number above 0"),
+        ("uplink@hom=1 Gbit/s", 'unknown site "hom" (did you mean "home"?); valid: cloud, home, out'),
+        ("uplink@cloud=1 Gbit/s", "cloud has no uplink of its own to widen; valid: home"),
+        ("downlink@home=1 Gbit/s", "home has no downlink of its own to widen; give it one in [[sites]]"),
+        ("uplink@home=1 Gbit/s,uplink@home=1000 Mbit/s", "uplink@home=1 Gbit/s is given twice"),
+    ],
+)
+def test_a_link_that_cannot_be_widened_is_one_sentence(home: str, candidate: str, said: str) -> None:
+    with pytest.raises(UserError) as wrong:
+        advise(candidate, "4", target=home)
+    sentence = str(wrong.value)
+    assert sentence.startswith("--candidates: ") and said in sentence and "\n" not in sentence
+
+
+def test_advice_that_is_stopped_says_how_to_go_on(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_left = 3
+
+    def measure(*given: Any) -> dict[str, Any]:
+        nonlocal n_left
+        n_left -= 1
+        if n_left < 0:
+            raise KeyboardInterrupt
+        return load_measures(*given)
+
+    monkeypatch.setattr(command, "load_measures", measure)
+    given = ("uplink@home=20 Mbit/s", "1")
+    with pytest.raises(KeyboardInterrupt, match=r"stopped; runs/advise-home-\w+ keeps 3 runs: the same"):
+        advise(*given, target=home)
+    monkeypatch.undo()
+    monkeypatch.chdir(Path(home).parent)
+    answer = advise(*given, target=home)
+    assert answer["n_found"] == 3 and answer["n_computed"] > 0
 
 
 @pytest.mark.parametrize(

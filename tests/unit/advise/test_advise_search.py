@@ -41,6 +41,16 @@ def test_all_that_a_budget_pays_is_counted_exactly() -> None:
     assert combinations([Fraction("0.1")], Fraction("0.3"), 9) == [(0,), (1,), (2,), (3,)]
 
 
+def test_of_candidates_for_the_same_link_one_is_chosen_once() -> None:
+    costs, once = [Fraction(1)] * 3, ["up", "up", None]
+    paid = combinations(costs, Fraction(2), 100, once)
+    assert paid is not None and set(paid) == {(0, 0, 0), (0, 0, 1), (0, 0, 2)} | {
+        (*link, n) for link in ((1, 0), (0, 1)) for n in (0, 1)
+    }
+    best, asked = found(greedy(costs, Fraction(3), once), value(lambda counts: -float(sum(counts))))
+    assert sum(best) == 3 and best[2] >= 2 and all(sum(counts[:2]) <= 1 for counts in asked)
+
+
 def test_two_of_the_smaller_kind_beat_one_of_the_larger() -> None:
     """A (cost 3) takes 50 off, B (cost 2) 30: for 4, A leaves 50 of 100, and two B leave 40."""
     costs, score = [Fraction(3), Fraction(2)], value(lambda counts: 100 - 50 * counts[0] - 30 * counts[1])

@@ -10,14 +10,21 @@ from testbed.errors import UserError
 from testbed.experiments.policy import PolicyChoice
 from testbed.simulator.cases import scenario_case
 from testbed.simulator.engine import simulate
-from testbed.studies.capacity.command import Options, capacity_command
+from testbed.studies.capacity import command
+from testbed.studies.capacity.command import RUNS, Options, capacity_command
+from testbed.studies.capacity.measures import load_measures
 
 ONE_SERVER = (
     'servers=[{hardware="a100",site="Cluster1",count=1,memory="13.4 GB"}]',
     *("model.n_blocks=10", "policy.queue=fifo", "workload.arrivals=constant", "workload.rate=0.3"),
-    "policy.design_concurrency=1",
+    *("policy.design_concurrency=1", "workload.n_input_tokens=116", "workload.n_output_tokens=32"),
 )
 """Room for one session at a time; the next one begins as soon as the last has ended."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # runs are kept there
 
 
 def capacity(slo: str, *overrides: str, target: str = "clustered", **options: Any) -> dict[str, Any]:
@@ -40,7 +47,7 @@ def test_one_session_at_a_time_serves_as_many_as_its_time_says() -> None:
     assert "arrivals never drain" in answer["text"]
 
 
-def test_two_workers_find_the_same_as_one_and_rows_stay_in_order() -> None:
+def test_two_workers_find_the_same_as_one_and_rows_stay_in_order(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "policies": ("proposed", "petals"),
         "n_runs": 2,
@@ -48,9 +55,12 @@ def test_two_workers_find_the_same_as_one_and_rows_stay_in_order() -> None:
         "most_requests": 40,
     }
     slo = "ttft_p95=20s,tpot_p95=0.7s"
-    one = capacity(slo, "workload.n_output_tokens=2", **given)
-    two = capacity(slo, "workload.n_output_tokens=2", **given, jobs=2)
-    assert one == two
+    one = capacity(slo, "workload.n_output_tokens=2", "workload.n_requests=20", **given)
+    two = capacity(
+        slo, "workload.n_output_tokens=2", "workload.n_requests=20", **given, jobs=2, out=tmp_path / "two"
+    )
+    assert two["n_computed"] == one["n_computed"] > 0 == two["n_found"]
+    assert one["policies"] == two["policies"]
     assert [row["policy"] for row in one["policies"]] == list(given["policies"])
 
 
@@ -94,6 +104,111 @@ def test_a_recording_is_stretched_with_as_many_requests_as_it_has(tmp_path: Path
     answer = capacity("ttft_p95=20s", *recorded, n_runs=2)
     (row,) = answer["policies"]
     assert row["n_requests"] == 20 and row["max_rate"] > 0.1
+
+
+QUICK: dict[str, Any] = {"n_runs": 2, "width": 0.2, "most_requests": 10}
+SHORT = (
+    *ONE_SERVER[:-2],
+    "workload.n_requests=10",
+    "workload.n_input_tokens=146",
+    "workload.n_output_tokens=2",
+)
+"""Sessions of as many tokens, and so with as little room for them, but of few steps."""
+
+
+def stopped_after(n_runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, Ctrl-C arrives while the run after ``n_runs`` others is measured."""
+    n_left = n_runs
+
+    def measure(*given: Any) -> dict[str, float | int | None]:
+        nonlocal n_left
+        n_left -= 1
+        if n_left < 0:
+            raise KeyboardInterrupt
+        return load_measures(*given)
+
+    monkeypatch.setattr(command, "load_measures", measure)
+
+
+def test_a_stopped_search_prints_what_it_has_and_goes_on_from_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    whole = capacity("queue_p99=10ms", *SHORT, **QUICK, out=tmp_path / "whole")
+    (row,) = whole["policies"]
+    assert not whole["stopped"] and not row["stopped"] and whole["n_found"] == 0
+    with monkeypatch.context() as patched:
+        stopped_after(5, patched)
+        part = capacity("queue_p99=10ms", *SHORT, **QUICK)
+    (some,) = part["policies"]
+    assert (part["code"], part["stopped"], some["stopped"], part["n_computed"]) == (130, True, True, 5)
+    assert (some["max_rate"], some["broken_at"], some["n_rates"]) == (0.6, None, 2)
+    assert some["reason"] == "stopped: every rate judged so far keeps it, up to 0.6 requests/s"
+    assert some["runs_needed"] is None and some["engine"] == "fast" and some["reason"] in part["text"]
+    said = f"stopped; {part['out']} keeps 5 runs: the same command goes on"
+    assert said in capsys.readouterr().err
+    again = capacity("queue_p99=10ms", *SHORT, **QUICK)
+    assert again["out"] == part["out"] and again["n_found"] == 5
+    assert again["policies"] == whole["policies"]
+    assert again["n_found"] + again["n_computed"] == whole["n_computed"]
+    assert f"{again['n_computed']} computed, 5 found in {again['out']}" in again["text"]
+
+
+def test_a_bracket_is_what_a_stopped_search_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = capacity("queue_p99=10ms", *SHORT, **QUICK)
+    (row,) = whole["policies"]
+    with monkeypatch.context() as patched:
+        stopped_after(whole["n_computed"] - 1, patched)
+        part = capacity("queue_p99=10ms", *SHORT, **QUICK, out=Path("part"))
+    (some,) = part["policies"]
+    assert some["max_rate"] <= row["max_rate"] < row["broken_at"] <= some["broken_at"] <= 2 * some["max_rate"]
+    ends = f"kept at {some['max_rate']:g} and broken at {some['broken_at']:g} requests/s"
+    assert some["reason"] == f"stopped: {ends}; the search had not ended"
+
+
+def test_a_search_stopped_before_any_rate_was_judged_says_what_it_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped_after(1, monkeypatch)
+    with pytest.raises(
+        KeyboardInterrupt, match=r"stopped; runs/capacity-clustered-\w+ keeps 1 run: the same"
+    ):
+        capacity("queue_p99=10ms", *SHORT, **QUICK)
+
+
+def test_what_a_kill_cuts_short_is_run_again_and_the_rest_is_not() -> None:
+    whole = capacity("queue_p99=10ms", *SHORT, **QUICK)
+    file = Path(whole["out"], RUNS)
+    content = file.read_bytes()
+    lines = content.splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:3]) + lines[3][:20])
+    again = capacity("queue_p99=10ms", *SHORT, **QUICK)
+    assert again["n_found"] == 3 and again["policies"] == whole["policies"]
+    assert sorted(file.read_bytes().splitlines()) != [] and file.read_bytes().count(b"\n") == len(lines)
+
+
+def test_more_seeds_begin_with_those_that_are_kept() -> None:
+    few = capacity("queue_p99=10ms", *SHORT, **QUICK)
+    more = capacity("queue_p99=10ms", *SHORT, **{**QUICK, "n_runs": 3})
+    assert more["out"] == few["out"] and more["n_found"] == few["n_computed"]
+
+
+def test_runs_that_cannot_be_kept_are_done_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs").write_text("a file")
+    answer = capacity("queue_p99=10ms", *SHORT, **QUICK)
+    assert answer["policies"][0]["max_rate"] and "which are not kept" in answer["text"]
+    assert "runs are not kept: " in capsys.readouterr().err
+    with pytest.raises(UserError, match="is a file, but a folder belongs there"):
+        capacity("queue_p99=10ms", *SHORT, **QUICK, out=Path("runs"))
+
+
+def test_an_interval_that_is_wide_says_how_many_seeds_it_needs() -> None:
+    drawn = ("workload.arrivals=poisson", "workload.n_requests=20", *SHORT[:3], *SHORT[4:-3], *SHORT[-2:])
+    answer = capacity("queue_p90=1s", *drawn, n_runs=2, width=0.2, most_requests=20)
+    (row,) = answer["policies"]
+    assert row["max_rate"] is not None
+    is_wide = row["low"] is None or row["high"] is None or row["high"] - row["low"] > row["max_rate"] / 3
+    assert is_wide and row["is_wide"] and row["runs_needed"] > 2
+    assert f"seeds are needed; the same command with --runs {row['runs_needed']} goes on" in answer["text"]
 
 
 @pytest.mark.parametrize(

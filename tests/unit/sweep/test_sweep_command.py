@@ -89,6 +89,26 @@ def test_goodput_is_under_the_scenario_s_own_objectives_where_none_are_given(tmp
     assert of["axis"] == [0.0, *of["given"]]
 
 
+def test_the_engines_that_answered_are_stated_with_simulate_s_reasons(tmp_path: Path) -> None:
+    few = ("workload.n_requests=2", "workload.n_output_tokens=2")
+    given = Options(over=("compute.batching=none,serial",), overrides=few, n_runs=2)
+    answer, text, _ = sweep_command("clustered", given, tmp_path, "local", 1)
+    why = {
+        batching: simulate(
+            scenario_case("clustered", PolicyChoice(), [*few, f"compute.batching={batching}"], 0), "testbed"
+        ).why
+        for batching in ("none", "serial")
+    }
+    assert answer["engines"] == [
+        {"engine": "fast", "engine_why": why["none"], "n_runs": 2},
+        {"engine": "virtual", "engine_why": why["serial"], "n_runs": 2},
+    ]
+    assert (answer["engine"], answer["engine_why"]) == ("fast", why["none"])
+    assert f"engine virtual (2 runs): {why['serial']}" in text.splitlines()
+    assert f"Engine virtual (2 runs): {why['serial']}." in (tmp_path / TABLES[0]).read_text()
+    assert [row["engine_why"] for row in rows(tmp_path) if row["seed"] == 0] == [why["none"], why["serial"]]
+
+
 def test_the_same_seed_gives_every_policy_the_same_arrivals() -> None:
     setup = Setup("clustered", n_runs=2)
     ran = [

@@ -1,0 +1,35 @@
+"""Which engines served the runs of a study, and why: as `testbed simulate` states it of each run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from testbed.experiments.units import counted
+from testbed.studies.sweep.runs import Record
+
+
+class EngineShare(NamedTuple):
+    """An engine, how many of a study's runs it served, and why it served the first of them."""
+
+    engine: str
+    engine_why: str
+    n_runs: int
+
+
+def engines_of(records: Iterable[Record]) -> list[EngineShare]:
+    """Returns the engines that served ``records``, that of most runs first. A run that failed has none."""
+    served = [record for record in records if record.engine]
+    n_runs = Counter(record.engine for record in served)
+    whys = {record.engine: record.engine_why for record in reversed(served)}
+    return [EngineShare(engine, whys[engine], n) for engine, n in n_runs.most_common()]
+
+
+def engines_text(shares: Sequence[EngineShare]) -> list[str]:
+    """Returns a line per engine: its name, for how many runs if there are several engines, and why."""
+    lines = []
+    for share in shares:
+        part = f" ({counted(share.n_runs, 'runs')})" if len(shares) > 1 else ""
+        lines.append(f"engine {share.engine}{part}: {share.engine_why}")
+    return lines
