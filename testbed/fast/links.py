@@ -6,12 +6,9 @@ with each server, and one of each server with each other one that it pushes to.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from netem.flows import RECEIVE_WINDOW_BYTES, Flow, Tcp
 from netem.forwarder_links import Pipe, SharedLink
@@ -24,7 +21,8 @@ from policies.problem import Hop
 from policies.workload import longest_prompt
 from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
-from testbed.records.summary import LinkRow, LinkWait
+from testbed.fast.outcome import SimulatedRequest
+from testbed.records.links import LinksUsed, LinkUse, ends_of, links_used
 
 _LONG_S = 1e6
 """Longer than a connection is warmed."""
@@ -51,24 +49,24 @@ class _Waiting:
 class Line:
     """One direction of a connection. Frames go in the order of ``nodes.outbox``, as ``nodes.parts`` and aiohttp send them.
 
-    ``is_confirmed``: the receiver confirms every part of a frame, as servers do. ``waits_s``: how much later than on
-    idle links each frame arrived. ``n_wire_bytes``: with all headers.
+    ``is_confirmed``: the receiver confirms every part of a frame, as servers do. ``uses``: what notes the use of the
+    link and of those that its pair shares with others, each with the seconds that a byte takes there.
     """
 
     __slots__ = (
-        "_back", "_flow", "_is_confirmed", "_is_writing", "_known", "_link", "_outbox", "_pipe", "_queue", "_slower", "_tcp", "_written_bytes",
-        "n_wire_bytes", "pair", "waits_s",
+        "_back", "_flow", "_is_confirmed", "_is_writing", "_known", "_link", "_outbox", "_pipe", "_queue", "_slower", "_tcp", "_uses",
+        "_written_bytes",
     )  # fmt: skip
 
     def __init__(
         self,
         queue: EventQueue,
-        pair: tuple[str, str],
         pipes: tuple[Pipe, Pipe],
         link: Link,
         tcp: Tcp,
         window_bytes: int,
         is_confirmed: bool,
+        uses: Sequence[tuple[LinkUse, float]],
     ) -> None:
         self._queue = queue
         self._flow = Flow(queue, queue, *pipes, tcp, self._arrived, self._flow_sent)
@@ -84,15 +82,12 @@ class Line:
         self._written_bytes = 0
         self._known: dict[FrameSize, tuple[float, int]] = {}
         """A frame's seconds on idle links, and its bytes with headers."""
-        self.pair = pair
-        self.waits_s = array("d")
-        self.n_wire_bytes = 0
+        self._uses = uses
 
     def send(self, size: FrameSize, call: Callable[..., None], *args: Any) -> None:
         """Sends a frame; ``call(*args)`` is called when its last byte has arrived."""
         idle_s, n_wire_bytes = self._known.get(size) or self._learn(size)
-        self.n_wire_bytes += n_wire_bytes
-        item = self._queue.now_s + idle_s, call, args
+        item = self._queue.now_s + idle_s, n_wire_bytes if size.kind else 0, call, args
         if self._is_writing:
             self._outbox.put(_Waiting(size, item))
         elif size.n_parts:
@@ -143,19 +138,19 @@ class Line:
         """Sends an acknowledgement, as for a message that has come on the connection without being simulated."""
         self._pipe.enter(self._queue.now_s, HEADER_BYTES, 0)
 
-    def note(self, size: FrameSize, n_times: int) -> None:
+    def note(self, size: FrameSize, n_times: int, since_s: float, until_s: float) -> None:
         """Counts frames that have waited for nothing, without sending them."""
-        self.n_wire_bytes += n_times * (self._known.get(size) or self._learn(size))[1]
-        self.waits_s.append(0.0)
+        n_wire_bytes = n_times * (self._known.get(size) or self._learn(size))[1]
+        for use, s_per_byte in self._uses:
+            use.spread(since_s, until_s, n_wire_bytes * s_per_byte, n_times)
 
     def idle_s(self, size: FrameSize) -> float:
         """Returns the seconds that a frame takes on idle links, if the window lets all of it through at once."""
         return (self._known.get(size) or self._learn(size))[0]
 
     def _learn(self, size: FrameSize) -> tuple[float, int]:
+        n_bytes = bytes_on_wire(self._tcp, size)
         s_per_byte = max(8 / self._link.rate_bps, self._slower)
-        wire_bytes = self._tcp.wire_bytes
-        n_bytes = wire_bytes(size.last_bytes) + (size.n_parts and size.n_parts * wire_bytes(size.part_bytes))
         found = self._known[size] = self._link.delay_s + n_bytes * s_per_byte, n_bytes
         return found
 
@@ -164,8 +159,11 @@ class Line:
             if self._is_confirmed:  # at once, before all that waits in the process; nobody waits for it
                 self._back.enter(self._queue.now_s, _GOT_BYTES)
         elif item is not None:
-            due_at_s, call, args = item
-            self.waits_s.append(self._queue.now_s - due_at_s)
+            due_at_s, n_wire_bytes, call, args = item
+            if n_wire_bytes:
+                now_s = self._queue.now_s
+                for use, s_per_byte in self._uses:
+                    use.add(now_s - self._link.delay_s, n_wire_bytes * s_per_byte, now_s - due_at_s)
             call(*args)
 
 
@@ -195,15 +193,11 @@ class Way(NamedTuple):
 
     def size_there(self, n_payload: int) -> FrameSize:
         """Returns the size of a frame there with ``n_payload`` bytes of hidden states."""
-        if self.forwarding:
-            return framesizes.push(n_payload, self.at)
-        return framesizes.step(n_payload)
+        return framesizes.there(n_payload, self.at, forwarding=self.forwarding)
 
     def size_back(self, n_payload: int) -> FrameSize:
         """Returns the size of a result with ``n_payload`` bytes of hidden states."""
-        if self.forwarding:
-            return framesizes.result(n_payload, self.n_hops)
-        return framesizes.out(n_payload)
+        return framesizes.back(n_payload, self.n_hops, forwarding=self.forwarding)
 
 
 class Links:
@@ -217,6 +211,8 @@ class Links:
         self._shared = {name: SharedLink(rate_bps) for name, rate_bps in network.shared_bps.items()}
         self._pipes: dict[tuple[str, str], Pipe] = {}
         self._lines: dict[tuple[str, str, str], Line] = {}
+        self._uses: dict[tuple[str, str], LinkUse] = {}
+        self._shared_uses: dict[str, LinkUse] = {}
         self._clients = experiment.problem.clients
         self._servers = [server.name for server in experiment.problem.servers]
         self._window_bytes = window_bytes(experiment, self._tcp)
@@ -241,46 +237,43 @@ class Links:
             found.append(Way(there, back, accepts, at, len(hops), forwarding))
         return found
 
-    def note(self, client: int, hops: Sequence[Hop], n_input: int, n_output: int) -> None:
+    def note(self, request: SimulatedRequest) -> None:
         """Counts the steps of a request that has waited for nothing, without sending them."""
+        plan, route = request.plan, request.route
+        if route is None or request.time_s is None or request.ttft_s is None:
+            return
         token_bytes = self._experiment.problem.model.token_bytes
-        for way in self.ways(client, hops):
-            for n_bytes, n_times in ((n_input * token_bytes, 1), (token_bytes, n_output - 1)):
-                way.there.note(way.size_there(n_bytes), n_times)
-                if way.accepts is not None:
-                    way.accepts.note(framesizes.OK, n_times)
-                if way.returns:
-                    way.back.note(way.size_back(n_bytes), n_times)
+        first_at_s, ended_at_s = plan.arrival_at_s + request.ttft_s, plan.arrival_at_s + request.time_s
+        began_at_s = plan.arrival_at_s + request.waiting_s + (request.setup_s or 0.0)
+        for way in self.ways(plan.client, route.hops):
+            for n_tokens, n_times, since_s, until_s in (
+                (plan.n_input_tokens, 1, began_at_s, first_at_s),
+                (1, plan.n_output_tokens - 1, first_at_s, ended_at_s),
+            ):
+                if n_times:
+                    n_bytes = n_tokens * token_bytes
+                    way.there.note(way.size_there(n_bytes), n_times, since_s, until_s)
+                    if way.returns:
+                        way.back.note(way.size_back(n_bytes), n_times, since_s, until_s)
 
-    def use(self, until_s: float) -> list[LinkRow]:
-        """Returns the use of every link that has carried messages from 0 to ``until_s``, the busiest first."""
-        network = self._experiment.network
-        lines: dict[tuple[str, str], list[Line]] = {}
-        for line in (line for line in self._lines.values() if line.waits_s):
-            lines.setdefault(line.pair, []).append(line)
-            for name in network.shared_paths.get(line.pair, ()):
-                lines.setdefault((name, name), []).append(line)
-        rows = []
-        for (source, target), of_link in lines.items():
-            is_shared = source in self._shared
-            rate_bps = network.shared_bps[source] if is_shared else network.links[source, target].rate_bps
-            busy_s = sum(line.n_wire_bytes for line in of_link) * 8 / rate_bps
-            waits_s = np.concatenate([line.waits_s for line in of_link])
-            wait_s = LinkWait(mean=float(waits_s.mean()), p99=float(np.percentile(waits_s, 99)))
-            if is_shared:
-                source, _, target = source.partition(">")
-            rows.append(LinkRow(from_=source, to=target, use_ratio=busy_s / until_s, wait_s=wait_s))
-        return sorted(rows, key=lambda row: (-row.use_ratio, row.from_, row.to))
+    def use(self, until_s: float) -> LinksUsed:
+        """Returns the use of every link that has carried hidden states from 0 to ``until_s``."""
+        uses = [(*pair, use) for pair, use in self._uses.items()]
+        uses += [(*ends_of(name), use) for name, use in self._shared_uses.items()]
+        return links_used([one for one in uses if one[2].busy_s], until_s)
 
     def _line(self, source: str, target: str, end: str) -> Line:
         """``end``: whether the source has opened the connection, ``asks``, or the target, ``answers``."""
         line = self._lines.get((source, target, end))
         if line is None:
             pipes = self._pipe(source, target), self._pipe(target, source)
-            link = self._experiment.network.links[source, target]
-            line = Line(
-                self._queue, (source, target), pipes, link, self._tcp, self._window_bytes, end == "asks"
-            )
+            network, pair = self._experiment.network, (source, target)
+            uses = [(self._uses.setdefault(pair, LinkUse()), 8 / network.links[pair].rate_bps)]
+            for name in network.shared_paths.get(pair, ()):
+                use = self._shared_uses.setdefault(name, LinkUse())
+                uses.append((use, 8 / network.shared_bps[name]))
+            link, is_confirmed = network.links[pair], end == "asks"
+            line = Line(self._queue, pipes, link, self._tcp, self._window_bytes, is_confirmed, uses)
             self._lines[source, target, end] = line
         return line
 
@@ -292,6 +285,12 @@ class Links:
             pipe = Pipe(f"{source} to {target}", -1, network.links[source, target], route=route, repairs=True)
             self._pipes[source, target] = pipe
         return pipe
+
+
+def bytes_on_wire(tcp: Tcp, size: FrameSize) -> int:
+    """Returns the bytes of a frame with all headers. Each of its messages has segments of its own."""
+    n_bytes = tcp.wire_bytes(size.last_bytes)
+    return n_bytes + size.n_parts * tcp.wire_bytes(size.part_bytes) if size.n_parts else n_bytes
 
 
 def never_wait(experiment: Experiment) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from testbed.codeversion import code_version
 from testbed.records.requests import RequestRow
-from testbed.records.summary import MOST_LINKS, SIMULATION, Decision, RunSummary, WithoutSetup
+from testbed.records.summary import SIMULATION, Decision, RunSummary, WithoutSetup
 from testbed.results.requests import stats
 from testbed.results.summary import common_summary
 from testbed.simulator.engine import MAX_STEPS, Simulation
@@ -46,8 +46,8 @@ def summarize_simulation(
     summary.metrics["token_gap_s"] = summary.model["token_gap_s"] = stats(token_gaps_s(simulation))
     summary.decision = Decision(placement_s=simulation.placement_s, routing_s=stats(served.routing_s))
     summary.moves = list(served.moves)
-    if served.links is not None:
-        summary.links = list(served.links[:MOST_LINKS])
+    if simulation.links is not None:
+        summary.links = list(simulation.links)
     if served.moves:  # the blocks that servers held are not those of the plan
         summary.unused_blocks = None
     summary.n_hop_rows = _n_hop_rows(simulation)

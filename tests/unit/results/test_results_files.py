@@ -81,11 +81,14 @@ def test_the_same_logs_make_the_same_files_byte_for_byte(mixed: SyntheticRun) ->
     assert [(mixed.path / name).read_bytes() for name in names] == first
 
 
-@pytest.mark.parametrize("broken", ["summary.json", "requests.parquet", "hops.parquet", "trace.json"])
+NAMES = ("summary.json", "requests.parquet", "hops.parquet", "links.parquet", "trace.json")
+
+
+@pytest.mark.parametrize("broken", NAMES)
 def test_a_file_that_cannot_be_written_is_named_and_the_others_are_written(
     mixed: SyntheticRun, broken: str
 ) -> None:
-    names = {"summary.json", "requests.parquet", "hops.parquet", "trace.json"}
+    names = {*NAMES}
     (mixed.path / broken).mkdir()
     with pytest.raises(RunError, match=rf"cannot write {re.escape(broken)} \(.*the logs are intact"):
         finish_run(mixed.path, mixed.experiment)
