@@ -260,7 +260,7 @@ class Links:
         """Returns the use of every link that has carried hidden states from 0 to ``until_s``."""
         uses = [(*pair, use) for pair, use in self._uses.items()]
         uses += [(*ends_of(name), use) for name, use in self._shared_uses.items()]
-        return links_used([one for one in uses if one[2].busy_s], until_s)
+        return links_used(uses, until_s)
 
     def _line(self, source: str, target: str, end: str) -> Line:
         """``end``: whether the source has opened the connection, ``asks``, or the target, ``answers``."""

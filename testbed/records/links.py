@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -26,8 +25,8 @@ _DIGITS = 9
 """Waits are in whole nanoseconds."""
 BUSY_RATIO = 0.7
 """A link that is busy for more of the time is warned of."""
-_OPEN = 64
-"""Busy periods that a message which leaves later can still join."""
+_AT_ONCE, _OPEN = 4096, 64
+"""Messages that are put into the bins at once, and how many of the latest stay: others can still come before them."""
 
 
 class LinkBin(Record, kw_only=True):
@@ -56,94 +55,100 @@ def link_columns() -> dict[str, tuple[Any, Meta]]:
 
 
 class LinkUse:
-    """Use of one link, from its messages in about the order in which they leave it.
+    """Use of one link, from its messages in about the order in which they leave it. Ask for it after ``finish``.
 
     ``busy_s``: for how long it carried messages. ``waits_s``: how much longer each took than if it had been alone.
     """
 
-    __slots__ = ("_busy_s", "_n_left", "_periods", "_waited_s", "busy_s", "waits_s", "width_s")
+    __slots__ = ("_bins", "_messages", "_spread", "busy_s", "waits_s", "width_s")
 
     def __init__(self) -> None:
         self.busy_s = 0.0
         self.waits_s = array("d")
         self.width_s = _LEAST_S
-        self._periods: deque[tuple[float, float]] = deque()
-        """Busy periods that are not in the bins yet, one after the other."""
-        self._busy_s, self._waited_s, self._n_left = array("d"), array("d"), array("q")
+        self._messages, self._spread = array("d"), array("d")
+        """Arguments of ``add`` and of ``spread`` that are not in the bins yet, one after the other."""
+        self._bins = np.zeros((3, 0))
         """By bin: how long it was busy, how long the messages that left in it had waited, and how many they were."""
 
     def add(self, left_at_s: float, busy_s: float, wait_s: float) -> None:
-        """Adds a message whose last byte left the link at ``left_at_s``, and which used it for ``busy_s``.
-
-        Where messages went between each other's parts the link was busy for the sum of both, until the last one left.
-        """
-        self.busy_s += busy_s
-        self.waits_s.append(wait_s)
-        number = self._bin(left_at_s)
-        self._waited_s[number] += wait_s
-        self._n_left[number] += 1
-        periods, until_s = self._periods, left_at_s
-        while periods and periods[-1][1] > until_s - busy_s:
-            since_s, ended_s = periods.pop()
-            busy_s += ended_s - since_s
-            until_s = max(until_s, ended_s)
-        periods.append((until_s - busy_s, until_s))
-        if len(periods) > _OPEN:
-            self._put(*periods.popleft())
+        """Adds a message whose last byte left the link at ``left_at_s``, and which used it for ``busy_s``."""
+        messages = self._messages
+        messages.extend((left_at_s, busy_s, wait_s))
+        if len(messages) > 3 * _AT_ONCE:
+            self._settle(_OPEN)
 
     def spread(self, since_s: float, until_s: float, busy_s: float, n_messages: int) -> None:
         """Adds ``n_messages`` that waited for nothing, evenly over a time."""
-        self.busy_s += busy_s
-        first, last = self._bin(since_s), self._bin(until_s)
-        first = min(self._bin(since_s), last)  # the bins may have become wider
-        for number in range(first, last + 1):
-            self._busy_s[number] += busy_s / (last + 1 - first)
-        self._n_left[last] += n_messages
+        self._spread.extend((since_s, until_s, busy_s, n_messages))
+        if len(self._spread) > 4 * _AT_ONCE:
+            self._settle_spread()
 
-    def _bin(self, at_s: float) -> int:
-        """Returns the number of the bin of an instant; there is one."""
-        number = max(0, int(at_s / self.width_s))
-        while number >= MOST_BINS:
+    def finish(self) -> None:
+        """Puts all messages into the bins."""
+        self._settle(0)
+        self._settle_spread()
+
+    def _settle(self, n_open: int) -> None:
+        """Puts messages into the bins, but for the last ``n_open``: those that come later may have been on the link before.
+
+        Where messages went between each other's parts the link was busy for the sum of both, until the last one left.
+        """
+        rows = np.array(self._messages).reshape(-1, 3)
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        left_at_s, busy_s, wait_s = rows.T
+        until_s = np.cumsum(busy_s)
+        # Each was done before those that left after it began: the smallest of (left - all since), from the end on.
+        ended_at_s = np.minimum.accumulate((left_at_s - until_s)[::-1])[::-1] + until_s
+        n = max(0, len(rows) - n_open)
+        if not n:
+            return
+        left_at_s, busy_s, wait_s, ended_at_s = left_at_s[:n], busy_s[:n], wait_s[:n], ended_at_s[:n]
+        self._messages = array("d", rows[n:].ravel().tolist())
+        self._reach(left_at_s[-1])
+        edges_s = np.arange(self._bins.shape[1] + 1) * self.width_s
+        instants_s = np.stack([ended_at_s - busy_s, ended_at_s], axis=1).ravel()
+        carried_s = np.stack([until_s[:n] - busy_s, until_s[:n]], axis=1).ravel()
+        number = (np.maximum(left_at_s, 0.0) / self.width_s).astype(np.int64)
+        n_bins = self._bins.shape[1]
+        self._bins[0] += np.diff(np.interp(edges_s, instants_s, carried_s))
+        self._bins[1] += np.bincount(number, wait_s, n_bins)
+        self._bins[2] += np.bincount(number, minlength=n_bins)
+        self.busy_s += float(busy_s.sum())
+        self.waits_s.extend(wait_s.tolist())
+
+    def _settle_spread(self) -> None:
+        if not self._spread:
+            return
+        since_s, until_s, busy_s, n_messages = np.array(self._spread).reshape(-1, 4).T
+        self._spread = array("d")
+        self._reach(until_s.max())
+        edges_s = np.arange(self._bins.shape[1] + 1)[:, None] * self.width_s
+        length_s = np.maximum(until_s - since_s, _LEAST_S)
+        self._bins[0] += np.diff((((edges_s - since_s) / length_s).clip(0.0, 1.0) * busy_s).sum(axis=1))
+        number = (np.maximum(until_s, 0.0) / self.width_s).astype(np.int64)
+        self._bins[2] += np.bincount(number, n_messages, self._bins.shape[1])
+        self.busy_s += float(busy_s.sum())
+
+    def _reach(self, at_s: float) -> None:
+        """Makes bins until an instant."""
+        while at_s >= MOST_BINS * self.width_s:
             self.widen()
-            number //= 2
-        if (n_more := number + 1 - len(self._busy_s)) > 0:
-            self._busy_s.extend([0.0] * n_more)
-            self._waited_s.extend([0.0] * n_more)
-            self._n_left.extend([0] * n_more)
-        return number
+        n_more = int(max(at_s, 0.0) / self.width_s) + 1 - self._bins.shape[1]
+        if n_more > 0:
+            self._bins = np.pad(self._bins, ((0, 0), (0, n_more)))
 
     def widen(self) -> None:
         """Makes each bin twice as wide."""
         self.width_s *= 2
-        for bins in (self._busy_s, self._waited_s, self._n_left):
-            if len(bins) % 2:
-                bins.append(0)
-            halves = np.array(bins)
-            bins[:] = array(bins.typecode, (halves[::2] + halves[1::2]).tolist())
+        bins = np.pad(self._bins, ((0, 0), (0, self._bins.shape[1] % 2)))
+        self._bins = bins[:, ::2] + bins[:, 1::2]
 
-    def _put(self, since_s: float, until_s: float) -> None:
-        """Adds a busy period to the bins."""
-        since_s = max(0.0, since_s)
-        last = self._bin(until_s)
-        first = int(since_s / self.width_s)
-        if first >= last:
-            self._busy_s[last] += until_s - since_s
-            return
-        width_s = self.width_s
-        self._busy_s[first] += (first + 1) * width_s - since_s
-        for number in range(first + 1, last):
-            self._busy_s[number] += width_s
-        self._busy_s[last] += until_s - last * width_s
-
-    def bins(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Returns of every bin the share of its time that the link was busy, and the mean wait, or NaN."""
-        while self._periods:
-            self._put(*self._periods.popleft())
-        n_left = np.array(self._n_left, dtype=np.float64)
-        waited_s = np.divide(
-            np.array(self._waited_s), n_left, out=np.full(len(n_left), math.nan), where=n_left > 0
-        )
-        return np.minimum(np.array(self._busy_s) / self.width_s, 1.0), waited_s.round(_DIGITS) + 0.0
+    def series(self) -> LinkSeries:
+        """Returns the use over time."""
+        busy_s, waited_s, n_left = self._bins
+        wait_s = np.divide(waited_s, n_left, out=np.full(len(n_left), math.nan), where=n_left > 0)
+        return LinkSeries(np.minimum(busy_s / self.width_s, 1.0), wait_s.round(_DIGITS) + 0.0)
 
     def wait(self) -> LinkWait:
         """Returns the waits of all messages."""
@@ -170,16 +175,21 @@ class LinksUsed(NamedTuple):
     """The width of all bins."""
 
 
-def links_used(uses: Collection[tuple[str, str, LinkUse]], until_s: float) -> LinksUsed:
-    """Returns the use of links (from, to, use) from 0 to ``until_s``."""
-    width_s = max((use.width_s for _, _, use in uses), default=_LEAST_S)
-    found = []
+def links_used(uses: Iterable[tuple[str, str, LinkUse]], until_s: float) -> LinksUsed:
+    """Returns the use of links (from, to, use) from 0 to ``until_s``. Those that carried nothing are left out."""
+    carried = []
     for source, target, use in uses:
+        use.finish()
+        if use.busy_s:
+            carried.append((source, target, use))
+    width_s = max((use.width_s for _, _, use in carried), default=_LEAST_S)
+    found = []
+    for source, target, use in carried:
         while use.width_s < width_s:
             use.widen()
         use_ratio = use.busy_s / until_s if until_s > 0 else 0.0
         row = LinkRow(from_=source, to=target, use_ratio=use_ratio, wait_s=use.wait())
-        found.append((row, LinkSeries(*use.bins())))
+        found.append((row, use.series()))
     found.sort(key=lambda one: (-one[0].use_ratio, one[0].from_, one[0].to))
     return LinksUsed([row for row, _ in found], [series for _, series in found], width_s)
 

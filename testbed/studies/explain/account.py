@@ -39,8 +39,11 @@ links, a connection that lets only a part of a prompt through at once). ``comput
 session alone; ``compute_shared_s``: the time beyond that of steps that met other sessions on their server;
 ``compute_slower_s``: that of steps that met none, and what a slowed server takes for those that did.
 """
-PARTS = ("queue_s", "setup_s", *OF_HOPS, "replays_s", "preempted_s", "rest_s")
-"""All parts. They add up to ``e2e_s``; ``rest_s`` is the time that is in none of the others."""
+PARTS = ("queue_s", "setup_s", "setup_wait_s", *OF_HOPS, "replays_s", "preempted_s", "rest_s")
+"""All parts. They add up to ``e2e_s``; ``rest_s`` is the time that is in none of the others.
+
+``setup_s``: opening the chain, as long as it takes on idle links; ``setup_wait_s``: what it took beyond that.
+"""
 _TAKE_AWAY = {kind.name for kind in KINDS.values() if kind.takes_away}
 
 
@@ -82,14 +85,16 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     )
     replays_s = math.fsum(r["hop_client_s"] + r["hop_network_s"] + r["hop_compute_s"] for r in replayed)
     preempted_s = min(row.preempted_s, replays_s)
-    parts: dict[str, float] = {"queue_s": times.queue_s or 0.0, "setup_s": times.setup_s or 0.0}
-    parts |= {name: math.fsum(hop[name] for hop in per_hop) for name in OF_HOPS}
-    parts |= {"replays_s": replays_s - preempted_s, "preempted_s": preempted_s}
-    parts["rest_s"] = times.e2e_s - math.fsum(parts.values())
     down = _down(run_dir, row)
     own_hops, best_hops = _chains(experiment, run_dir, row, down)
     own = _alone(experiment, row, own_hops)
     best = None if best_hops is None else _alone(experiment, row, best_hops)
+    setup_s = times.setup_s or 0.0
+    parts: dict[str, float] = {"queue_s": times.queue_s or 0.0, "setup_s": min(setup_s, own["setup_s"])}
+    parts["setup_wait_s"] = setup_s - parts["setup_s"]
+    parts |= {name: math.fsum(hop[name] for hop in per_hop) for name in OF_HOPS}
+    parts |= {"replays_s": replays_s - preempted_s, "preempted_s": preempted_s}
+    parts["rest_s"] = times.e2e_s - math.fsum(parts.values())
     return {
         "request": request,
         "client": row.client,

@@ -14,6 +14,7 @@ from testbed.terminal import console_to
 _LABELS = {
     "queue_s": "waiting for room",
     "setup_s": "session setup",
+    "setup_wait_s": "openings waiting for links",
     "propagation_s": "propagation",
     "transmission_s": "transmission",
     "link_wait_s": "waiting for links",

@@ -65,7 +65,7 @@ def test_a_request_alone_takes_what_its_chain_takes_alone() -> None:
     check_sums(answer)
     assert answer["n_attempts"] == 1 and answer["parts"]["queue_s"] == 0
     assert answer["lost_to_others_s"] == pytest.approx(0, abs=2e-3)  # what frames have beside hidden states
-    for name in ("link_wait_s", "network_rest_s", "compute_slower_s"):
+    for name in ("setup_wait_s", "link_wait_s", "network_rest_s", "compute_slower_s"):
         assert answer["parts"][name] == pytest.approx(0, abs=1e-4), name
 
 
@@ -76,7 +76,7 @@ def test_waiting_counts_attempts_and_hindsight_shows_a_worse_chain() -> None:
     check_sums(answer)
     assert answer["n_attempts"] == asked.n_rejections + 1 > 1
     assert answer["parts"]["queue_s"] == pytest.approx(asked.times.queue_s)
-    others_s = answer["parts"]["queue_s"] + answer["parts"]["link_wait_s"]
+    others_s = sum(answer["parts"][name] for name in ("queue_s", "link_wait_s", "setup_wait_s"))
     assert answer["lost_to_others_s"] == pytest.approx(others_s, abs=0.01)
     assert answer["parts"]["link_wait_s"] > 0.1, "messages met on links"
 
@@ -100,6 +100,9 @@ def test_long_prompts_wait_for_links_in_both_engines(tmp_path: Path) -> None:
         assert answer["parts"]["link_wait_s"] == pytest.approx(waited_s, rel=0.02, abs=1e-3)
         assert ("waiting for links" in text) == (waited_s > 5e-4)
         assert waited_s > 0.5 or number == 0
+        waited_s = of_system["parts"]["setup_wait_s"]
+        assert answer["parts"]["setup_wait_s"] == pytest.approx(waited_s, rel=0.02, abs=1e-3)
+        assert waited_s > 0.1 or number == 0
         assert answer["hops"][0]["link_wait_s"] == pytest.approx(
             of_system["hops"][0]["link_wait_s"], rel=0.02, abs=1e-3
         )

@@ -151,13 +151,13 @@ def test_the_report_is_one_page_that_loads_nothing_and_lists_what_did_not_comple
     finish_run(mixed.path, mixed.experiment)
     page = write_report(mixed.path, mixed.experiment).read_text(encoding="utf-8")
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
-    assert len(sources) == 4
+    assert len(sources) == 5
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "request 2: failed s1: &lt;gone&gt;" in page
     assert "request 3: unfinished" in page
     assert "request 4: not-started" in page
     drawn = {path.name for path in (mixed.path / "figures").iterdir()}
-    names = ("token_gap_cdf", "token_error", "requests", "servers")
+    names = ("token_gap_cdf", "token_error", "requests", "servers", "links")
     assert drawn == {f"{name}.{ending}" for name in names for ending in ("png", "pdf")}
 
 

@@ -14,10 +14,14 @@ from netem.forwarder_links import Pipe, Transit
 from testbed.experiments import load_experiment
 from testbed.experiments.sources import Document
 from testbed.records.links import LinkUse, links_used
+from testbed.results.report import report_body
+from testbed.results.text import summary_text
+from testbed.simulator.answer import answer
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import Simulation, simulate
 from testbed.simulator.summary import summarize_simulation
 from testbed.simulator.tables import write_simulation
+from testbed.simulator.text import comparison_text
 
 BASE: dict[str, Any] = {
     "name": "busy",
@@ -113,6 +117,13 @@ def test_use_of_links_is_the_same_in_both_engines(variant: str, tmp_path: Path) 
         assert by_fast[link][1] == pytest.approx(mean_s, rel=rel, abs=LEAST_WAIT_S), link
         assert by_fast[link][2] == pytest.approx(p99_s, rel=rel, abs=LEAST_WAIT_S), link
     assert max(mean_s for _, mean_s, _ in by_system.values()) > 0.05, "messages waited"
+    said = comparison_text([answer(fast) | {"target": "busy"}])
+    summary = virtual.served.summary
+    assert summary is not None
+    for text in (said, summary_text(summary), report_body(summary, [], [])):
+        has_warning = "the link A down was busy 86% of the time: messages" in " ".join(text.split())
+        assert has_warning == (variant == "a site's own link")
+    assert "<td>small-1 to client-0<td>" in report_body(summary, [], [])
     write_simulation(tmp_path / "fast", fast, summarize_simulation(fast, {}))
     bins, others = over_time(tmp_path / "fast"), over_time(tmp_path / "virtual")
     for link, rows in others.items():

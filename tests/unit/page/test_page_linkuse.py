@@ -1,0 +1,106 @@
+"""How busy the page shows the links between sites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.experiments import load_experiment
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.sources import Document
+from testbed.page.linkuse import LINKS, use_between_sites
+from testbed.records.links import LinkUse, links_used
+from testbed.results.tables import read_links, write_links
+
+SCENARIO: dict[str, Any] = {
+    "name": "home",
+    "model": {
+        "name": "small",
+        "n_blocks": 4,
+        "hidden_size": 4096,
+        "value_bytes": 2,
+        "block_size": "100 MB",
+        "cache_per_token": "1 kB",
+    },
+    "hardware": {
+        "small": {"memory": "250 MB", "decode": "3 ms", "prefill_base": "1 ms", "prefill_per_token": "10 us"}
+    },
+    "servers": [{"hardware": "small", "site": site, "count": 2} for site in ("B", "C", "D")],
+    "clients": [{"site": "home"}],
+    "sites": [{"name": "home", "up": "10 Mbit/s"}],
+    "network": {
+        "kind": "clusters",
+        "pairs": [
+            {"sites": [a, b], "rtt": "20 ms", "rate": "100 Mbit/s"}
+            for a, b in (
+                *(("home", "B"), ("home", "C"), ("home", "D"), ("B", "C"), ("B", "D"), ("C", "D")),
+                *(("B", "B"), ("C", "C"), ("D", "D")),
+            )
+        ],
+    },
+    "workload": {
+        "arrivals": "constant",
+        "rate": 1,
+        "n_requests": 1,
+        "n_input_tokens": 2,
+        "n_output_tokens": 2,
+    },
+    "policy": {"name": "proposed", "design_concurrency": 1},
+}
+
+
+def busy(*spans: tuple[float, float]) -> LinkUse:
+    """A link that is busy from the one to the other of each."""
+    use = LinkUse()
+    for since_s, until_s in spans:
+        use.add(until_s, until_s - since_s, 0.0)
+    return use
+
+
+@pytest.fixture
+def experiment() -> Experiment:
+    return load_experiment(Document(SCENARIO))
+
+
+def test_a_way_shows_its_busiest_link_and_those_it_shares_where_anything_goes(
+    experiment: Experiment, tmp_path: Path
+) -> None:
+    """The sites are home, B, C, D in the header's order. Nothing goes to D, which shares the uplink with B and C."""
+    uses = [
+        ("home up", "", busy((0.0, 100.0))),
+        ("client-0", "small-0", busy((0.0, 50.0))),
+        ("small-1", "client-0", busy((60.0, 80.0))),
+        ("client-0", "small-2", busy((0.0, 10.0))),
+        ("small-2", "client-0", busy((100.0, 199.0))),
+    ]
+    write_links(tmp_path / LINKS, links_used(uses, 200.0))
+    found = use_between_sites(tmp_path, experiment)
+    clients = [experiment.sites[node] for node in experiment.nodes]
+    number = {site: at for at, site in enumerate(dict.fromkeys(clients))}
+    to_b, to_c = ("-".join(map(str, sorted((number["home"], number[site])))) for site in ("B", "C"))
+    assert found["sites"].keys() == {to_b, to_c}
+    width_s, sites = found["width_s"], found["sites"]
+    assert width_s == 1.0
+    assert [sites[to_b]["use"][at] for at in (0, 70, 99, 150)] == [1, 1, 1, 0]
+    assert [sites[to_c]["use"][at] for at in (0, 99, 150)] == [1, 1, 1]
+    assert sites[to_b]["name"] == sites[to_c]["name"] == "home up"
+    assert sites[to_c]["over"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_run_without_the_file_has_no_links(experiment: Experiment, tmp_path: Path) -> None:
+    assert use_between_sites(tmp_path, experiment)["sites"] == {}
+
+
+def test_the_table_of_links_is_read_as_it_was_written(tmp_path: Path) -> None:
+    used = links_used([("a", "b", busy((0.0, 1.5), (3.0, 4.0))), ("b", "a", busy((2.0, 2.5)))], 4.0)
+    write_links(tmp_path / LINKS, used)
+    found = read_links(tmp_path / LINKS)
+    assert found.width_s == used.width_s and list(found.use_ratio) == [("a", "b"), ("b", "a")]
+    for series, ratios in zip(used.series, found.use_ratio.values(), strict=True):
+        assert ratios[: len(series.use_ratio)] == pytest.approx(series.use_ratio)
+        assert not ratios[len(series.use_ratio) :].any()
+    empty = links_used([], 4.0)
+    write_links(tmp_path / LINKS, empty)
+    assert read_links(tmp_path / LINKS).use_ratio == {}
