@@ -17,11 +17,12 @@ from testbed.experiments import load_experiment
 from testbed.page.follow import Follower
 from testbed.page.header import header
 from testbed.page.history import History, Position
-from testbed.page.linkuse import LINKS, use_between_sites
+from testbed.page.linkuse import use_between_sites
 from testbed.page.others import finished_history
 from testbed.page.simulated import read_simulation
 from testbed.records.plan import is_simulated, read_plan
 from testbed.results import load_run
+from testbed.results.tables import LINKS
 from testbed.rundir import OWNER, TWIN, not_a_run, owner_alive
 
 UPDATE_S = 0.1

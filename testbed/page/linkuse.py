@@ -14,7 +14,6 @@ from testbed.page.layout import sites_of
 from testbed.records.links import ends_of, link_name
 from testbed.results.tables import read_links
 
-LINKS = "links.parquet"
 _DIGITS = 3
 
 
@@ -25,7 +24,7 @@ def use_between_sites(run_dir: Path, experiment: Experiment) -> dict[str, Any]:
     use over the whole run. ``use`` is the largest use of all those links, in both directions, by steps of ``width_s``.
     Raises as ``read_links``.
     """
-    used = read_links(run_dir / LINKS)
+    used = read_links(run_dir)
     number = {site: at for at, site in enumerate(sites_of(experiment))}
     site_of = {node: number[experiment.sites[node]] for node in experiment.nodes}
     between = {
@@ -37,10 +36,10 @@ def use_between_sites(run_dir: Path, experiment: Experiment) -> dict[str, Any]:
         keys = {between[source, target]} if (source, target) in between else ways.get((source, target), set())
         for key in keys & {*between.values()}:
             name = link_name(source, target)
-            other = found.setdefault(key, {"name": name, "over": float(ratios.mean()), "use": ratios})
+            other = found.setdefault(key, {"name": name, "over": used.of_run[source, target], "use": ratios})
             other["use"] = np.maximum(other["use"], ratios)
     for row in found.values():
-        row["over"], row["use"] = round(row["over"], _DIGITS), _rounded(row["use"])
+        row["use"] = _rounded(row["use"])
     return {"width_s": used.width_s, "sites": found}
 
 

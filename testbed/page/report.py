@@ -18,7 +18,7 @@ from testbed.experiments.experiment import Experiment
 from testbed.page.follow import Follower
 from testbed.page.header import header
 from testbed.page.history import Position
-from testbed.page.linkuse import LINKS, use_between_sites
+from testbed.page.linkuse import use_between_sites
 from testbed.records.plan import read_plan
 from testbed.records.summary import read_summary
 from testbed.results import load_run, read_tables, write_all
@@ -51,7 +51,7 @@ def write_report(run_dir: Path, experiment: Experiment, tables: Tables | None = 
     ]
 
     def write_page(path: Path) -> None:
-        used = read_links(run_dir / LINKS)
+        used = read_links(run_dir)
         figures = draw_figures(run_dir / "figures", experiment, records, hops, rows, used)
         body = report_body(summary, figures, failures)
         data = run_data(run_dir, experiment)

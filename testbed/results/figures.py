@@ -100,9 +100,13 @@ def _use(plt: Any, links: UseOverTime, shown: Sequence[tuple[str, str]]) -> Any:
     mesh = axes.pcolormesh(instants, edges, use, cmap="Purples", vmin=0, vmax=1)
     figure.colorbar(mesh, ax=axes, label="use", pad=0.12, format=lambda ratio, _: f"{ratio:.0%}")
     axes.set_yticks(range(len(shown)), [link_name(*link) for link in shown])
-    for row, ratio in enumerate(use.mean(axis=1)):
+    for row, link in enumerate(shown):
         axes.annotate(
-            f"{ratio:.0%}", (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8
+            f"{links.of_run[link]:.0%}",
+            (1.01, row),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=8,
         )
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xlabel("time since the start [s]")

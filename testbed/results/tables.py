@@ -16,9 +16,11 @@ from testbed.experiments.experiment import Experiment
 from testbed.records.hops import hop_columns
 from testbed.records.links import LinksUsed, link_columns
 from testbed.records.requests import RequestRow, flat, request_columns, row_of
+from testbed.records.summary import read_summary
 from testbed.results.model import HopTable
 from testbed.rundir import parquet_path, replacing
 
+LINKS = "links.parquet"
 _ARROW: dict[Any, pa.DataType] = {
     int: pa.int64(),
     float: pa.float64(),
@@ -105,29 +107,35 @@ def write_links(path: Path, links: LinksUsed) -> None:
 
 
 class UseOverTime(NamedTuple):
-    """Use of links by (from, to), the busiest first: a ratio per part of ``width_s`` seconds, from 0 on."""
+    """Use of links by (from, to), the busiest first.
+
+    ``use_ratio``: per part of ``width_s`` seconds, from 0 on; ``of_run``: over the whole run.
+    """
 
     width_s: float
     use_ratio: dict[tuple[str, str], NDArray[np.float64]]
+    of_run: dict[tuple[str, str], float]
 
 
-def read_links(path: Path) -> UseOverTime:
-    """Read ``links.parquet``; without such a file there are no links.
+def read_links(run_dir: Path) -> UseOverTime:
+    """Read a run's ``links.parquet``; without such a file there are no links.
 
-    Raises ``OSError``, or ``ValueError`` (``pa.ArrowInvalid``, too) if it is no such table.
+    The summary has the busiest links' use over the whole run; that of others is the mean over all parts. Raises
+    ``OSError``, or ``ValueError`` (``pa.ArrowInvalid``, too) if it is no such table, ``UserError`` for the summary.
     """
-    if not path.is_file():
-        return UseOverTime(1.0, {})
-    columns = pq.read_table(parquet_path(path)).to_pydict()
+    path = run_dir / LINKS
+    columns = pq.read_table(parquet_path(path)).to_pydict() if path.is_file() else {"start_s": []}
     if not columns["start_s"]:
-        return UseOverTime(1.0, {})
+        return UseOverTime(1.0, {}, {})
     width_s = columns["end_s"][0] - columns["start_s"][0]
     bins = np.rint(np.array(columns["start_s"]) / width_s).astype(np.int64)
     ends = list(zip(columns["from"], columns["to"], strict=True))
     found = {link: np.zeros(bins.max() + 1) for link in dict.fromkeys(ends)}
     for link, number, use_ratio in zip(ends, bins.tolist(), columns["use_ratio"], strict=True):
         found[link][number] = use_ratio
-    return UseOverTime(width_s, found)
+    of_run = {link: float(ratios.mean()) for link, ratios in found.items()}
+    of_run |= {(row.from_, row.to): row.use_ratio for row in read_summary(run_dir).links or ()}
+    return UseOverTime(width_s, found, of_run)
 
 
 def write_table(path: Path, table: pa.Table) -> None:

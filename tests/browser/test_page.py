@@ -193,7 +193,12 @@ def test_a_link_that_is_down_is_shown_while_it_is(page: Page, command: Testbed) 
 
 
 def test_links_show_how_busy_they_are(page: Page, command: Testbed) -> None:
-    long = ("workload.n_requests=4", "workload.n_output_tokens=2", "workload.n_input_tokens=100")
+    long = (
+        "workload.n_requests=4",
+        "workload.n_output_tokens=2",
+        "workload.n_input_tokens=50",
+        "workload.rate=20",
+    )
     run_dir = command.up("clustered", *MEMORY, *(f"--set={value}" for value in long)).run_dir
     (most, *_) = json.loads((run_dir / "summary.json").read_text())["links"]
     assert most["use_ratio"] > 0.05

@@ -10,9 +10,12 @@ import pytest
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.sources import Document
-from testbed.page.linkuse import LINKS, use_between_sites
-from testbed.records.links import LinkUse, links_used
-from testbed.results.tables import read_links, write_links
+from testbed.page.linkuse import use_between_sites
+from testbed.records.base import data_of
+from testbed.records.links import LinksUsed, LinkUse, links_used
+from testbed.records.summary import PolicyUsed, RunSummary
+from testbed.results.tables import LINKS, read_links, write_links
+from testbed.rundir import write_json
 
 SCENARIO: dict[str, Any] = {
     "name": "home",
@@ -59,6 +62,22 @@ def busy(*spans: tuple[float, float]) -> LinkUse:
     return use
 
 
+def write(run_dir: Path, used: LinksUsed) -> None:
+    """As a run leaves it."""
+    summary = RunSummary(
+        engine="emulation",
+        scenario="home",
+        seed=0,
+        n_requests=1,
+        n_completed=1,
+        policy=PolicyUsed(placement="proposed", routing="ws-rr"),
+        metrics={},
+        links=used.rows[:1],
+    )
+    write_links(run_dir / LINKS, used)
+    write_json(run_dir / "summary.json", data_of(summary))
+
+
 @pytest.fixture
 def experiment() -> Experiment:
     return load_experiment(Document(SCENARIO))
@@ -75,7 +94,7 @@ def test_a_way_shows_its_busiest_link_and_those_it_shares_where_anything_goes(
         ("client-0", "small-2", busy((0.0, 10.0))),
         ("small-2", "client-0", busy((100.0, 199.0))),
     ]
-    write_links(tmp_path / LINKS, links_used(uses, 200.0))
+    write(tmp_path, links_used(uses, 400.0))
     found = use_between_sites(tmp_path, experiment)
     clients = [experiment.sites[node] for node in experiment.nodes]
     number = {site: at for at, site in enumerate(dict.fromkeys(clients))}
@@ -86,7 +105,7 @@ def test_a_way_shows_its_busiest_link_and_those_it_shares_where_anything_goes(
     assert [sites[to_b]["use"][at] for at in (0, 70, 99, 150)] == [1, 1, 1, 0]
     assert [sites[to_c]["use"][at] for at in (0, 99, 150)] == [1, 1, 1]
     assert sites[to_b]["name"] == sites[to_c]["name"] == "home up"
-    assert sites[to_c]["over"] == pytest.approx(0.5, abs=0.01)
+    assert sites[to_b]["over"] == sites[to_c]["over"] == 0.25
 
 
 def test_a_run_without_the_file_has_no_links(experiment: Experiment, tmp_path: Path) -> None:
@@ -95,12 +114,12 @@ def test_a_run_without_the_file_has_no_links(experiment: Experiment, tmp_path: P
 
 def test_the_table_of_links_is_read_as_it_was_written(tmp_path: Path) -> None:
     used = links_used([("a", "b", busy((0.0, 1.5), (3.0, 4.0))), ("b", "a", busy((2.0, 2.5)))], 4.0)
-    write_links(tmp_path / LINKS, used)
-    found = read_links(tmp_path / LINKS)
+    write(tmp_path, used)
+    found = read_links(tmp_path)
     assert found.width_s == used.width_s and list(found.use_ratio) == [("a", "b"), ("b", "a")]
     for series, ratios in zip(used.series, found.use_ratio.values(), strict=True):
         assert ratios[: len(series.use_ratio)] == pytest.approx(series.use_ratio)
         assert not ratios[len(series.use_ratio) :].any()
-    empty = links_used([], 4.0)
-    write_links(tmp_path / LINKS, empty)
-    assert read_links(tmp_path / LINKS).use_ratio == {}
+    assert found.of_run == {("a", "b"): 0.625, ("b", "a"): pytest.approx(0.125, abs=0.01)}
+    write(tmp_path, links_used([], 4.0))
+    assert read_links(tmp_path).use_ratio == {}
