@@ -28,6 +28,8 @@ BUSY_RATIO = 0.7
 _AT_ONCE, _OPEN = 4096, 64
 """Messages that are put into the bins at once, and how many of the latest stay: others can still come before them."""
 
+Array = NDArray[np.float64]
+
 
 class LinkBin(Record, kw_only=True):
     """Use of one link during a part of the run: a row of ``links.parquet``. Parts without messages have no row."""
@@ -77,6 +79,10 @@ class LinkUse:
         messages.extend((left_at_s, busy_s, wait_s))
         if len(messages) > 3 * _AT_ONCE:
             self._settle(_OPEN)
+
+    def add_all(self, left_at_s: Array, busy_s: Array, wait_s: Array) -> None:
+        """Adds many messages."""
+        self._messages.frombytes(np.stack([left_at_s, busy_s, wait_s], axis=1).tobytes())
 
     def spread(self, since_s: float, until_s: float, busy_s: float, n_messages: int) -> None:
         """Adds ``n_messages`` that waited for nothing, evenly over a time."""
@@ -162,8 +168,8 @@ class LinkUse:
 class LinkSeries(NamedTuple):
     """Use of one link over time: a value per bin, from 0 on. ``wait_s`` is NaN where no message left."""
 
-    use_ratio: NDArray[np.float64]
-    wait_s: NDArray[np.float64]
+    use_ratio: Array
+    wait_s: Array
 
 
 class LinksUsed(NamedTuple):

@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 
 
 class OnLink(NamedTuple):
-    """What messages did on one link, in the order of their arrival; columns with a row per message.
+    """What messages did on one link; columns with a row per message.
 
     ``row``: the message's row in the ``HopTable``. ``n_bits``: its bits on the wire. ``left_at_s``: when the last of
     them left the link. ``busy_s``: how long the link took for them. ``idle_s``: how long the message takes from its
@@ -62,24 +62,15 @@ def use_of_links(
     for name, parts in of_shared.items():
         columns: Any = (np.concatenate(column) for column in zip(*parts, strict=True))
         together = OnLink(*columns)
-        uses.append((*ends_of(name), _use(in_order(together, together.left_at_s))))
+        uses.append((*ends_of(name), _use(together)))
     until_s = max((record.last_seen_at_s for record in records.requests), default=0.0)
     return links_used(uses, until_s)
 
 
 def _use(on_link: OnLink) -> LinkUse:
     use = LinkUse()
-    columns = (on_link.left_at_s, on_link.busy_s, on_link.wait_s)
-    for left_at_s, busy_s, wait_s in zip(*(column.tolist() for column in columns), strict=True):
-        use.add(left_at_s, busy_s, wait_s)
+    use.add_all(on_link.left_at_s, on_link.busy_s, on_link.wait_s)
     return use
-
-
-def in_order(on_link: OnLink, at_s: Array) -> OnLink:
-    """Returns the rows in the order of the instants ``at_s``."""
-    order = np.argsort(at_s, kind="stable")
-    columns: Any = (column[order] for column in on_link)
-    return OnLink(*columns)
 
 
 def on_links(
@@ -92,6 +83,10 @@ def on_links(
     problem, network = experiment.problem, experiment.network
     names = [*(server.name for server in problem.servers), *problem.clients]
     tcp = Tcp.of(network.tcp, network.mtu)
+    changed: dict[Pair, list[tuple[float, Link]]] = {}
+    for change in changes:
+        for pair, link in change.links.items():
+            changed.setdefault(pair, []).append((change.at_s, link))
     for (a, b), sent in by_pair(messages_of(experiment, hops, problem.n_servers + clients)):
         pair = names[a], names[b]
         if a == b:  # two hops in a row on one server
@@ -101,8 +96,8 @@ def on_links(
         most_bps = min(
             (network.shared_bps[name] for name in network.shared_paths.get(pair, ())), default=math.inf
         )
-        link = LinkOverTime(network.links[pair], pair, changes, most_bps)
-        yield pair, in_order(link.passed(sent, n_bits), sent.arrived_at_s)
+        over_time = LinkOverTime(network.links[pair], changed.get(pair, ()), most_bps)
+        yield pair, over_time.passed(sent, n_bits)
 
 
 def _wire_bytes(tcp: Tcp, sent: Messages, hop: NDArray[np.int64], is_back: bool, forwarding: bool) -> Array:
@@ -117,11 +112,13 @@ def _wire_bytes(tcp: Tcp, sent: Messages, hop: NDArray[np.int64], is_back: bool,
 
 
 class LinkOverTime:
-    """The link of one pair of nodes with its changes: how much it can carry until when. A cut one carries nothing."""
+    """The link of one pair of nodes with its changes (instant, link): how much it can carry until when.
 
-    def __init__(self, link: Link, pair: Pair, changes: Sequence[NetworkChange], most_bps: float) -> None:
-        links = [(0.0, link)]
-        links += [(change.at_s, change.links[pair]) for change in changes if pair in change.links]
+    ``most_bps``: the rate of the narrowest shared link on the way. A cut link carries nothing.
+    """
+
+    def __init__(self, link: Link, changes: Sequence[tuple[float, Link]], most_bps: float) -> None:
+        links = [(0.0, link), *changes]
         self._since_s = np.array([at_s for at_s, _ in links])
         self._delays_s = np.array([one.delay_s for _, one in links])
         self._rates_bps = np.array(

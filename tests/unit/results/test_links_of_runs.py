@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 
 from policies.links import Link
-from testbed.experiments.experiment import NetworkChange
 from testbed.results.links import LinkOverTime, OnLink
 from testbed.results.model import Messages
-
-AB = ("a", "b")
 
 
 def passed(link: LinkOverTime, *messages: tuple[float, float, float]) -> OnLink:
@@ -24,8 +21,7 @@ def passed(link: LinkOverTime, *messages: tuple[float, float, float]) -> OnLink:
 
 def changing(*changes: tuple[float, Link], most_bps: float = math.inf) -> LinkOverTime:
     """From 8 Mbit/s and 10 ms on."""
-    planned = [NetworkChange(at_s, {AB: link}, "") for at_s, link in changes]
-    return LinkOverTime(Link(0.010, 8e6), AB, planned, most_bps)
+    return LinkOverTime(Link(0.010, 8e6), changes, most_bps)
 
 
 def test_a_message_waits_for_what_its_bytes_and_the_delay_do_not_explain() -> None:
