@@ -109,7 +109,8 @@ class LinkUse:
         n = max(0, len(rows) - n_open)
         if not n:
             return
-        left_at_s, busy_s, wait_s, ended_at_s = left_at_s[:n], busy_s[:n], wait_s[:n], ended_at_s[:n]
+        left_at_s, busy_s, ended_at_s = left_at_s[:n], busy_s[:n], ended_at_s[:n]
+        wait_s = np.maximum(wait_s[:n], 0.0)  # jitter, and frames that are some bytes shorter than usual
         self._messages = array("d", rows[n:].ravel().tolist())
         self._reach(left_at_s[-1])
         edges_s = np.arange(self._bins.shape[1] + 1) * self.width_s
@@ -154,7 +155,7 @@ class LinkUse:
         """Returns the use over time."""
         busy_s, waited_s, n_left = self._bins
         wait_s = np.divide(waited_s, n_left, out=np.full(len(n_left), math.nan), where=n_left > 0)
-        return LinkSeries(np.minimum(busy_s / self.width_s, 1.0), wait_s.round(_DIGITS) + 0.0)
+        return LinkSeries(np.minimum(busy_s / self.width_s, 1.0), wait_s.round(_DIGITS))
 
     def wait(self) -> LinkWait:
         """Returns the waits of all messages."""
@@ -162,7 +163,7 @@ class LinkUse:
             return LinkWait(mean=0.0, p99=0.0)
         waits_s = np.array(self.waits_s)
         mean_s, p99_s = waits_s.mean(), np.percentile(waits_s, 99)
-        return LinkWait(mean=round(float(mean_s), _DIGITS) + 0.0, p99=round(float(p99_s), _DIGITS) + 0.0)
+        return LinkWait(mean=round(float(mean_s), _DIGITS), p99=round(float(p99_s), _DIGITS))
 
 
 class LinkSeries(NamedTuple):

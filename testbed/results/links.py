@@ -32,8 +32,8 @@ class OnLink(NamedTuple):
     """What messages did on one link; columns with a row per message.
 
     ``row``: the message's row in the ``HopTable``. ``n_bits``: its bits on the wire. ``left_at_s``: when the last of
-    them left the link. ``busy_s``: how long the link took for them. ``idle_s``: how long the message takes from its
-    sending to its arrival with nothing else on the link; ``wait_s``: how much longer it took.
+    them left the link. ``busy_s``: how long the link took for them. ``wait_s``: how much longer the message took from
+    its sending to its arrival than with nothing else on the link.
     """
 
     row: NDArray[np.int64]
@@ -41,7 +41,6 @@ class OnLink(NamedTuple):
     sent_at_s: Array
     left_at_s: Array
     busy_s: Array
-    idle_s: Array
     wait_s: Array
 
 
@@ -151,4 +150,4 @@ class LinkOverTime:
         left_at_s = sent.arrived_at_s - delay_s
         began_at_s = self._carried_at_s(self._carried(left_at_s) - n_bits)
         busy_s = np.minimum(left_at_s - began_at_s, np.maximum(left_at_s - sent.sent_at_s, 0.0))
-        return OnLink(sent.row, n_bits, sent.sent_at_s, left_at_s, busy_s, idle_s, took_s - idle_s)
+        return OnLink(sent.row, n_bits, sent.sent_at_s, left_at_s, busy_s, took_s - idle_s)

@@ -42,6 +42,8 @@ def test_the_page_of_a_finished_run_has_all_its_parts(page: Page, served: str) -
     assert page.locator("tr[data-server]").count() == 15
     assert page.locator(".chart").count() == 6
     expect(page.get_by_test_id("map").locator("svg .server")).to_have_count(15)
+    titles = page.locator(".map-frame .link title")
+    expect(titles.filter(has_text=re.compile(r" busy now, .* over the run \(")).first).to_be_attached()
 
 
 def test_the_slider_shows_what_was_so_at_its_instant(page: Page, served: str) -> None:

@@ -60,6 +60,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "server to server": {"policy": BASE["policy"] | {"communication": "server-to-server"}},
     "a site's own link": {"sites": [{"name": "A", "up": "50 Mbit/s", "down": "30 Mbit/s"}]},
 }
+LONG_PROMPTS = tuple(
+    f"workload.{key}"
+    for key in ("n_requests=3", "n_input_tokens=250", "n_output_tokens=2", "rate=4", "arrivals=constant")
+)
+"""Of the scenario ``clustered``; fewer and shorter requests than where such prompts were first noticed to wait."""
 LEAST_WAIT_S = 0.002
 """Waits below this are of messages between each other's packets, whose order is nearly chance."""
 
@@ -133,6 +138,19 @@ def test_use_of_links_is_the_same_in_both_engines(variant: str, tmp_path: Path) 
         mine, theirs = ({row["start_s"]: row["use_ratio"] for row in of} for of in (bins[link], rows))
         apart = [abs(mine.get(at_s, 0.0) - theirs.get(at_s, 0.0)) for at_s in mine.keys() | theirs.keys()]
         assert np.mean(apart) < 0.02, link
+
+
+def test_long_prompts_between_regions_wait_as_long_in_both_engines() -> None:
+    one = Case(load_experiment("clustered", LONG_PROMPTS))
+    by_fast, by_system = (
+        used(simulate(one, "testbed", is_virtual=is_virtual, live=False)) for is_virtual in (False, True)
+    )
+    assert by_fast.keys() == by_system.keys()
+    for link, (use_ratio, mean_s, p99_s) in by_system.items():
+        assert by_fast[link][0] == pytest.approx(use_ratio, rel=0.01), link
+        assert by_fast[link][1] == pytest.approx(mean_s, rel=0.03, abs=LEAST_WAIT_S), link
+        assert by_fast[link][2] == pytest.approx(p99_s, rel=0.03, abs=LEAST_WAIT_S), link
+    assert max(mean_s for _, mean_s, _ in by_system.values()) > 0.05, "messages waited"
 
 
 def test_use_is_what_the_links_of_the_network_carried(carried_s: dict[str, float], tmp_path: Path) -> None:
