@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,21 +123,25 @@ class LinkOverTime:
         self._rates_bps = np.array(
             [0.0 if one.loss_ratio >= 1 else min(one.rate_bps, most_bps) for _, one in links]
         )
-        until_bits = np.diff(self._since_s) * self._rates_bps[:-1]
-        self._bits = np.concatenate([[0.0], np.cumsum(until_bits)])
-        """How much it could have carried until each change."""
+        self._is_up = (self._rates_bps > 0).astype(np.float64)
+
+    def _since_start(self, per_s: Array, at_s: Array) -> Array:
+        """Returns how much has come together until ``at_s`` of what comes ``per_s`` of the links in force."""
+        until = np.concatenate([[0.0], np.cumsum(np.diff(self._since_s) * per_s[:-1])])
+        last = np.searchsorted(self._since_s, at_s, "right").clip(1) - 1
+        found: Array = until[last] + (at_s - self._since_s[last]) * per_s[last]
+        return found
 
     def _carried(self, at_s: Array) -> Array:
         """Returns how many bits it could have carried until ``at_s``."""
-        last = np.searchsorted(self._since_s, at_s, "right").clip(1) - 1
-        carried: Array = self._bits[last] + (at_s - self._since_s[last]) * self._rates_bps[last]
-        return carried
+        return self._since_start(self._rates_bps, at_s)
 
-    def _carried_at_s(self, n_bits: Array) -> Array:
-        """Returns when it could have carried ``n_bits``; infinite if it never could."""
-        last = np.searchsorted(self._bits, n_bits, "left").clip(1) - 1
+    def _carried_at_s(self, n_bits: Array, side: Literal["left", "right"] = "left") -> Array:
+        """Returns when it could first (``left``) or last have carried ``n_bits``; infinite if it never could."""
+        until_bits = self._carried(self._since_s)
+        last = np.searchsorted(until_bits, n_bits, side).clip(1) - 1
         rate_bps, never_s = self._rates_bps[last], np.full(len(n_bits), math.inf)
-        more_s = np.divide(n_bits - self._bits[last], rate_bps, out=never_s, where=rate_bps > 0)
+        more_s = np.divide(n_bits - until_bits[last], rate_bps, out=never_s, where=rate_bps > 0)
         at_s: Array = self._since_s[last] + more_s
         return at_s
 
@@ -148,6 +152,7 @@ class LinkOverTime:
         took_s = sent.arrived_at_s - sent.sent_at_s
         idle_s = np.where(np.isfinite(idle_s), idle_s, took_s)  # it was cut after the message had gone
         left_at_s = sent.arrived_at_s - delay_s
-        began_at_s = self._carried_at_s(self._carried(left_at_s) - n_bits)
-        busy_s = np.minimum(left_at_s - began_at_s, np.maximum(left_at_s - sent.sent_at_s, 0.0))
+        began_at_s = self._carried_at_s(self._carried(left_at_s) - n_bits, "right")
+        busy_s = self._since_start(self._is_up, left_at_s) - self._since_start(self._is_up, began_at_s)
+        busy_s = busy_s.clip(0.0, np.maximum(left_at_s - sent.sent_at_s, 0.0))
         return OnLink(sent.row, n_bits, sent.sent_at_s, left_at_s, busy_s, took_s - idle_s)

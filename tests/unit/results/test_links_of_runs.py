@@ -47,7 +47,13 @@ def test_a_cut_carries_nothing_and_nobody_waits_for_others_meanwhile() -> None:
     link = changing((10.0, Link(0.010, 8e6, loss_ratio=1.0)), (20.0, Link(0.010, 8e6)))
     on_link = passed(link, (9.75, 20.260, 4e6), (12.0, 20.760, 4e6))
     assert on_link.wait_s == pytest.approx([0.0, 0.25])
-    assert on_link.busy_s == pytest.approx([10.5, 0.5])
+    assert on_link.busy_s == pytest.approx([0.5, 0.5]), "it is not busy while it is cut"
+
+
+def test_a_link_that_is_cut_from_the_start_is_busy_for_nothing_before_it_is_up() -> None:
+    link = LinkOverTime(Link(0.010, 8e6, loss_ratio=1.0), [(5.0, Link(0.010, 8e6))], math.inf)
+    on_link = passed(link, (1.0, 5.510, 4e6))
+    assert on_link.busy_s == pytest.approx([0.5]) and on_link.wait_s == pytest.approx([0.0])
 
 
 def test_a_message_that_went_just_before_a_cut_without_an_end_has_not_waited() -> None:
