@@ -6,9 +6,12 @@ with each server, and one of each server with each other one that it pushes to.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from netem.flows import RECEIVE_WINDOW_BYTES, Flow, Tcp
 from netem.forwarder_links import Pipe, SharedLink
@@ -22,7 +25,7 @@ from policies.workload import longest_prompt
 from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
 from testbed.fast.outcome import SimulatedRequest
-from testbed.records.links import LinksUsed, LinkUse, ends_of, links_used
+from testbed.records.links import LinksUsed, LinkUse, ends_of
 
 _LONG_S = 1e6
 """Longer than a connection is warmed."""
@@ -49,13 +52,12 @@ class _Waiting:
 class Line:
     """One direction of a connection. Frames go in the order of ``nodes.outbox``, as ``nodes.parts`` and aiohttp send them.
 
-    ``is_confirmed``: the receiver confirms every part of a frame, as servers do. ``uses``: what notes the use of the
-    link and of those that its pair shares with others, each with the seconds that a byte takes there.
+    ``is_confirmed``: the receiver confirms every part of a frame, as servers do.
     """
 
     __slots__ = (
-        "_back", "_flow", "_is_confirmed", "_is_writing", "_known", "_link", "_outbox", "_pipe", "_queue", "_slower", "_tcp", "_uses",
-        "_written_bytes",
+        "_back", "_flow", "_is_confirmed", "_is_writing", "_known", "_link", "_noted", "_outbox", "_passed", "_pipe", "_queue",
+        "_slower", "_tcp", "_written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -66,7 +68,6 @@ class Line:
         tcp: Tcp,
         window_bytes: int,
         is_confirmed: bool,
-        uses: Sequence[tuple[LinkUse, float]],
     ) -> None:
         self._queue = queue
         self._flow = Flow(queue, queue, *pipes, tcp, self._arrived, self._flow_sent)
@@ -82,7 +83,10 @@ class Line:
         self._written_bytes = 0
         self._known: dict[FrameSize, tuple[float, int]] = {}
         """A frame's seconds on idle links, and its bytes with headers."""
-        self._uses = uses
+        self._passed = array("d")
+        """Of each frame with hidden states its bytes with headers, when it was due, and when it arrived."""
+        self._noted = array("d")
+        """Of frames that waited for nothing their bytes, their number, and from when until when they went."""
 
     def send(self, size: FrameSize, call: Callable[..., None], *args: Any) -> None:
         """Sends a frame; ``call(*args)`` is called when its last byte has arrived."""
@@ -141,8 +145,19 @@ class Line:
     def note(self, size: FrameSize, n_times: int, since_s: float, until_s: float) -> None:
         """Counts frames that have waited for nothing, without sending them."""
         n_wire_bytes = n_times * (self._known.get(size) or self._learn(size))[1]
-        for use, s_per_byte in self._uses:
-            use.spread(since_s, until_s, n_wire_bytes * s_per_byte, n_times)
+        self._noted.extend((n_wire_bytes, n_times, since_s, until_s))
+
+    def count(self, uses: Sequence[tuple[LinkUse, float]]) -> None:
+        """Adds what the line has carried to the use of links, on each of which a byte takes so many seconds."""
+        if self._passed:
+            n_wire_bytes, due_at_s, arrived_at_s = np.array(self._passed).reshape(-1, 3).T
+            for use, s_per_byte in uses:
+                left_at_s = arrived_at_s - self._link.delay_s
+                use.add(left_at_s, n_wire_bytes * s_per_byte, arrived_at_s - due_at_s)
+        rest = iter(self._noted)
+        for n_bytes, n_times, since_s, until_s in zip(rest, rest, rest, rest, strict=True):
+            for use, s_per_byte in uses:
+                use.spread(since_s, until_s, n_bytes * s_per_byte, int(n_times))
 
     def idle_s(self, size: FrameSize) -> float:
         """Returns the seconds that a frame takes on idle links, if the window lets all of it through at once."""
@@ -161,9 +176,7 @@ class Line:
         elif item is not None:
             due_at_s, n_wire_bytes, call, args = item
             if n_wire_bytes:
-                now_s = self._queue.now_s
-                for use, s_per_byte in self._uses:
-                    use.add(now_s - self._link.delay_s, n_wire_bytes * s_per_byte, now_s - due_at_s)
+                self._passed.extend((n_wire_bytes, due_at_s, self._queue.now_s))
             call(*args)
 
 
@@ -211,8 +224,6 @@ class Links:
         self._shared = {name: SharedLink(rate_bps) for name, rate_bps in network.shared_bps.items()}
         self._pipes: dict[tuple[str, str], Pipe] = {}
         self._lines: dict[tuple[str, str, str], Line] = {}
-        self._uses: dict[tuple[str, str], LinkUse] = {}
-        self._shared_uses: dict[str, LinkUse] = {}
         self._clients = experiment.problem.clients
         self._servers = [server.name for server in experiment.problem.servers]
         self._window_bytes = window_bytes(experiment, self._tcp)
@@ -258,22 +269,25 @@ class Links:
 
     def use(self, until_s: float) -> LinksUsed:
         """Returns the use of every link that has carried hidden states from 0 to ``until_s``."""
-        uses = [(*pair, use) for pair, use in self._uses.items()]
-        uses += [(*ends_of(name), use) for name, use in self._shared_uses.items()]
-        return links_used(uses, until_s)
+        network = self._experiment.network
+        uses: dict[tuple[str, str], LinkUse] = {}
+        shared: dict[str, LinkUse] = {}
+        for (source, target, _), line in self._lines.items():
+            pair = source, target
+            on = [(uses.setdefault(pair, LinkUse()), 8 / network.links[pair].rate_bps)]
+            for name in network.shared_paths.get(pair, ()):
+                on.append((shared.setdefault(name, LinkUse()), 8 / network.shared_bps[name]))
+            line.count(on)
+        found = [(*pair, use) for pair, use in uses.items()]
+        return LinksUsed([*found, *((*ends_of(name), use) for name, use in shared.items())], until_s)
 
     def _line(self, source: str, target: str, end: str) -> Line:
         """``end``: whether the source has opened the connection, ``asks``, or the target, ``answers``."""
         line = self._lines.get((source, target, end))
         if line is None:
             pipes = self._pipe(source, target), self._pipe(target, source)
-            network, pair = self._experiment.network, (source, target)
-            uses = [(self._uses.setdefault(pair, LinkUse()), 8 / network.links[pair].rate_bps)]
-            for name in network.shared_paths.get(pair, ()):
-                use = self._shared_uses.setdefault(name, LinkUse())
-                uses.append((use, 8 / network.shared_bps[name]))
-            link, is_confirmed = network.links[pair], end == "asks"
-            line = Line(self._queue, pipes, link, self._tcp, self._window_bytes, is_confirmed, uses)
+            link, is_confirmed = self._experiment.network.links[source, target], end == "asks"
+            line = Line(self._queue, pipes, link, self._tcp, self._window_bytes, is_confirmed)
             self._lines[source, target, end] = line
         return line
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -25,9 +25,8 @@ _DIGITS = 9
 """Waits are in whole nanoseconds."""
 BUSY_RATIO = 0.7
 """A link that is busy for more of the time is warned of."""
-_AT_ONCE, _OPEN = 4096, 64
-"""Messages that are put into the bins at once, and how many of the latest stay: others can still come before them."""
-
+_AT_ONCE = 4 * 1024
+"""Values of ``LinkUse.spread`` that are put into bins together."""
 Array = NDArray[np.float64]
 
 
@@ -57,113 +56,78 @@ def link_columns() -> dict[str, tuple[Any, Meta]]:
 
 
 class LinkUse:
-    """Use of one link, from its messages in about the order in which they leave it. Ask for it after ``finish``.
+    """Use of one link, from its messages. They may be added in any order."""
 
-    ``busy_s``: for how long it carried messages. ``waits_s``: how much longer each took than if it had been alone.
-    """
-
-    __slots__ = ("_bins", "_messages", "_spread", "busy_s", "waits_s", "width_s")
+    __slots__ = ("_evenly", "_messages")
 
     def __init__(self) -> None:
-        self.busy_s = 0.0
-        self.waits_s = array("d")
-        self.width_s = _LEAST_S
-        self._messages, self._spread = array("d"), array("d")
-        """Arguments of ``add`` and of ``spread`` that are not in the bins yet, one after the other."""
-        self._bins = np.zeros((3, 0))
-        """By bin: how long it was busy, how long the messages that left in it had waited, and how many they were."""
+        self._messages: list[Array] = []
+        """Rows of (when the message's last byte left the link, for how long it used it, its wait)."""
+        self._evenly = array("d")
+        """Arguments of ``spread``, one after the other."""
 
-    def add(self, left_at_s: float, busy_s: float, wait_s: float) -> None:
-        """Adds a message whose last byte left the link at ``left_at_s``, and which used it for ``busy_s``."""
-        messages = self._messages
-        messages.extend((left_at_s, busy_s, wait_s))
-        if len(messages) > 3 * _AT_ONCE:
-            self._settle(_OPEN)
+    def add(self, left_at_s: Array, busy_s: Array, wait_s: Array) -> None:
+        """Adds messages: when the last byte of each left the link, for how long it used it, and its wait.
 
-    def add_all(self, left_at_s: Array, busy_s: Array, wait_s: Array) -> None:
-        """Adds many messages."""
-        self._messages.frombytes(np.stack([left_at_s, busy_s, wait_s], axis=1).tobytes())
+        A wait is how much later a message arrived than with nothing else on the link.
+        """
+        # With jitter, and where frames are some bytes shorter than usual, a message can come a little early.
+        self._messages.append(np.stack([left_at_s, busy_s, np.maximum(wait_s, 0.0)], axis=1))
 
     def spread(self, since_s: float, until_s: float, busy_s: float, n_messages: int) -> None:
         """Adds ``n_messages`` that waited for nothing, evenly over a time."""
-        self._spread.extend((since_s, until_s, busy_s, n_messages))
-        if len(self._spread) > 4 * _AT_ONCE:
-            self._settle_spread()
+        self._evenly.extend((since_s, until_s, busy_s, n_messages))
 
-    def finish(self) -> None:
-        """Puts all messages into the bins."""
-        self._settle(0)
-        self._settle_spread()
-
-    def _settle(self, n_open: int) -> None:
-        """Puts messages into the bins, but for the last ``n_open``: those that come later may have been on the link before.
-
-        Where messages went between each other's parts the link was busy for the sum of both, until the last one left.
-        """
-        rows = np.array(self._messages).reshape(-1, 3)
-        rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        left_at_s, busy_s, wait_s = rows.T
-        until_s = np.cumsum(busy_s)
-        # Each was done before those that left after it began: the smallest of (left - all since), from the end on.
-        ended_at_s = np.minimum.accumulate((left_at_s - until_s)[::-1])[::-1] + until_s
-        n = max(0, len(rows) - n_open)
-        if not n:
-            return
-        left_at_s, busy_s, ended_at_s = left_at_s[:n], busy_s[:n], ended_at_s[:n]
-        wait_s = np.maximum(wait_s[:n], 0.0)  # jitter, and frames that are some bytes shorter than usual
-        self._messages = array("d", rows[n:].ravel().tolist())
-        self._reach(left_at_s[-1])
-        edges_s = np.arange(self._bins.shape[1] + 1) * self.width_s
-        instants_s = np.stack([ended_at_s - busy_s, ended_at_s], axis=1).ravel()
-        carried_s = np.stack([until_s[:n] - busy_s, until_s[:n]], axis=1).ravel()
-        number = (np.maximum(left_at_s, 0.0) / self.width_s).astype(np.int64)
-        n_bins = self._bins.shape[1]
-        self._bins[0] += np.diff(np.interp(edges_s, instants_s, carried_s))
-        self._bins[1] += np.bincount(number, wait_s, n_bins)
-        self._bins[2] += np.bincount(number, minlength=n_bins)
-        self.busy_s += float(busy_s.sum())
-        self.waits_s.extend(wait_s.tolist())
-
-    def _settle_spread(self) -> None:
-        if not self._spread:
-            return
-        since_s, until_s, busy_s, n_messages = np.array(self._spread).reshape(-1, 4).T
-        self._spread = array("d")
-        self._reach(until_s.max())
-        edges_s = np.arange(self._bins.shape[1] + 1)[:, None] * self.width_s
-        length_s = np.maximum(until_s - since_s, _LEAST_S)
-        self._bins[0] += np.diff((((edges_s - since_s) / length_s).clip(0.0, 1.0) * busy_s).sum(axis=1))
-        number = (np.maximum(until_s, 0.0) / self.width_s).astype(np.int64)
-        self._bins[2] += np.bincount(number, n_messages, self._bins.shape[1])
-        self.busy_s += float(busy_s.sum())
-
-    def _reach(self, at_s: float) -> None:
-        """Makes bins until an instant."""
-        while at_s >= MOST_BINS * self.width_s:
-            self.widen()
-        n_more = int(max(at_s, 0.0) / self.width_s) + 1 - self._bins.shape[1]
-        if n_more > 0:
-            self._bins = np.pad(self._bins, ((0, 0), (0, n_more)))
-
-    def widen(self) -> None:
-        """Makes each bin twice as wide."""
-        self.width_s *= 2
-        bins = np.pad(self._bins, ((0, 0), (0, self._bins.shape[1] % 2)))
-        self._bins = bins[:, ::2] + bins[:, 1::2]
-
-    def series(self) -> LinkSeries:
-        """Returns the use over time."""
-        busy_s, waited_s, n_left = self._bins
-        wait_s = np.divide(waited_s, n_left, out=np.full(len(n_left), math.nan), where=n_left > 0)
-        return LinkSeries(np.minimum(busy_s / self.width_s, 1.0), wait_s.round(_DIGITS))
+    @property
+    def busy_s(self) -> float:
+        """For how long the link carried messages."""
+        return sum(float(rows[:, 1].sum()) for rows in self._messages) + sum(self._evenly[2::4])
 
     def wait(self) -> LinkWait:
-        """Returns the waits of all messages."""
-        if not self.waits_s:
+        """Returns the waits of all messages. They are 0, or none was added by ``spread``."""
+        if not self._messages:
             return LinkWait(mean=0.0, p99=0.0)
-        waits_s = np.array(self.waits_s)
+        waits_s = np.concatenate([rows[:, 2] for rows in self._messages])
         mean_s, p99_s = waits_s.mean(), np.percentile(waits_s, 99)
         return LinkWait(mean=round(float(mean_s), _DIGITS), p99=round(float(p99_s), _DIGITS))
+
+    def series(self, width_s: float, n_bins: int) -> LinkSeries:
+        """Returns the use in ``n_bins`` of ``width_s``."""
+        edges_s = np.arange(n_bins + 1) * width_s
+        busy_s, waited_s, n_left = (np.zeros(n_bins) for _ in range(3))
+        if self._messages:
+            rows = np.concatenate(self._messages)
+            left_at_s, used_s, wait_s = rows[np.argsort(rows[:, 0], kind="stable")].T
+            instants_s, carried_s = _carried(left_at_s, used_s)
+            busy_s += np.diff(np.interp(edges_s, instants_s, carried_s))
+            number = _bin(left_at_s, width_s, n_bins)
+            waited_s += np.bincount(number, wait_s, n_bins)
+            n_left += np.bincount(number, minlength=n_bins)
+        for at in range(0, len(self._evenly), _AT_ONCE):
+            since_s, until_s, used_s, n_messages = np.array(self._evenly[at : at + _AT_ONCE]).reshape(-1, 4).T
+            share = (edges_s[:, None] - since_s) / np.maximum(until_s - since_s, _LEAST_S)
+            busy_s += np.diff((share.clip(0.0, 1.0) * used_s).sum(axis=1))
+            n_left += np.bincount(_bin(until_s, width_s, n_bins), n_messages, n_bins)
+        wait_s = np.divide(waited_s, n_left, out=np.full(n_bins, math.nan), where=n_left > 0)
+        return LinkSeries(np.minimum(busy_s / width_s, 1.0), wait_s.round(_DIGITS))
+
+
+def _carried(left_at_s: Array, used_s: Array) -> tuple[Array, Array]:
+    """Returns instants, and for how long the link had been busy until each; straight lines lie between them.
+
+    Messages are in the order in which they leave the link. Where they went between each other's parts the link was busy
+    for the sum of both, until the last one left.
+    """
+    until_s = np.cumsum(used_s)
+    # Each was done before those that left after it began: the smallest of (left - used by all so far), from the end on.
+    ended_at_s = np.minimum.accumulate((left_at_s - until_s)[::-1])[::-1] + until_s
+    instants_s = np.stack([ended_at_s - used_s, ended_at_s], axis=1)
+    return instants_s.ravel(), np.stack([until_s - used_s, until_s], axis=1).ravel()
+
+
+def _bin(at_s: Array, width_s: float, n_bins: int) -> NDArray[np.int64]:
+    number: NDArray[np.int64] = (at_s / width_s).astype(np.int64).clip(0, n_bins - 1)
+    return number
 
 
 class LinkSeries(NamedTuple):
@@ -173,32 +137,30 @@ class LinkSeries(NamedTuple):
     wait_s: Array
 
 
-class LinksUsed(NamedTuple):
-    """Use of every link that carried hidden states, the busiest first: over the whole run, and in bins."""
+class LinksUsed:
+    """Use of every link (from, to, use) that carried hidden states, from 0 to ``until_s``.
 
-    rows: list[LinkRow]
-    series: list[LinkSeries]
-    width_s: float
-    """The width of all bins."""
+    ``rows``: over the whole run, the busiest first. ``width_s``: the width of the bins of ``series``.
+    """
 
+    def __init__(self, uses: Iterable[tuple[str, str, LinkUse]], until_s: float) -> None:
+        self.width_s = _LEAST_S
+        while until_s >= MOST_BINS * self.width_s:
+            self.width_s *= 2
+        self._n_bins = int(until_s / self.width_s) + 1
+        found = []
+        for source, target, use in uses:
+            if busy_s := use.busy_s:
+                use_ratio = busy_s / until_s if until_s > 0 else 0.0
+                found.append((LinkRow(from_=source, to=target, use_ratio=use_ratio, wait_s=use.wait()), use))
+        found.sort(key=lambda one: (-one[0].use_ratio, one[0].from_, one[0].to))
+        self.rows = [row for row, _ in found]
+        self._uses = [use for _, use in found]
 
-def links_used(uses: Iterable[tuple[str, str, LinkUse]], until_s: float) -> LinksUsed:
-    """Returns the use of links (from, to, use) from 0 to ``until_s``. Those that carried nothing are left out."""
-    carried = []
-    for source, target, use in uses:
-        use.finish()
-        if use.busy_s:
-            carried.append((source, target, use))
-    width_s = max((use.width_s for _, _, use in carried), default=_LEAST_S)
-    found = []
-    for source, target, use in carried:
-        while use.width_s < width_s:
-            use.widen()
-        use_ratio = use.busy_s / until_s if until_s > 0 else 0.0
-        row = LinkRow(from_=source, to=target, use_ratio=use_ratio, wait_s=use.wait())
-        found.append((row, use.series()))
-    found.sort(key=lambda one: (-one[0].use_ratio, one[0].from_, one[0].to))
-    return LinksUsed([row for row, _ in found], [series for _, series in found], width_s)
+    def series(self) -> Iterator[tuple[LinkRow, LinkSeries]]:
+        """Yields every link with its use over time."""
+        for row, use in zip(self.rows, self._uses, strict=True):
+            yield row, use.series(self.width_s, self._n_bins)
 
 
 def ends_of(name: str) -> tuple[str, str]:

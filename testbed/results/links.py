@@ -20,7 +20,7 @@ from policies.links import Link
 from testbed.experiments.experiment import Experiment, NetworkChange
 from testbed.experiments.timeline import Pair
 from testbed.fast.links import bytes_on_wire
-from testbed.records.links import LinksUsed, LinkUse, ends_of, links_used
+from testbed.records.links import LinksUsed, LinkUse, ends_of
 from testbed.results.changes import as_carried_out
 from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable, Messages, by_pair, clients_of, messages_of
@@ -63,12 +63,12 @@ def use_of_links(
         together = OnLink(*columns)
         uses.append((*ends_of(name), _use(together)))
     until_s = max((record.last_seen_at_s for record in records.requests), default=0.0)
-    return links_used(uses, until_s)
+    return LinksUsed(uses, until_s)
 
 
 def _use(on_link: OnLink) -> LinkUse:
     use = LinkUse()
-    use.add_all(on_link.left_at_s, on_link.busy_s, on_link.wait_s)
+    use.add(on_link.left_at_s, on_link.busy_s, on_link.wait_s)
     return use
 
 

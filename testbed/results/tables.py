@@ -87,7 +87,7 @@ def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
 def links_table(links: LinksUsed) -> pa.Table:
     """Return a table with a row per link and part of the run in which it carried something: ``LinkBin``."""
     columns: dict[str, list[Any]] = {name: [] for name in ("from", "to", "start_s", "use_ratio", "wait_s")}
-    for row, series in zip(links.rows, links.series, strict=True):
+    for row, series in links.series():
         bins = np.flatnonzero((series.use_ratio > 0) | ~np.isnan(series.wait_s))
         columns["from"] += [row.from_] * len(bins)
         columns["to"] += [row.to] * len(bins)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from testbed.experiments import load_experiment
@@ -12,7 +13,7 @@ from testbed.experiments.experiment import Experiment
 from testbed.experiments.sources import Document
 from testbed.page.linkuse import use_between_sites
 from testbed.records.base import data_of
-from testbed.records.links import LinksUsed, LinkUse, links_used
+from testbed.records.links import LinksUsed, LinkUse
 from testbed.records.summary import PolicyUsed, RunSummary
 from testbed.results.tables import LINKS, read_links, write_links
 from testbed.rundir import write_json
@@ -57,8 +58,8 @@ SCENARIO: dict[str, Any] = {
 def busy(*spans: tuple[float, float]) -> LinkUse:
     """A link that is busy from the one to the other of each."""
     use = LinkUse()
-    for since_s, until_s in spans:
-        use.add(until_s, until_s - since_s, 0.0)
+    since_s, until_s = np.array(spans).T
+    use.add(until_s, until_s - since_s, np.zeros(len(spans)))
     return use
 
 
@@ -94,16 +95,16 @@ def test_a_way_shows_its_busiest_link_and_those_it_shares_where_anything_goes(
         ("client-0", "small-2", busy((0.0, 10.0))),
         ("small-2", "client-0", busy((100.0, 199.0))),
     ]
-    write(tmp_path, links_used(uses, 400.0))
+    write(tmp_path, LinksUsed(uses, 400.0))
     found = use_between_sites(tmp_path, experiment)
     clients = [experiment.sites[node] for node in experiment.nodes]
     number = {site: at for at, site in enumerate(dict.fromkeys(clients))}
     to_b, to_c = ("-".join(map(str, sorted((number["home"], number[site])))) for site in ("B", "C"))
     assert found["sites"].keys() == {to_b, to_c}
     width_s, sites = found["width_s"], found["sites"]
-    assert width_s == 1.0
-    assert [sites[to_b]["use"][at] for at in (0, 70, 99, 150)] == [1, 1, 1, 0]
-    assert [sites[to_c]["use"][at] for at in (0, 99, 150)] == [1, 1, 1]
+    assert width_s == 2.0
+    assert [sites[to_b]["use"][at // 2] for at in (0, 70, 98, 150)] == [1, 1, 1, 0]
+    assert [sites[to_c]["use"][at // 2] for at in (0, 98, 150)] == [1, 1, 1]
     assert sites[to_b]["name"] == sites[to_c]["name"] == "home up"
     assert sites[to_b]["over"] == sites[to_c]["over"] == 0.25
 
@@ -113,13 +114,13 @@ def test_a_run_without_the_file_has_no_links(experiment: Experiment, tmp_path: P
 
 
 def test_the_table_of_links_is_read_as_it_was_written(tmp_path: Path) -> None:
-    used = links_used([("a", "b", busy((0.0, 1.5), (3.0, 4.0))), ("b", "a", busy((2.0, 2.5)))], 4.0)
+    used = LinksUsed([("a", "b", busy((0.0, 1.5), (3.0, 4.0))), ("b", "a", busy((2.0, 2.5)))], 4.0)
     write(tmp_path, used)
     found = read_links(tmp_path)
     assert found.width_s == used.width_s and list(found.use_ratio) == [("a", "b"), ("b", "a")]
-    for series, ratios in zip(used.series, found.use_ratio.values(), strict=True):
+    for (_, series), ratios in zip(used.series(), found.use_ratio.values(), strict=True):
         assert ratios[: len(series.use_ratio)] == pytest.approx(series.use_ratio)
         assert not ratios[len(series.use_ratio) :].any()
     assert found.of_run == {("a", "b"): 0.625, ("b", "a"): pytest.approx(0.125, abs=0.01)}
-    write(tmp_path, links_used([], 4.0))
+    write(tmp_path, LinksUsed([], 4.0))
     assert read_links(tmp_path).use_ratio == {}

@@ -13,7 +13,7 @@ import pytest
 from netem.forwarder_links import Pipe, Transit
 from testbed.experiments import load_experiment
 from testbed.experiments.sources import Document
-from testbed.records.links import LinkUse, links_used
+from testbed.records.links import LinksUsed, LinkUse
 from testbed.results.report import report_body
 from testbed.results.text import summary_text
 from testbed.simulator.answer import answer
@@ -180,25 +180,35 @@ def test_a_session_that_nobody_meets_waits_for_nothing() -> None:
         assert (mean_s, p99_s) == (pytest.approx(0, abs=1e-4), pytest.approx(0, abs=1e-4))
 
 
-def test_messages_between_each_other_s_parts_take_the_link_for_the_sum_of_both() -> None:
+def use_of(*messages: tuple[float, float, float]) -> LinkUse:
+    """Of messages (left at, busy for, waited)."""
     use = LinkUse()
-    use.add(left_at_s=2.0, busy_s=0.5, wait_s=0.0)
-    use.add(left_at_s=4.0, busy_s=3.0, wait_s=0.5)  # of which a half before the other
-    (row,), (series,), width_s = links_used([("a", "b", use)], until_s=8.0)
+    use.add(*np.array(messages).T)
+    return use
+
+
+def test_messages_between_each_other_s_parts_take_the_link_for_the_sum_of_both() -> None:
+    use = use_of((4.0, 3.0, 0.5), (2.0, 0.5, 0.0))  # a half of the longer one before the other
+    links = LinksUsed([("a", "b", use)], until_s=8.0)
+    ((row, series),) = links.series()
     assert row.use_ratio == pytest.approx(3.5 / 8) and row.wait_s.mean == 0.25
-    starts_s = np.arange(len(series.use_ratio)) * width_s
+    starts_s = np.arange(len(series.use_ratio)) * links.width_s
     busy = series.use_ratio == 1.0
-    assert starts_s[busy].min() == 0.5 and starts_s[busy].max() == 4.0 - width_s
+    assert starts_s[busy].min() == 0.5 and starts_s[busy].max() == 4.0 - links.width_s
     assert series.use_ratio[~busy].sum() == 0
+    assert series.wait_s[starts_s == 4.0].tolist() == [0.5] and np.isnan(series.wait_s[starts_s == 3.0])
 
 
-def test_bins_become_wider_with_time_and_keep_what_they_hold() -> None:
-    early, late = LinkUse(), LinkUse()
-    early.add(left_at_s=0.5, busy_s=0.25, wait_s=1.0)
-    for second in range(1, 5000):
-        late.add(left_at_s=second + 0.5, busy_s=0.5, wait_s=0.1)
-    (row, _), (busy, idle), width_s = links_used([("a", "b", late), ("a", "c", early)], until_s=5000.0)
-    assert row.to == "b" and width_s == 32
-    assert len(busy.use_ratio) <= 256 and busy.use_ratio[1:150] == pytest.approx(0.5)
-    assert busy.use_ratio.sum() * width_s == pytest.approx(4999 * 0.5)
-    assert idle.use_ratio.tolist() == [0.25 / 32] and idle.wait_s.tolist() == [1.0]
+def test_bins_are_as_many_as_a_page_can_show_however_long_the_run() -> None:
+    late = use_of(*((second + 0.5, 0.5, 0.1) for second in range(1, 5000)))
+    early, even = use_of((0.5, 0.25, 1.0)), LinkUse()
+    even.spread(1000.0, 2000.0, busy_s=100.0, n_messages=7)
+    uses = [("a", "c", early), ("a", "b", late), ("a", "d", even), ("b", "a", LinkUse())]
+    links = LinksUsed(uses, until_s=5000.0)
+    (row, busy), (last, evenly), (_, idle) = links.series()
+    assert row.to == "b" and row.use_ratio == pytest.approx(0.5, rel=1e-3) and links.width_s == 32
+    assert len(busy.use_ratio) == 157 and busy.use_ratio[1:150] == pytest.approx(0.5)
+    assert busy.use_ratio.sum() * 32 == pytest.approx(4999 * 0.5)
+    assert idle.use_ratio[0] == 0.25 / 32 and idle.wait_s[0] == 1.0 and not idle.use_ratio[1:].any()
+    assert (last.to, last.wait_s.p99) == ("d", 0.0) and evenly.use_ratio[40] == pytest.approx(0.1)
+    assert evenly.use_ratio.sum() * 32 == pytest.approx(100.0)
