@@ -79,6 +79,16 @@ GOT = _frame(_own_bytes(wire.Got(1000)), 0, False)
 ERROR = _frame(_own_bytes(wire.Error(1000, wire.NO_CAPACITY, "m" * 60)), 0, False)
 
 
+def there(n_payload: int, at: int, *, forwarding: bool) -> FrameSize:
+    """Returns the size of a frame with hidden states to hop number ``at``."""
+    return push(n_payload, at) if forwarding else step(n_payload)
+
+
+def back(n_payload: int, n_hops: int, *, forwarding: bool) -> FrameSize:
+    """Returns the size of a frame with hidden states to the client of a chain of ``n_hops``."""
+    return result(n_payload, n_hops) if forwarding else out(n_payload)
+
+
 @lru_cache(4096)
 def step(n_payload: int) -> FrameSize:
     """Returns the size of a ``Step`` from a client."""

@@ -194,9 +194,8 @@ class _Run:
         ended = [self._ended[number] for number in range(len(requests))]
         decisions_s, links = self._coordinator.decisions_s, self._links
         if links is not None and self._steps is None:
-            for r in ended:
-                if r.route is not None and r.time_s is not None:
-                    links.note(r.plan.client, r.route.hops, r.plan.n_input_tokens, r.plan.n_output_tokens)
+            for request in ended:
+                links.note(request)
         use = None if links is None else links.use(self._queue.now_s)
         faults = self._machines.events
         if (steps := self._steps) is None:

@@ -27,7 +27,8 @@ from testbed.experiments.courses import courses
 from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
 from testbed.fast.lazy import LazyFlow, LazyPipe, MessageSize
-from testbed.records.summary import LinkRow, LinkWait
+from testbed.fast.outcome import SimulatedRequest
+from testbed.records.links import LinksUsed, LinkUse, ends_of
 
 _LONG_S = 1e6
 """Longer than a connection is warmed."""
@@ -64,19 +65,16 @@ class _Known(NamedTuple):
 class Line(LazyFlow):
     """One direction of a connection. Frames go in the order of ``nodes.outbox``, as ``nodes.parts`` and aiohttp send them.
 
-    ``is_confirmed``: the receiver confirms every part of a frame, as servers do. ``waits_s``: how much later than on
-    idle links each frame arrived. ``n_line_bytes``: with all headers.
+    ``is_confirmed``: the receiver confirms every part of a frame, as servers do.
     """
 
     __slots__ = (
-        "_is_confirmed", "_is_writing", "_known", "_link", "_outbox", "_queue", "_slower", "_written_bytes", "n_line_bytes", "pair",
-        "waits_s",
+        "_is_confirmed", "_is_writing", "_known", "_link", "_noted", "_outbox", "_passed", "_queue", "_rates", "_slower", "_written_bytes",
     )  # fmt: skip
 
     def __init__(
         self,
         queue: EventQueue,
-        pair: tuple[str, str],
         pipes: tuple[LazyPipe, LazyPipe],
         link: Link,
         tcp: Tcp,
@@ -94,9 +92,12 @@ class Line(LazyFlow):
         """Whether a message waits until the process may write on."""
         self._written_bytes = 0
         self._known: dict[FrameSize, _Known] = {}
-        self.pair = pair
-        self.waits_s = array("d")
-        self.n_line_bytes = 0
+        self._passed = array("d")
+        """Of each frame with hidden states its bytes with headers, when it was due, and when it arrived."""
+        self._noted = array("d")
+        """Of frames that waited for nothing their bytes, their number, and from when until when they went."""
+        self._rates = [(0, 8 / link.rate_bps)]
+        """Seconds per byte of the line's own link, each with the length of ``_passed`` from which on it counts."""
 
     def send(self, size: FrameSize, call: Callable[..., None], *args: Any) -> None:
         """Sends a frame; ``call(*args)`` is called when its last byte has arrived."""
@@ -116,8 +117,8 @@ class Line(LazyFlow):
         known = self._known.get(size) or self._learn(size)
         at_s = self.pass_on(known.last)
         if at_s is not None:
-            self.n_line_bytes += known.n_wire_bytes
-            self.waits_s.append(at_s - (self._queue.now_s + known.idle_s))
+            if size.kind:
+                self._passed.extend((known.n_wire_bytes, self._queue.now_s + known.idle_s, at_s))
             self._written_bytes += size.last_bytes
             if self._written_bytes > framesizes.WRITTEN_BYTES:
                 self._written_bytes = 0
@@ -126,8 +127,7 @@ class Line(LazyFlow):
     def put_frame(self, size: FrameSize, call: Callable[..., None], *args: Any) -> None:
         """As ``send``, of a frame that may have to wait behind others."""
         known = self._known.get(size) or self._learn(size)
-        self.n_line_bytes += known.n_wire_bytes
-        item = self._queue.now_s + known.idle_s, call, args
+        item = self._queue.now_s + known.idle_s, known.n_wire_bytes if size.kind else 0, call, args
         if self._is_writing:
             self._outbox.put(_Waiting(size, item))
         elif size.n_parts:
@@ -178,14 +178,31 @@ class Line(LazyFlow):
         """Sends an acknowledgement, as for a message that has come on the connection without being simulated."""
         self._pipe.enter(self._queue.now_s, HEADER_BYTES, 0)
 
-    def note(self, size: FrameSize, n_times: int) -> None:
+    def note(self, size: FrameSize, n_times: int, since_s: float, until_s: float) -> None:
         """Counts frames that have waited for nothing, without sending them."""
-        self.n_line_bytes += n_times * (self._known.get(size) or self._learn(size)).n_wire_bytes
-        self.waits_s.append(0.0)
+        n_wire_bytes = n_times * (self._known.get(size) or self._learn(size)).n_wire_bytes
+        self._noted.extend((n_wire_bytes, n_times, since_s, until_s))
+
+    def count(self, own: LinkUse, shared: Sequence[tuple[LinkUse, float]]) -> None:
+        """Adds what the line has carried to the use of its link and of shared ones, on which a byte takes so many seconds."""
+        if self._passed:
+            n_wire_bytes, due_at_s, arrived_at_s = np.array(self._passed).reshape(-1, 3).T
+            own_s_per_byte = np.empty(len(n_wire_bytes))
+            for since, s_per_byte in self._rates:
+                own_s_per_byte[since // 3 :] = s_per_byte
+            left_at_s, waits_s = arrived_at_s - self._link.delay_s, arrived_at_s - due_at_s
+            own.add(left_at_s, n_wire_bytes * own_s_per_byte, waits_s)
+            for use, s_per_byte in shared:
+                use.add(left_at_s, n_wire_bytes * s_per_byte, waits_s)
+        rest = iter(self._noted)
+        for n_bytes, n_times, since_s, until_s in zip(rest, rest, rest, rest, strict=True):
+            for use, s_per_byte in ((own, self._rates[-1][1]), *shared):
+                use.spread(since_s, until_s, n_bytes * s_per_byte, int(n_times))
 
     def change(self, link: Link) -> None:
         """Notes that its link is another one from now on."""
         self._link = link
+        self._rates.append((len(self._passed), 8 / link.rate_bps))
         self._known.clear()
 
     def idle_s(self, size: FrameSize) -> float:
@@ -194,8 +211,7 @@ class Line(LazyFlow):
 
     def _learn(self, size: FrameSize) -> _Known:
         s_per_byte = max(8 / self._link.rate_bps, self._slower)
-        wire_bytes = self._tcp.wire_bytes
-        n_bytes = wire_bytes(size.last_bytes) + (size.n_parts and size.n_parts * wire_bytes(size.part_bytes))
+        n_bytes = bytes_on_wire(self._tcp, size)
         pipe, back, tcp = self._lazy_pipe, self._lazy_back, self._tcp
         is_plain = pipe.is_plain and back.is_plain and not tcp.restarts_after_idle
         last = MessageSize(
@@ -212,8 +228,9 @@ class Line(LazyFlow):
             if self._is_confirmed:  # at once, before all that waits in the process; nobody waits for it
                 self._back.enter(self._queue.now_s, _GOT_BYTES)
         elif item is not None:
-            due_at_s, call, args = item
-            self.waits_s.append(self._queue.now_s - due_at_s)
+            due_at_s, n_wire_bytes, call, args = item
+            if n_wire_bytes:
+                self._passed.extend((n_wire_bytes, due_at_s, self._queue.now_s))
             call(*args)
 
 
@@ -243,15 +260,11 @@ class Way(NamedTuple):
 
     def size_there(self, n_payload: int) -> FrameSize:
         """Returns the size of a frame there with ``n_payload`` bytes of hidden states."""
-        if self.forwarding:
-            return framesizes.push(n_payload, self.at)
-        return framesizes.step(n_payload)
+        return framesizes.there(n_payload, self.at, forwarding=self.forwarding)
 
     def size_back(self, n_payload: int) -> FrameSize:
         """Returns the size of a result with ``n_payload`` bytes of hidden states."""
-        if self.forwarding:
-            return framesizes.result(n_payload, self.n_hops)
-        return framesizes.out(n_payload)
+        return framesizes.back(n_payload, self.n_hops, forwarding=self.forwarding)
 
 
 class Links:
@@ -306,46 +319,45 @@ class Links:
             found.append(Way(there, back, accepts, at, len(hops), forwarding))
         return found
 
-    def note(self, client: int, hops: Sequence[Hop], n_input: int, n_output: int) -> None:
+    def note(self, request: SimulatedRequest) -> None:
         """Counts the steps of a request that has waited for nothing, without sending them."""
+        plan, route = request.plan, request.route
+        if route is None or request.time_s is None or request.ttft_s is None:
+            return
         token_bytes = self._experiment.problem.model.token_bytes
-        for way in self.ways(client, hops):
-            for n_bytes, n_times in ((n_input * token_bytes, 1), (token_bytes, n_output - 1)):
-                way.there.note(way.size_there(n_bytes), n_times)
-                if way.accepts is not None:
-                    way.accepts.note(framesizes.OK, n_times)
-                if way.returns:
-                    way.back.note(way.size_back(n_bytes), n_times)
+        first_at_s, ended_at_s = plan.arrival_at_s + request.ttft_s, plan.arrival_at_s + request.time_s
+        began_at_s = plan.arrival_at_s + request.waiting_s + (request.setup_s or 0.0)
+        for way in self.ways(plan.client, route.hops):
+            for n_tokens, n_times, since_s, until_s in (
+                (plan.n_input_tokens, 1, began_at_s, first_at_s),
+                (1, plan.n_output_tokens - 1, first_at_s, ended_at_s),
+            ):
+                if n_times:
+                    n_bytes = n_tokens * token_bytes
+                    way.there.note(way.size_there(n_bytes), n_times, since_s, until_s)
+                    if way.returns:
+                        way.back.note(way.size_back(n_bytes), n_times, since_s, until_s)
 
-    def use(self, until_s: float) -> list[LinkRow]:
-        """Returns the use of every link that has carried messages from 0 to ``until_s``, the busiest first."""
+    def use(self, until_s: float) -> LinksUsed:
+        """Returns the use of every link that has carried hidden states from 0 to ``until_s``."""
         network = self._experiment.network
-        lines: dict[tuple[str, str], list[Line]] = {}
-        for line in (line for line in self._lines.values() if line.waits_s):
-            lines.setdefault(line.pair, []).append(line)
-            for name in network.shared_paths.get(line.pair, ()):
-                lines.setdefault((name, name), []).append(line)
-        rows = []
-        for (source, target), of_link in lines.items():
-            is_shared = source in self._shared
-            rate_bps = network.shared_bps[source] if is_shared else network.links[source, target].rate_bps
-            busy_s = sum(line.n_line_bytes for line in of_link) * 8 / rate_bps
-            waits_s = np.concatenate([line.waits_s for line in of_link])
-            wait_s = LinkWait(mean=float(waits_s.mean()), p99=float(np.percentile(waits_s, 99)))
-            if is_shared:
-                source, _, target = source.partition(">")
-            rows.append(LinkRow(from_=source, to=target, use_ratio=busy_s / until_s, wait_s=wait_s))
-        return sorted(rows, key=lambda row: (-row.use_ratio, row.from_, row.to))
+        uses: dict[tuple[str, str], LinkUse] = {}
+        shared: dict[str, LinkUse] = {}
+        for (source, target, _), line in self._lines.items():
+            pair = source, target
+            names = network.shared_paths.get(pair, ())
+            on = [(shared.setdefault(name, LinkUse()), 8 / network.shared_bps[name]) for name in names]
+            line.count(uses.setdefault(pair, LinkUse()), on)
+        found = [(*pair, use) for pair, use in uses.items()]
+        return LinksUsed([*found, *((*ends_of(name), use) for name, use in shared.items())], until_s)
 
     def _line(self, source: str, target: str, end: str) -> Line:
         """``end``: see ``_ENDS``."""
         line = self._lines.get((source, target, end))
         if line is None:
             pipes = self._pipe(source, target), self._pipe(target, source)
-            link = self._link((source, target))
-            line = Line(
-                self._queue, (source, target), pipes, link, self._tcp, self._window_bytes, end == "asks"
-            )
+            link, is_confirmed = self._link((source, target)), end == "asks"
+            line = Line(self._queue, pipes, link, self._tcp, self._window_bytes, is_confirmed)
             self._lines[source, target, end] = line
         return line
 
@@ -363,6 +375,12 @@ class Links:
 
     def _link(self, pair: tuple[str, str]) -> Link:
         return self._present.get(pair) or self._experiment.network.links[pair]
+
+
+def bytes_on_wire(tcp: Tcp, size: FrameSize) -> int:
+    """Returns the bytes of a frame with all headers. Each of its messages has segments of its own."""
+    n_bytes = tcp.wire_bytes(size.last_bytes)
+    return n_bytes + size.n_parts * tcp.wire_bytes(size.part_bytes) if size.n_parts else n_bytes
 
 
 def never_wait(experiment: Experiment) -> bool:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from policies.problem import Route
 from policies.workload import RequestPlan
 from testbed.records.events import FaultEvent, Moved, ServerLeft
-from testbed.records.summary import LinkRow, MoveRow
+from testbed.records.links import LinksUsed
+from testbed.records.summary import MoveRow
 
 ServerEvent = FaultEvent | ServerLeft | Moved
 
@@ -60,7 +61,7 @@ class FastRun(NamedTuple):
     """The number of these rows; ``None`` for a run in closed form."""
     gaps_s: array[float] | None = None
     """Seconds from every token to the next of its request, of all requests of a run step by step."""
-    links: list[LinkRow] | None = None
-    """Use of every link that carried messages, the busiest first; ``None``: it was not simulated."""
+    links: LinksUsed | None = None
+    """Use of every link that carried hidden states; ``None``: it was not simulated."""
     faults: Sequence[ServerEvent] = ()
     """What happened to servers, in the order of time."""

@@ -13,13 +13,16 @@ import msgspec
 
 from testbed.control.live import SOCKET
 from testbed.errors import TestbedError
+from testbed.experiments import load_experiment
 from testbed.page.follow import Follower
 from testbed.page.header import header
 from testbed.page.history import History, Position
+from testbed.page.linkuse import use_between_sites
 from testbed.page.others import finished_history
 from testbed.page.simulated import read_simulation
 from testbed.records.plan import is_simulated, read_plan
 from testbed.results import load_run
+from testbed.results.tables import LINKS
 from testbed.rundir import OWNER, TWIN, not_a_run, owner_alive
 
 UPDATE_S = 0.1
@@ -127,15 +130,24 @@ class Feed:
     def _status_now(self) -> dict[str, Any]:
         follower = self._follower
         if follower is None:
-            return {"phase": "simulated", "is_live": False, "faults": False, "twin": False, "why": ""}
+            return {
+                **{"phase": "simulated", "is_live": False, "faults": False, "twin": False, "why": ""},
+                "links": (self.run_dir / LINKS).exists(),
+            }
         is_live = owner_alive(self.run_dir)
         return {
             "phase": follower.phase(is_live),
             "is_live": is_live,
             "faults": is_live and (self.run_dir / SOCKET).exists(),
             "twin": (self.run_dir / TWIN / "summary.json").exists(),
+            "links": (self.run_dir / LINKS).exists(),
             "why": follower.failure,
         }
+
+    def links(self) -> bytes:
+        """Return the use of links as JSON, once the run has left it. Raises ``UserError``, ``OSError``, ``ValueError``."""
+        experiment = load_experiment(str(self.run_dir / "scenario.toml"))
+        return msgspec.json.encode(use_between_sites(self.run_dir, experiment))
 
     def _read_twin(self) -> None:
         folder = self.run_dir / TWIN

@@ -18,12 +18,14 @@ from testbed.experiments.experiment import Experiment
 from testbed.page.follow import Follower
 from testbed.page.header import header
 from testbed.page.history import Position
+from testbed.page.linkuse import use_between_sites
 from testbed.records.plan import read_plan
 from testbed.records.summary import read_summary
 from testbed.results import load_run, read_tables, write_all
 from testbed.results.errors import Tables
 from testbed.results.figures import draw_figures
 from testbed.results.report import report_body, report_title
+from testbed.results.tables import read_links
 from testbed.rundir import TWIN, replacing
 
 MAX_TOKENS = 100_000
@@ -49,7 +51,8 @@ def write_report(run_dir: Path, experiment: Experiment, tables: Tables | None = 
     ]
 
     def write_page(path: Path) -> None:
-        figures = draw_figures(run_dir / "figures", experiment, records, hops, rows)
+        used = read_links(run_dir)
+        figures = draw_figures(run_dir / "figures", experiment, records, hops, rows, used)
         body = report_body(summary, figures, failures)
         data = run_data(run_dir, experiment)
         with replacing(path) as temporary:
@@ -64,9 +67,13 @@ def run_data(run_dir: Path, experiment: Experiment) -> dict[str, Any]:
     head, follower = _followed(run_dir, experiment)
     status = {
         **{"phase": follower.phase(False), "is_live": False, "faults": False},
-        **{"twin": False, "why": follower.failure, "now_s": None},
+        **{"twin": False, "links": True, "why": follower.failure, "now_s": None},
     }
-    data = {"header": head, "update": {**follower.history.since(Position()), "status": status}}
+    data = {
+        "header": head,
+        "update": {**follower.history.since(Position()), "status": status},
+        "links": use_between_sites(run_dir, experiment),
+    }
     folder = run_dir / TWIN
     if (folder / "summary.json").is_file():
         try:

@@ -19,7 +19,7 @@ from nodes.messages import A, Question
 from testbed.control.faults.byhand import Fault, check_fault
 from testbed.control.links import link_change
 from testbed.control.live import SOCKET, ask
-from testbed.errors import UserError
+from testbed.errors import TestbedError, UserError
 from testbed.page.feed import UPDATE_S, Feed
 from testbed.page.guard import add_headers, refusal
 from testbed.page.history import Position
@@ -79,6 +79,7 @@ class PageServer:
         app.router.add_get("/api/news", self._news)
         app.router.add_get("/api/twin", self._twin)
         app.router.add_get("/api/others", self._others)
+        app.router.add_get("/api/links", self._use_of_links)
         app.router.add_get("/api/requests/{request}/hops", self._hops)
         app.router.add_post("/api/faults", self._fault)
         app.router.add_post("/api/links", self._link)
@@ -124,6 +125,13 @@ class PageServer:
 
     async def _others(self, request: web.Request) -> web.Response:
         return _json(self._feed.others)
+
+    async def _use_of_links(self, request: web.Request) -> web.Response:
+        try:
+            body = await asyncio.to_thread(self._feed.links)
+        except (TestbedError, OSError, ValueError) as error:
+            return _error(404, f"the use of links cannot be shown: {error}")
+        return _json(body)
 
     async def _hops(self, request: web.Request) -> web.Response:
         """Respond with the hops of every token of one request."""

@@ -15,6 +15,7 @@ from msgspec import Meta
 from testbed.records.base import columns_of
 from testbed.records.events import AnyEvent
 from testbed.records.hops import HopRow
+from testbed.records.links import link_columns
 from testbed.records.plan import Plan
 from testbed.records.requests import RequestRow, Times
 from testbed.records.summary import RunSummary
@@ -46,6 +47,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "requests": lambda: _columns(columns_of(RequestRow)),
     "times": lambda: _columns(columns_of(Times)),
     "hops": lambda: _columns(columns_of(HopRow)),
+    "links": lambda: _columns(link_columns()),
     "plan": lambda: _columns(columns_of(Plan)),
     "events": _events,
 }

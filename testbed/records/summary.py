@@ -374,10 +374,10 @@ class RunSummary(Record, kw_only=True):
         list[LinkRow] | UnsetType,
         column(
             "the ten busiest links: `from`, `to`, `use_ratio` (the share of the time from 0 to the last end in which it "
-            "carried messages of steps, openings and closings), and `wait_s`: how much later messages arrived than "
-            "with nothing else on the link (`mean`, `p99`)",
-            "",
-            "simulation, engine `fast`",
+            "carried hidden states), and `wait_s`: how much later messages arrived than with nothing else on the link "
+            "(`mean`, `p99`) ([below](#use-of-links-linksparquet))",
+            "s",
+            "not engine `reference`, nor network `hosts`",
         ),
     ] = UNSET
     n_link_changes_by_hand: Annotated[int, column("changes of links by `testbed link`")] = 0

@@ -2,6 +2,7 @@
 
 - ``logs`` reads what clients logged; ``changes``, ``slow``: changes of links and slowed servers over time
 - ``model`` computes the closed model's time of every hop; ``requests`` makes a row of metrics per request
+- ``links``: use of links over time
 - ``summary`` aggregates; ``failures``: faults and recoveries; ``slo``: objectives and goodput; ``unused``:
   blocks that no request used; ``served``: requests from outside; ``intervals``: means over runs
 - ``errors``: how far the run is from its twin, or from the closed model
@@ -15,13 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from netem.networks import NETWORKS
 from testbed.errors import RunError, UserError
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.provenance import read_provenance
+from testbed.fast.links import never_wait
 from testbed.records.base import data_of
-from testbed.records.plan import is_simulated, read_plan
-from testbed.records.summary import RunSummary, read_summary
+from testbed.records.links import LinksUsed
+from testbed.records.plan import Plan, is_simulated, read_plan
+from testbed.records.summary import MOST_LINKS, RunSummary, read_summary
 from testbed.results.errors import Tables
+from testbed.results.links import use_of_links
 from testbed.results.logs import read_logs
 from testbed.results.model import hop_table
 from testbed.results.requests import request_rows
@@ -48,7 +53,7 @@ def finish_run(
     written. If a file cannot be written, the others are; then raises ``RunError``, which names all that
     failed.
     """
-    from testbed.results.tables import write_hops, write_requests
+    from testbed.results.tables import write_hops, write_links, write_requests
     from testbed.results.trace import write_trace
 
     plan = read_plan(run_dir)
@@ -59,6 +64,9 @@ def finish_run(
     records, hops, rows = tables.records, tables.hops, tables.rows
     summary = summarize(experiment, plan, tables, objectives, _twin(run_dir))
     summary.code = read_provenance(run_dir).get("code")
+    links = _use_of_links(experiment, plan, tables)
+    if links is not None:
+        summary.links = links.rows[:MOST_LINKS]
     for name, value in dict(read_verification(run_dir, experiment)).items():
         setattr(summary, name, value)
     writers: dict[str, Callable[[Path], object]] = {
@@ -66,10 +74,20 @@ def finish_run(
         "requests.parquet": lambda path: write_requests(path, rows),
         "hops.parquet": lambda path: write_hops(path, experiment, hops),
     }
+    if links is not None:
+        writers["links.parquet"] = lambda path: write_links(path, links)
     if trace:
         writers["trace.json"] = lambda path: write_trace(path, experiment, records, hops)
     write_all(run_dir, writers)
     return summary
+
+
+def _use_of_links(experiment: Experiment, plan: Plan, tables: Tables) -> LinksUsed | None:
+    """Return the use of the run's links; None if its network emulates none, or no time ever passes on them."""
+    network = NETWORKS.get(plan.network)
+    if network is None or not network.emulates or never_wait(experiment):
+        return None
+    return use_of_links(experiment, tables.records, tables.hops, shares_links=network.shares_links)
 
 
 def read_tables(run_dir: Path, experiment: Experiment) -> Tables:

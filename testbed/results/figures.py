@@ -13,10 +13,13 @@ from nodes.records import Rerouted
 from testbed.experiments.experiment import Experiment
 from testbed.faultkinds import KINDS
 from testbed.records.events import FaultHappened
+from testbed.records.links import link_name
 from testbed.records.requests import RequestRow
+from testbed.records.summary import MOST_LINKS
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
 from testbed.results.plots import plotting, save_both
+from testbed.results.tables import UseOverTime
 from testbed.rundir import own_folder
 
 Array = NDArray[np.float64]
@@ -31,19 +34,29 @@ _SMALL_STEPS = 0.1
 
 
 def draw_figures(
-    folder: Path, experiment: Experiment, records: RunRecords, hops: HopTable, rows: Rows
+    folder: Path,
+    experiment: Experiment,
+    records: RunRecords,
+    hops: HopTable,
+    rows: Rows,
+    links: UseOverTime,
 ) -> list[tuple[Path, str]]:
     """Draw all figures as PNG and PDF into ``folder``; returns (PNG path, caption). Raises ``OSError``."""
     own_folder(folder)
     drawn: list[tuple[Path, str]] = []
     with plotting(_STYLE) as plt:
-        for name, caption, figure in _figures(plt, experiment, records, hops, rows):
+        for name, caption, figure in _figures(plt, experiment, records, hops, rows, links):
             drawn.append((save_both(plt, figure, folder, name, tight=True), caption))
     return drawn
 
 
 def _figures(
-    plt: Any, experiment: Experiment, records: RunRecords, hops: HopTable, rows: Rows
+    plt: Any,
+    experiment: Experiment,
+    records: RunRecords,
+    hops: HopTable,
+    rows: Rows,
+    links: UseOverTime,
 ) -> Iterator[tuple[str, str, Any]]:
     """Yield (file name, caption, figure) of each figure that has something to show."""
     gaps, model = _gaps(records, hops)
@@ -67,6 +80,37 @@ def _figures(
         more = "Red: a fault hit it. Green: it serves (again)."
         caption += _faults_caption(records, more) + _moves_caption(records)
         yield "servers", caption, _load(plt, experiment, records)
+    if links.use_ratio:
+        shown = list(links.use_ratio)[:MOST_LINKS]
+        most = (
+            f"The {len(shown)} busiest of {len(links.use_ratio)} links"
+            if len(shown) < len(links.use_ratio)
+            else "Links"
+        )
+        caption = f"{most} over time: how much of each {links.width_s:g} s they carried hidden states, and of the run."
+        yield "links", caption, _use(plt, links, shown)
+
+
+def _use(plt: Any, links: UseOverTime, shown: Sequence[tuple[str, str]]) -> Any:
+    """Draw a row per link."""
+    use = np.array([links.use_ratio[link] for link in shown])
+    instants = np.arange(use.shape[1] + 1) * links.width_s
+    figure, axes = plt.subplots(figsize=(7.5, 0.28 * len(shown) + 1.4))
+    edges = np.arange(len(shown) + 1) - 0.5
+    mesh = axes.pcolormesh(instants, edges, use, cmap="Purples", vmin=0, vmax=1)
+    figure.colorbar(mesh, ax=axes, label="use", pad=0.12, format=lambda ratio, _: f"{ratio:.0%}")
+    axes.set_yticks(range(len(shown)), [link_name(*link) for link in shown])
+    for row, link in enumerate(shown):
+        axes.annotate(
+            f"{links.of_run[link]:.0%}",
+            (1.01, row),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=8,
+        )
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_xlabel("time since the start [s]")
+    return figure
 
 
 def _faults_caption(records: RunRecords, what: str) -> str:

@@ -150,14 +150,14 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
         model_compute_s=np.zeros(n_rows),
         model_client_s=hub_times_s(experiment, columns["last"]),
     )
-    clients = _clients(experiment, records, table)
+    clients = clients_of(experiment, records, table)
     _fill_network(experiment, records, table, clients)
     slow = SlowServers(records.faults, [s.name for s in experiment.problem.servers])
     _fill_compute(experiment, table, clients, slow)
     return table
 
 
-def _clients(experiment: Experiment, records: RunRecords, table: HopTable) -> NDArray[np.int64]:
+def clients_of(experiment: Experiment, records: RunRecords, table: HopTable) -> NDArray[np.int64]:
     """Return the number of the client whose request each row belongs to."""
     number = {name: i for i, name in enumerate(experiment.problem.clients)}
     indices = np.array([record.index for record in records.requests], dtype=np.int64)
@@ -171,7 +171,7 @@ def hub_times_s(experiment: Experiment, last: NDArray[np.int64]) -> Array:
     return np.where(last == problem.model.n_blocks, problem.hub_token_s, 0.0)
 
 
-class _Messages(NamedTuple):
+class Messages(NamedTuple):
     """Columns with one row per message between nodes. Nodes are numbers: servers first, then clients.
 
     ``row`` is the message's row in the ``HopTable``, or -1 for an opening; ``opening`` is the request of an
@@ -193,12 +193,12 @@ def _fill_network(
     """Fill in the model's network times of all hops, and when chains should have been open."""
     n_servers = experiment.problem.n_servers
     names = [*(s.name for s in experiment.problem.servers), *experiment.problem.clients]
-    messages = _joined(_messages(experiment, table, n_servers + clients), _openings(experiment, records))
+    messages = _joined(messages_of(experiment, table, n_servers + clients), _openings(experiment, records))
     link = _Links(experiment, records)
     # Messages of clients first: a server replies to an opening when it arrives.
     is_clients = messages.sender >= n_servers
     answers = []
-    for pair, sent in _by_pair(_chosen(messages, is_clients)):
+    for pair, sent in by_pair(_chosen(messages, is_clients)):
         starts_at_s, arrives_at_s = link.carry((names[pair[0]], names[pair[1]]), sent)
         _note(table, sent, starts_at_s, arrives_at_s)
         is_opening = sent.row < 0
@@ -207,7 +207,7 @@ def _fill_network(
         answers.append(
             opened._replace(sender=opened.receiver, receiver=opened.sender, sent_at_s=at_s, arrived_at_s=at_s)
         )
-    for pair, sent in _by_pair(_joined(_chosen(messages, ~is_clients), *answers)):
+    for pair, sent in by_pair(_joined(_chosen(messages, ~is_clients), *answers)):
         starts_at_s, arrives_at_s = link.carry((names[pair[0]], names[pair[1]]), sent)
         _note(table, sent, starts_at_s, arrives_at_s)
         is_opening = sent.row < 0
@@ -217,7 +217,7 @@ def _fill_network(
             table.model_opened_at_s[request] = max(table.model_opened_at_s.get(request, -math.inf), at_s)
 
 
-def _note(table: HopTable, sent: _Messages, starts_at_s: Array, arrives_at_s: Array) -> None:
+def _note(table: HopTable, sent: Messages, starts_at_s: Array, arrives_at_s: Array) -> None:
     """Add the times of the messages of one pair of nodes to the table's rows."""
     is_hop = sent.row >= 0
     row, sent_at_s = sent.row[is_hop], sent.sent_at_s[is_hop]
@@ -235,7 +235,7 @@ class _Links:
         self._planned = Timeline(experiment, as_intended(experiment, records))
         self._is_changing = bool(records.changes)
 
-    def carry(self, pair: tuple[str, str], messages: _Messages) -> tuple[Array, Array]:
+    def carry(self, pair: tuple[str, str], messages: Messages) -> tuple[Array, Array]:
         """Return when each of ``messages``, given in the order of their sending, goes out and arrives."""
         mtu, timeline = self._experiment.network.mtu, self._timeline
         link = timeline.link(pair, 0.0)
@@ -266,7 +266,7 @@ class _Links:
         return start_s
 
 
-def _messages(experiment: Experiment, table: HopTable, clients: NDArray[np.int64]) -> _Messages:
+def messages_of(experiment: Experiment, table: HopTable, clients: NDArray[np.int64]) -> Messages:
     """Return the messages of all hops.
 
     With forwarding, the server of the row before sends to the next one, and only the last to the client.
@@ -276,14 +276,14 @@ def _messages(experiment: Experiment, table: HopTable, clients: NDArray[np.int64
     if experiment.problem.forwarding:
         sender = np.where(table.hop > 0, np.roll(table.server, 1), clients)
     none = np.full(len(rows), -1)
-    up = _Messages(sender, table.server, table.sent_at_s, table.arrived_at_s, rows, table.up_bytes, none)
-    down = _Messages(
+    up = Messages(sender, table.server, table.sent_at_s, table.arrived_at_s, rows, table.up_bytes, none)
+    down = Messages(
         table.server, clients, table.departed_at_s, table.received_at_s, rows, table.down_bytes, none
     )
     return _joined(up, _chosen(down, table.down_bytes > 0))
 
 
-def _openings(experiment: Experiment, records: RunRecords) -> _Messages:
+def _openings(experiment: Experiment, records: RunRecords) -> Messages:
     """Return the messages that open chains: one to each server of every admitted request, all at once."""
     first = experiment.problem.n_servers
     number = {name: first + i for i, name in enumerate(experiment.problem.clients)}
@@ -293,21 +293,21 @@ def _openings(experiment: Experiment, records: RunRecords) -> _Messages:
         if record.opening_at_s is not None
         for hop in record.chain
     ]
-    columns = np.array(found, dtype=np.float64).reshape(len(found), len(_Messages._fields)).T
+    columns = np.array(found, dtype=np.float64).reshape(len(found), len(Messages._fields)).T
     whole = (column.astype(np.int64) for column in (*columns[:2], *columns[4:]))
     sender, receiver, row, n_bytes, opening = whole
-    return _Messages(sender, receiver, columns[2], columns[3], row, n_bytes, opening)
+    return Messages(sender, receiver, columns[2], columns[3], row, n_bytes, opening)
 
 
-def _chosen(messages: _Messages, which: NDArray[Any]) -> _Messages:
-    return _Messages(*(column[which] for column in messages))
+def _chosen(messages: Messages, which: NDArray[Any]) -> Messages:
+    return Messages(*(column[which] for column in messages))
 
 
-def _joined(*parts: _Messages) -> _Messages:
-    return _Messages(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+def _joined(*parts: Messages) -> Messages:
+    return Messages(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def _by_pair(messages: _Messages) -> Iterator[tuple[tuple[int, int], _Messages]]:
+def by_pair(messages: Messages) -> Iterator[tuple[tuple[int, int], Messages]]:
     """Yield the messages of each pair of nodes (sender, receiver), in the order of their sending."""
     keys = (messages.row, messages.arrived_at_s, messages.sent_at_s, messages.receiver, messages.sender)
     ordered = _chosen(messages, np.lexsort(keys))

@@ -7,7 +7,8 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from testbed.records.summary import RunSummary
+from testbed.records.links import link_name
+from testbed.records.summary import LinkRow, RunSummary
 from testbed.results.text import VIRTUAL_TIME, summary_text
 
 
@@ -26,6 +27,8 @@ def report_body(summary: RunSummary, figures: list[tuple[Path, str]], failures: 
         "<h2>Parts of a hop</h2>",
         _parts_table(summary),
     ]
+    if summary.links:
+        parts += ["<h2>Busiest links</h2>", _links_table(summary.links)]
     if failures:
         parts.append("<h2>Requests that did not complete</h2><ul>")
         parts += [f"<li>{html.escape(text)}</li>" for text in failures]
@@ -63,4 +66,13 @@ def _parts_table(summary: RunSummary) -> str:
         cells += [model.mean, model.p99] if model else [None, None]
         text = "".join(f"<td>{'' if cell is None else f'{1e3 * cell:.3f}'}" for cell in cells)
         rows.append(f"<tr><td>{label}{text}</tr>")
+    return "".join(rows) + "</table>"
+
+
+def _links_table(links: Sequence[LinkRow]) -> str:
+    rows = ["<table class=parts><tr><th>link<th>use<th>wait, mean [s]<th>wait, p99 [s]</tr>"]
+    for link in links:
+        name = html.escape(link_name(link.from_, link.to))
+        cells = (f"{link.use_ratio:.1%}", f"{link.wait_s.mean:.3f}", f"{link.wait_s.p99:.3f}")
+        rows.append(f"<tr><td>{name}{''.join(f'<td>{cell}' for cell in cells)}</tr>")
     return "".join(rows) + "</table>"

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from testbed.experiments.experiment import Experiment
 from testbed.records.hops import hop_columns
+from testbed.records.links import LinksUsed, link_columns
 from testbed.records.requests import RequestRow, flat, request_columns, row_of
+from testbed.records.summary import read_summary
 from testbed.results.model import HopTable
 from testbed.rundir import parquet_path, replacing
 
+LINKS = "links.parquet"
 _ARROW: dict[Any, pa.DataType] = {
     int: pa.int64(),
     float: pa.float64(),
@@ -76,6 +82,60 @@ def hop_rows_table(experiment: Experiment, hops: HopTable) -> pa.Table:
 def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
     """Write ``hop_rows_table``."""
     write_table(path, hop_rows_table(experiment, hops))
+
+
+def links_table(links: LinksUsed) -> pa.Table:
+    """Return a table with a row per link and part of the run in which it carried something: ``LinkBin``."""
+    columns: dict[str, list[Any]] = {name: [] for name in ("from", "to", "start_s", "use_ratio", "wait_s")}
+    for row, series in links.series():
+        bins = np.flatnonzero((series.use_ratio > 0) | ~np.isnan(series.wait_s))
+        columns["from"] += [row.from_] * len(bins)
+        columns["to"] += [row.to] * len(bins)
+        columns["start_s"] += (bins * links.width_s).tolist()
+        columns["use_ratio"] += series.use_ratio[bins].tolist()
+        columns["wait_s"] += [
+            None if math.isnan(wait_s) else wait_s for wait_s in series.wait_s[bins].tolist()
+        ]
+    columns["end_s"] = [start_s + links.width_s for start_s in columns["start_s"]]
+    schema = pa.schema([(name, _arrow_type(kind)) for name, (kind, _) in link_columns().items()])
+    return pa.table(columns).select(schema.names).cast(schema)
+
+
+def write_links(path: Path, links: LinksUsed) -> None:
+    """Write ``links_table``."""
+    write_table(path, links_table(links))
+
+
+class UseOverTime(NamedTuple):
+    """Use of links by (from, to), the busiest first.
+
+    ``use_ratio``: per part of ``width_s`` seconds, from 0 on; ``of_run``: over the whole run.
+    """
+
+    width_s: float
+    use_ratio: dict[tuple[str, str], NDArray[np.float64]]
+    of_run: dict[tuple[str, str], float]
+
+
+def read_links(run_dir: Path) -> UseOverTime:
+    """Read a run's ``links.parquet``; without such a file there are no links.
+
+    The summary has the busiest links' use over the whole run; that of others is the mean over all parts. Raises
+    ``OSError``, or ``ValueError`` (``pa.ArrowInvalid``, too) if it is no such table, ``UserError`` for the summary.
+    """
+    path = run_dir / LINKS
+    columns = pq.read_table(parquet_path(path)).to_pydict() if path.is_file() else {"start_s": []}
+    if not columns["start_s"]:
+        return UseOverTime(1.0, {}, {})
+    width_s = columns["end_s"][0] - columns["start_s"][0]
+    bins = np.rint(np.array(columns["start_s"]) / width_s).astype(np.int64)
+    ends = list(zip(columns["from"], columns["to"], strict=True))
+    found = {link: np.zeros(bins.max() + 1) for link in dict.fromkeys(ends)}
+    for link, number, use_ratio in zip(ends, bins.tolist(), columns["use_ratio"], strict=True):
+        found[link][number] = use_ratio
+    of_run = {link: float(ratios.mean()) for link, ratios in found.items()}
+    of_run |= {(row.from_, row.to): row.use_ratio for row in read_summary(run_dir).links or ()}
+    return UseOverTime(width_s, found, of_run)
 
 
 def write_table(path: Path, table: pa.Table) -> None:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from netem.networks import NETWORKS
 from testbed.experiments.units import counted
+from testbed.records.links import busy_text
 from testbed.records.summary import ErrorFigures, RunSummary
 from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
@@ -152,6 +153,7 @@ def _start(summary: RunSummary) -> str:
 def _footer(summary: RunSummary) -> str:
     lines = [f"{count} failed: {reason}" for reason, count in summary.failed_because.items()]
     lines += failure_text(summary)
+    lines += busy_text(summary.links or ())
     lines += unused_text(summary.unused_blocks)
     lines += _clock_lines(summary)
     if summary.compute == "blocks":

@@ -15,7 +15,7 @@ from policies.problem import PolicyError
 from testbed.records.base import data_of
 from testbed.records.events import FaultHappened
 from testbed.records.requests import RequestRow
-from testbed.records.summary import MOST_LINKS, MoveRow, UnusedBlocks
+from testbed.records.summary import MoveRow, UnusedBlocks
 from testbed.results.summary import active_sessions
 from testbed.results.unused import unused_blocks
 from testbed.simulator.engine import Simulation
@@ -56,8 +56,8 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         found["mean"] = means(simulation.rows)
         found["percentiles"] = percentiles(simulation.rows)
         found |= _left_out(simulation.rows)
-        if simulation.served.links is not None:
-            found["links"] = [data_of(row) for row in simulation.served.links[:MOST_LINKS]]
+        if simulation.links is not None:
+            found["links"] = [data_of(row) for row in simulation.links]
         unused = unused_of(simulation)
         found["unused_blocks"] = None if unused is None else data_of(unused)
         if experiment.policy.online is not None:

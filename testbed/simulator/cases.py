@@ -27,8 +27,9 @@ from testbed.experiments.experiment import (
 )
 from testbed.experiments.policy import PolicyChoice
 from testbed.fast.outcome import ServerEvent, SimulatedRequest
+from testbed.records.links import LinksUsed
 from testbed.records.requests import RequestRow
-from testbed.records.summary import LinkRow, MoveRow, RunSummary
+from testbed.records.summary import MoveRow, RunSummary
 from testbed.simulator.instance import Instance, load_instance
 
 
@@ -63,8 +64,8 @@ class Served(NamedTuple):
     n_steps: int | None = None
     gaps_s: Sequence[float] | None = None
     """These three are as in ``testbed.fast.outcome.FastRun``; without gaps the closed form gives them."""
-    links: Sequence[LinkRow] | None = None
-    """Use of every link, the busiest first; ``None``: this engine does not know it."""
+    links: LinksUsed | None = None
+    """Use of every link; ``None``: the engine has none of it, or it is in the run directory."""
     faults: Sequence[ServerEvent] = ()
     """As in ``testbed.fast.outcome.FastRun``."""
 

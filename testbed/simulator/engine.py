@@ -18,9 +18,10 @@ from testbed.experiments.experiment import Experiment
 from testbed.fast.engine import simulate_fast
 from testbed.fast.machines import not_carried
 from testbed.fast.outcome import Disturbed, SimulatedRequest
+from testbed.records.links import link_name
 from testbed.records.plan import PlacementRow, Plan
 from testbed.records.requests import COMPLETED, RequestRow
-from testbed.records.summary import SIMULATED
+from testbed.records.summary import MOST_LINKS, SIMULATED, LinkRow
 from testbed.runtime.signals import Interruption
 from testbed.simulator.cases import Case, Served
 from testbed.simulator.rows import outcome_rows
@@ -63,6 +64,13 @@ class Simulation:
         if self.served.rows is not None:
             return self.served.rows
         return outcome_rows(self.case.experiment.problem.clients, self.served.outcomes)
+
+    @property
+    def links(self) -> Sequence[LinkRow] | None:
+        """The busiest links; ``None``: the engine has none of their use."""
+        if (summary := self.served.summary) is not None:
+            return summary.links or None
+        return None if self.served.links is None else self.served.links.rows[:MOST_LINKS]
 
     @property
     def plan(self) -> Plan:
@@ -232,8 +240,8 @@ def _fast(
         links=run.links,
         faults=run.faults,
     )
-    if not run.links:
+    if run.links is None or not run.links.rows:
         return served, run.why
-    busiest = run.links[0]
-    link = f"{busiest.from_} to {busiest.to}" if busiest.to else busiest.from_
+    busiest = run.links.rows[0]
+    link = link_name(busiest.from_, busiest.to)
     return served, f"{run.why}; the busiest link, {link}, is used {busiest.use_ratio:.0%} of the time"

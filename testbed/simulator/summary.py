@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from testbed.codeversion import code_version
 from testbed.records.events import Moved
 from testbed.records.requests import RequestRow
-from testbed.records.summary import MOST_LINKS, SIMULATION, Decision, RunSummary, WithoutSetup
+from testbed.records.summary import SIMULATION, Decision, RunSummary, WithoutSetup
 from testbed.results.failures import add_faults
 from testbed.results.requests import stats
 from testbed.results.summary import common_summary
@@ -48,8 +48,8 @@ def summarize_simulation(
     summary.metrics["token_gap_s"] = summary.model["token_gap_s"] = stats(token_gaps_s(simulation))
     summary.decision = Decision(placement_s=simulation.placement_s, routing_s=stats(served.routing_s))
     summary.moves = list(served.moves)
-    if served.links is not None:
-        summary.links = list(served.links[:MOST_LINKS])
+    if simulation.links is not None:
+        summary.links = list(simulation.links)
     if served.moves or served.faults:  # the blocks that servers held are not those of the plan
         summary.unused_blocks = None
     add_faults(summary, served.faults, len(experiment.faults.planned))

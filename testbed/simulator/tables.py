@@ -24,7 +24,7 @@ def write_simulation(out: Path, simulation: Simulation, summary: RunSummary) -> 
 
     Raises ``RunError`` if writing fails.
     """
-    from testbed.results.tables import write_hops, write_requests
+    from testbed.results.tables import write_hops, write_links, write_requests
 
     experiment, source = simulation.case.experiment, simulation.case.source
     writers: dict[str, Callable[[Path], object]] = {
@@ -37,6 +37,8 @@ def write_simulation(out: Path, simulation: Simulation, summary: RunSummary) -> 
         writers["scenario.toml"] = lambda path: path.write_text(dump_toml(experiment), encoding="utf-8")
     else:
         writers["instance.json"] = lambda path: shutil.copyfile(source, path)
+    if (links := simulation.served.links) is not None:
+        writers["links.parquet"] = lambda path: write_links(path, links)
     if not summary.hops_left_out:
         writers["hops.parquet"] = lambda path: write_hops(path, experiment, hop_table(simulation))
     if simulation.served.faults:

@@ -6,9 +6,12 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from rich.table import Table
 
 from testbed.experiments.units import counted
+from testbed.records.links import busy_text
+from testbed.records.summary import LinkRow
 from testbed.results.unused import unused_from, unused_text
 from testbed.simulator.answer import PERCENTILES
 from testbed.simulator.engine import EMULATED
@@ -167,6 +170,11 @@ def _notes(row: dict[str, Any]) -> list[str]:
         notes.append(f"{row['policy']} {what}{of}: {row['error']}{rest}")
     if row.get("n_failed"):
         notes.append(_left_out(row))
+    links = max((run.get("links") or () for run in runs), key=_most_used, default=())
+    warnings = busy_text(msgspec.convert(links, list[LinkRow]))
+    if len(runs) > 1:
+        warnings = [f"in the busiest of {len(runs)} runs {warning}" for warning in warnings]
+    notes += [f"{row['policy']}: {warning}" for warning in warnings]
     notes += [f"{row['policy']}: {hint}" for hint in unused_text(unused_from(row.get("unused_blocks")))]
     if row.get("n_empty"):
         notes.append(
@@ -176,6 +184,10 @@ def _notes(row: dict[str, Any]) -> list[str]:
     if "gain" in row:
         notes.append(_gain(row))
     return notes
+
+
+def _most_used(links: Sequence[dict[str, Any]]) -> float:
+    return max((link["use_ratio"] for link in links), default=0.0)
 
 
 def _left_out(row: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.browser.conftest import CHURN
@@ -41,6 +42,8 @@ def test_the_page_of_a_finished_run_has_all_its_parts(page: Page, served: str) -
     assert page.locator("tr[data-server]").count() == 15
     assert page.locator(".chart").count() == 6
     expect(page.get_by_test_id("map").locator("svg .server")).to_have_count(15)
+    titles = page.locator(".map-frame .link title")
+    expect(titles.filter(has_text=re.compile(r" busy now, .* over the run \(")).first).to_be_attached()
 
 
 def test_the_slider_shows_what_was_so_at_its_instant(page: Page, served: str) -> None:
@@ -189,6 +192,31 @@ def test_a_link_that_is_down_is_shown_while_it_is(page: Page, command: Testbed) 
     for t, n_down in ((1, 0), (3, 1), (5, 0)):
         go_to(page, t)
         expect(down).to_have_count(n_down)
+
+
+def test_links_show_how_busy_they_are(page: Page, command: Testbed) -> None:
+    long = (
+        "workload.n_requests=4",
+        "workload.n_output_tokens=2",
+        "workload.n_input_tokens=50",
+        "workload.rate=20",
+    )
+    run_dir = command.up("clustered", *MEMORY, *(f"--set={value}" for value in long)).run_dir
+    (most, *_) = json.loads((run_dir / "summary.json").read_text())["links"]
+    assert most["use_ratio"] > 0.05
+    page.goto((run_dir / "report.html").as_uri())
+    page.get_by_test_id("map").locator("summary").click()
+    rows = page.locator("table.links tbody tr")
+    of_run = rows.first.locator("td").nth(4)
+    expect(of_run).to_have_text(f"{round(100 * most['use_ratio'])} %")
+    expect(rows.last.locator("td").nth(4)).to_have_text("0 %")
+    used = page.locator(".map-frame .link.used")
+    rows_of = pq.read_table(run_dir / "links.parquet").to_pylist()
+    busiest = next(row for row in rows_of if row["use_ratio"] == 1.0)
+    go_to(page, (busiest["start_s"] + busiest["end_s"]) / 2)
+    expect(used).to_have_count(1)
+    expect(used.locator("title")).to_contain_text("100 % busy now")
+    expect(page.get_by_role("heading", name="Busiest links")).to_be_visible()
 
 
 def test_a_preempted_session_waits_until_it_has_a_chain_again(page: Page, command: Testbed) -> None:

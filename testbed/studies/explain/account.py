@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,25 +18,32 @@ from testbed.experiments.experiment import Experiment
 from testbed.experiments.stub import stub_profile
 from testbed.faultkinds import KINDS
 from testbed.records.events import OF_FAULTS, Detected, FaultHappened, Replayed, read_events
-from testbed.records.plan import find_plan, read_plan
+from testbed.records.plan import Plan, find_plan, read_plan
 from testbed.records.requests import RequestRow
 from testbed.results.model import model_setup_s
+from testbed.results.slow import SlowServers
 from testbed.rundir import parquet_path
 from testbed.simulator.engine import REFERENCE
 from testbed.studies.compare.load import load_run
+from testbed.studies.explain.waits import hop_waits
 
 OF_HOPS = (
-    *("propagation_s", "transmission_s", "link_queue_s", "network_rest_s"),
-    *("compute_alone_s", "compute_shared_s", "client_s"),
+    *("propagation_s", "transmission_s", "link_wait_s", "network_rest_s"),
+    *("compute_alone_s", "compute_shared_s", "compute_slower_s", "client_s"),
 )
 """The parts that are measured per hop, in scenario seconds.
 
-``network_rest_s``: network time that the links' delays, rates and queues do not explain (jitter, changed
-links). ``compute_alone_s``: steps as long as they take without other sessions; ``compute_shared_s``: the time
-beyond that.
+``link_wait_s``: messages that met others on a link took so much longer than with nothing else there.
+``network_rest_s``: network time that neither this nor the links' delays and rates explain (jitter, losses, changed
+links, a connection that lets only a part of a prompt through at once). ``compute_alone_s``: steps as long as the profile says for a
+session alone; ``compute_shared_s``: the time beyond that of steps that met other sessions on their server;
+``compute_slower_s``: that of steps that met none, and what a slowed server takes for those that did.
 """
-PARTS = ("queue_s", "setup_s", *OF_HOPS, "replays_s", "preempted_s", "rest_s")
-"""All parts. They add up to ``e2e_s``; ``rest_s`` is the time that is in none of the others."""
+PARTS = ("queue_s", "setup_s", "setup_wait_s", *OF_HOPS, "replays_s", "preempted_s", "rest_s")
+"""All parts. They add up to ``e2e_s``; ``rest_s`` is the time that is in none of the others.
+
+``setup_s``: opening the chain, as long as it takes on idle links; ``setup_wait_s``: what it took beyond that.
+"""
 _TAKE_AWAY = {kind.name for kind in KINDS.values() if kind.takes_away}
 
 
@@ -67,20 +74,27 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     experiment = load_experiment(str(run_dir / "scenario.toml"))
     table = pq.read_table(parquet_path(run_dir / "hops.parquet"), filters=[("request", "==", request)])
     hops = table.to_pylist()
+    plan = find_plan(run_dir)
+    is_closed_form = plan is not None and plan.mode == REFERENCE
+    _add_waits(experiment, run_dir, run.requests, row, hops)
     plain, replayed = (
         [r for r in hops if bool(r["replayed_tokens"]) == is_replay] for is_replay in (False, True)
     )
-    per_hop = _per_hop(experiment, row, plain, is_closed_form=_is_reference(run_dir))
+    per_hop = _per_hop(
+        experiment, row, plain, _Slower(experiment, run_dir, plan), is_closed_form=is_closed_form
+    )
     replays_s = math.fsum(r["hop_client_s"] + r["hop_network_s"] + r["hop_compute_s"] for r in replayed)
     preempted_s = min(row.preempted_s, replays_s)
-    parts: dict[str, float] = {"queue_s": times.queue_s or 0.0, "setup_s": times.setup_s or 0.0}
-    parts |= {name: math.fsum(hop[name] for hop in per_hop) for name in OF_HOPS}
-    parts |= {"replays_s": replays_s - preempted_s, "preempted_s": preempted_s}
-    parts["rest_s"] = times.e2e_s - math.fsum(parts.values())
     down = _down(run_dir, row)
     own_hops, best_hops = _chains(experiment, run_dir, row, down)
     own = _alone(experiment, row, own_hops)
     best = None if best_hops is None else _alone(experiment, row, best_hops)
+    setup_s = times.setup_s or 0.0
+    parts: dict[str, float] = {"queue_s": times.queue_s or 0.0, "setup_s": min(setup_s, own["setup_s"])}
+    parts["setup_wait_s"] = setup_s - parts["setup_s"]
+    parts |= {name: math.fsum(hop[name] for hop in per_hop) for name in OF_HOPS}
+    parts |= {"replays_s": replays_s - preempted_s, "preempted_s": preempted_s}
+    parts["rest_s"] = times.e2e_s - math.fsum(parts.values())
     return {
         "request": request,
         "client": row.client,
@@ -98,30 +112,62 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
         "best_chain_alone": best,
         "losses": _losses(run_dir, request),
         "down_meanwhile": sorted(down),
-        "lost_to_others_s": times.e2e_s - own["e2e_s"],
+        "lost_to_others_s": times.e2e_s - own["e2e_s"] - parts["compute_slower_s"],
         "lost_to_chain_s": None if best is None else own["e2e_s"] - best["e2e_s"],
     }
 
 
-def _is_reference(run_dir: Path) -> bool:
-    plan = find_plan(run_dir)
-    return plan is not None and plan.mode == REFERENCE
+def _add_waits(
+    experiment: Experiment,
+    run_dir: Path,
+    requests: Mapping[int, RequestRow],
+    row: RequestRow,
+    hops: Sequence[dict[str, Any]],
+) -> None:
+    """Adds the columns of ``HopWaits`` to the request's rows of ``hops.parquet``."""
+    clients = {number: _client(experiment, other) for number, other in requests.items()}
+    ended_at_s = math.inf if row.ended_at_s is None else row.ended_at_s
+    waits = hop_waits(experiment, run_dir, clients, row.request, ended_at_s)
+    for hop, *values in zip(hops, *(column.tolist() for column in waits), strict=True):
+        hop |= dict(zip(waits._fields, values, strict=True))
+
+
+class _Slower:
+    """How much of what a step took beyond its profile other sessions are not the reason for."""
+
+    def __init__(self, experiment: Experiment, run_dir: Path, plan: Plan | None) -> None:
+        is_real = plan is not None and plan.clock is not None and plan.clock.name == "real"
+        compute = experiment.compute
+        self._all_meet = is_real or compute.batching != "none" or compute.backend != "stub"
+        self._servers = {server.name: number for number, server in enumerate(experiment.problem.servers)}
+        self._contention = [server.contention_ratio for server in experiment.problem.servers]
+        self._slow = SlowServers(read_events(run_dir, OF_FAULTS), list(self._servers))
+
+    def of(self, hop: Mapping[str, Any], alone_s: float) -> float:
+        """Returns the seconds of ``hop``, which the profile gives ``alone_s``."""
+        server = self._servers[hop["server"]]
+        if hop["has_met"] and (self._all_meet or self._contention[server]):
+            return alone_s * (self._slow.factor(server, hop["arrived_at_s"]) - 1.0)
+        return float(hop["hop_compute_s"]) - alone_s
 
 
 def _per_hop(
-    experiment: Experiment, row: RequestRow, hops: Sequence[dict[str, Any]], *, is_closed_form: bool
+    experiment: Experiment,
+    row: RequestRow,
+    hops: Sequence[dict[str, Any]],
+    slower: _Slower,
+    *,
+    is_closed_form: bool,
 ) -> list[dict[str, Any]]:
     """Returns the time that all tokens together spent on each hop, in the order in which the hops were used.
 
-    After a recovery the hops of all chains are included. ``hops``: rows of ``hops.parquet``, without replays.
-    ``is_closed_form``: the run is of the engine ``reference``. Its network time is propagation and transmission alone,
-    and its compute time has the calibration's overheads, which in published figures contain the transmission.
+    After a recovery the hops of all chains are included. ``hops``: rows of ``hops.parquet`` with ``HopWaits``, without
+    replays. ``is_closed_form``: the run is of the engine ``reference``. Its network time is propagation and transmission
+    alone, and its compute time has the calibration's overheads, which in published figures contain the transmission.
     """
-    problem, client = experiment.problem, row.client
-    numbers = {server.name: j for j, server in enumerate(problem.servers)}
+    numbers = {server.name: j for j, server in enumerate(experiment.problem.servers)}
     profiles = {name: stub_profile(experiment, numbers[name]) for name in {hop["server"] for hop in hops}}
     found: dict[tuple[str, int, int], dict[str, Any]] = {}
-    before: dict[str, Any] | None = None
     for hop in hops:
         name = hop["server"]
         total = found.setdefault(
@@ -134,15 +180,6 @@ def _per_hop(
                 **dict.fromkeys(OF_HOPS, 0.0),
             },
         )
-        sender = client
-        if problem.forwarding and hop["hop"] and before is not None and before["token"] == hop["token"]:
-            sender = before["server"]
-        ways = [((sender, name), hop["up_bytes"])]
-        if not problem.forwarding or hop["last_block"] == problem.model.n_blocks:
-            ways.append(((name, client), hop["down_bytes"]))
-        links = [(experiment.network.links[pair], n_bytes) for pair, n_bytes in ways]
-        propagation_s = math.fsum(link.delay_s for link, _ in links)
-        transmission_s = math.fsum(link.transmission_s(n, experiment.network.mtu) for link, n in links)
         n_input, token = row.n_input_tokens, hop["token"]
         position, n_tokens = (n_input + token - 1, 1) if token else (0, n_input)
         profile = profiles[name]
@@ -150,22 +187,21 @@ def _per_hop(
         if is_closed_form:
             calibration = experiment.calibration
             alone_s += calibration.token_overhead_s if token else calibration.input_overhead_s(n_input)
-            transmission_s = hop["hop_network_s"] - propagation_s
+            hop |= {"transmission_s": hop["hop_network_s"] - hop["propagation_s"], "link_wait_s": 0.0}
         else:
-            alone_s += profile.overhead_s(client, position, n_tokens)
-        queue_s = hop["model_link_queue_s"]
+            alone_s += profile.overhead_s(row.client, position, n_tokens)
+        slower_s = slower.of(hop, alone_s)
+        explained_s = hop["propagation_s"] + hop["transmission_s"] + hop["link_wait_s"]
         total["n_tokens"] += 1
         for part, value_s in (
-            ("propagation_s", propagation_s),
-            ("transmission_s", transmission_s),
-            ("link_queue_s", queue_s),
-            ("network_rest_s", hop["hop_network_s"] - propagation_s - transmission_s - queue_s),
+            *((part, hop[part]) for part in ("propagation_s", "transmission_s", "link_wait_s")),
+            ("network_rest_s", hop["hop_network_s"] - explained_s),
             ("compute_alone_s", alone_s),
-            ("compute_shared_s", hop["hop_compute_s"] - alone_s),
+            ("compute_shared_s", hop["hop_compute_s"] - alone_s - slower_s),
+            ("compute_slower_s", slower_s),
             ("client_s", hop["hop_client_s"]),
         ):
             total[part] += value_s
-        before = hop
     return list(found.values())
 
 

@@ -14,12 +14,14 @@ from testbed.terminal import console_to
 _LABELS = {
     "queue_s": "waiting for room",
     "setup_s": "session setup",
+    "setup_wait_s": "openings waiting for links",
     "propagation_s": "propagation",
     "transmission_s": "transmission",
-    "link_queue_s": "queueing on links",
+    "link_wait_s": "waiting for links",
     "network_rest_s": "network, other",
     "compute_alone_s": "compute, alone",
     "compute_shared_s": "compute, with others",
+    "compute_slower_s": "slower than the profile",
     "client_s": "client",
     "replays_s": "replays after failures",
     "preempted_s": "preempted",
@@ -66,7 +68,11 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     down = ", ".join(answer["down_meanwhile"])
     without = f" without {down}, down meanwhile," if down else ""
     lost_s = round(answer["lost_to_others_s"], 3) + 0.0  # no minus sign for what rounding leaves
-    console.print(f"alone on {its}: {own['e2e_s']:.3f} s; {lost_s:.3f} s are due to others and to failures")
+    slower_s = answer["parts"]["compute_slower_s"]
+    slower = f", {slower_s:.3f} s to servers slower than their profile" if abs(slower_s) >= LEAST_S else ""
+    console.print(
+        f"alone on {its}: {own['e2e_s']:.3f} s; {lost_s:.3f} s are due to others and to failures{slower}"
+    )
     if best is None:
         console.print(f"no chain of the placement{without} has room for it")
     elif best["e2e_s"] >= own["e2e_s"]:

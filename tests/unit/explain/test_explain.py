@@ -40,7 +40,8 @@ def check_sums(answer: dict[str, Any]) -> None:
     assert abs(parts["rest_s"]) < 1e-6, "everything has a name"
     for name in OF_HOPS:
         assert parts[name] == pytest.approx(sum(hop[name] for hop in answer["hops"]), abs=1e-9)
-    assert answer["lost_to_others_s"] == pytest.approx(answer["e2e_s"] - answer["own_chain_alone"]["e2e_s"])
+    beyond_s = answer["lost_to_others_s"] + parts["compute_slower_s"]
+    assert beyond_s == pytest.approx(answer["e2e_s"] - answer["own_chain_alone"]["e2e_s"])
     if not answer["down_meanwhile"]:
         assert answer["best_chain_alone"]["e2e_s"] <= answer["own_chain_alone"]["e2e_s"] + 1e-9
 
@@ -54,6 +55,7 @@ def test_the_parts_add_up_to_the_request(variant: str) -> None:
         assert answer["parts"]["compute_shared_s"] > 0.1
     elif variant != "a server that dies":
         assert abs(answer["parts"]["compute_shared_s"]) < 1e-9 and answer["parts"]["transmission_s"] >= -1e-9
+    assert abs(answer["parts"]["compute_slower_s"]) < 1e-9
     if variant == "a client that computes":
         assert answer["parts"]["client_s"] == pytest.approx(16 * 0.02)
 
@@ -63,7 +65,8 @@ def test_a_request_alone_takes_what_its_chain_takes_alone() -> None:
     check_sums(answer)
     assert answer["n_attempts"] == 1 and answer["parts"]["queue_s"] == 0
     assert answer["lost_to_others_s"] == pytest.approx(0, abs=2e-3)  # what frames have beside hidden states
-    assert answer["lost_to_others_s"] == pytest.approx(answer["parts"]["network_rest_s"], abs=1e-4)
+    for name in ("setup_wait_s", "link_wait_s", "network_rest_s", "compute_slower_s"):
+        assert answer["parts"][name] == pytest.approx(0, abs=1e-4), name
 
 
 def test_waiting_counts_attempts_and_hindsight_shows_a_worse_chain() -> None:
@@ -73,9 +76,56 @@ def test_waiting_counts_attempts_and_hindsight_shows_a_worse_chain() -> None:
     check_sums(answer)
     assert answer["n_attempts"] == asked.n_rejections + 1 > 1
     assert answer["parts"]["queue_s"] == pytest.approx(asked.times.queue_s)
-    others_s = answer["parts"]["queue_s"] + answer["parts"]["network_rest_s"]
+    others_s = sum(answer["parts"][name] for name in ("queue_s", "link_wait_s", "setup_wait_s"))
     assert answer["lost_to_others_s"] == pytest.approx(others_s, abs=0.01)
-    assert answer["parts"]["network_rest_s"] > 0.1, "messages met on links"
+    assert answer["parts"]["link_wait_s"] > 0.1, "messages met on links"
+
+
+LONG = (
+    *("workload.n_requests=5", "workload.n_input_tokens=300"),
+    *("workload.n_output_tokens=3", "workload.rate=5"),
+)
+
+
+def test_long_prompts_wait_for_links_in_both_engines(tmp_path: Path) -> None:
+    case = scenario_case("clustered", PolicyChoice(), LONG, None)
+    simulate(case, "testbed", is_virtual=True, folder=tmp_path / "run", live=False)
+    for number in (0, 4):
+        answer, text = explain_command("clustered", number, None, LONG, None)
+        of_system, _ = explain_command(str(tmp_path / "run"), number, None, [], None)
+        for found in (answer, of_system):
+            check_sums(found)
+            assert abs(found["parts"]["compute_shared_s"]) < 1e-9 and found["parts"]["network_rest_s"] < 0.05
+        waited_s = of_system["parts"]["link_wait_s"]
+        assert answer["parts"]["link_wait_s"] == pytest.approx(waited_s, rel=0.02, abs=1e-3)
+        assert ("waiting for links" in text) == (waited_s > 5e-4)
+        assert waited_s > 0.5 or number == 0
+        waited_s = of_system["parts"]["setup_wait_s"]
+        assert answer["parts"]["setup_wait_s"] == pytest.approx(waited_s, rel=0.02, abs=1e-3)
+        assert waited_s > 0.1 or number == 0
+        assert answer["hops"][0]["link_wait_s"] == pytest.approx(
+            of_system["hops"][0]["link_wait_s"], rel=0.02, abs=1e-3
+        )
+
+
+SLOW = "fault=[{kind='slow',server='a100-0',at='0 s',factor=3}]"
+
+
+@pytest.mark.parametrize("batching", ["none", "continuous"])
+def test_what_a_slowed_server_takes_has_a_name_of_its_own(batching: str) -> None:
+    alone = explain(0, "workload.n_requests=1", f"compute.batching={batching}", SLOW)
+    check_sums(alone)
+    hop = next(hop for hop in alone["hops"] if hop["server"] == "a100-0")
+    assert hop["compute_slower_s"] == pytest.approx(2 * hop["compute_alone_s"]) and hop["compute_alone_s"] > 1
+    assert alone["parts"]["compute_slower_s"] == pytest.approx(hop["compute_slower_s"], abs=1e-9)
+    assert alone["parts"]["compute_shared_s"] == pytest.approx(0, abs=1e-9)
+    assert alone["lost_to_others_s"] == pytest.approx(0, abs=2e-3)
+    said = explain_text(alone)
+    assert "slower than the profile" in said and "to servers slower than their profile" in said
+    if batching == "continuous":
+        shared = explain(12, f"compute.batching={batching}", SLOW)
+        check_sums(shared)
+        assert shared["parts"]["compute_slower_s"] > 1 < shared["parts"]["compute_shared_s"]
 
 
 def test_a_session_that_outlived_a_server_has_its_replays_named(tmp_path: Path) -> None:

@@ -81,11 +81,14 @@ def test_the_same_logs_make_the_same_files_byte_for_byte(mixed: SyntheticRun) ->
     assert [(mixed.path / name).read_bytes() for name in names] == first
 
 
-@pytest.mark.parametrize("broken", ["summary.json", "requests.parquet", "hops.parquet", "trace.json"])
+NAMES = ("summary.json", "requests.parquet", "hops.parquet", "links.parquet", "trace.json")
+
+
+@pytest.mark.parametrize("broken", NAMES)
 def test_a_file_that_cannot_be_written_is_named_and_the_others_are_written(
     mixed: SyntheticRun, broken: str
 ) -> None:
-    names = {"summary.json", "requests.parquet", "hops.parquet", "trace.json"}
+    names = {*NAMES}
     (mixed.path / broken).mkdir()
     with pytest.raises(RunError, match=rf"cannot write {re.escape(broken)} \(.*the logs are intact"):
         finish_run(mixed.path, mixed.experiment)
@@ -148,13 +151,13 @@ def test_the_report_is_one_page_that_loads_nothing_and_lists_what_did_not_comple
     finish_run(mixed.path, mixed.experiment)
     page = write_report(mixed.path, mixed.experiment).read_text(encoding="utf-8")
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
-    assert len(sources) == 4
+    assert len(sources) == 5
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "request 2: failed s1: &lt;gone&gt;" in page
     assert "request 3: unfinished" in page
     assert "request 4: not-started" in page
     drawn = {path.name for path in (mixed.path / "figures").iterdir()}
-    names = ("token_gap_cdf", "token_error", "requests", "servers")
+    names = ("token_gap_cdf", "token_error", "requests", "servers", "links")
     assert drawn == {f"{name}.{ending}" for name in names for ending in ("png", "pdf")}
 
 

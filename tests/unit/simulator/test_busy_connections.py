@@ -51,7 +51,7 @@ def test_a_session_alone_takes_the_same_in_closed_form_and_step_by_step_to_the_n
     for name in ("sent_at_s", "arrived_at_s", "departed_at_s", "received_at_s"):
         assert np.max(np.abs(getattr(tables[0], name) - getattr(tables[1], name))) < 1e-7, name
     found = [
-        {(row.from_, row.to): (row.use_ratio, row.wait_s.p99) for row in run.served.links or ()}
+        {(row.from_, row.to): (row.use_ratio, row.wait_s.p99) for row in run.links or ()}
         for run in (closed, stepped)
     ]
     assert found[0].keys() == found[1].keys() and found[0]

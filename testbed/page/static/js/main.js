@@ -36,6 +36,7 @@ class Page {
     this.status = data.update.status;
     this.isLost = false;
     this.hasTwin = false;
+    this.hasLinks = false;
     this.clockSet = performance.now();
     this.first = data.update;
     this.build();
@@ -127,6 +128,18 @@ class Page {
       this.player.pause();
     }
     if (status.twin && !this.hasTwin) this.loadTwin();
+    if (status.links && !this.hasLinks) this.loadLinks();
+  }
+
+  // A run leaves the use of its links when it ends.
+  async loadLinks() {
+    this.hasLinks = true;
+    try {
+      this.map.setUse(await this.source.links());
+      this.isDirty = true;
+    } catch {
+      this.hasLinks = false;
+    }
   }
 
   async loadTwin() {

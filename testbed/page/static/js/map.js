@@ -1,5 +1,5 @@
 // The map: sites with their servers, links between them, and the messages of sessions on their way.
-import { colour, fitCanvas, h, panel, s, setAttribute, setText } from './dom.js';
+import { colour, fitCanvas, h, panel, s, setAttribute, setStyle, setText } from './dom.js';
 import { count, milliseconds, percent, scaled } from './format.js';
 import { chainAt, isRecovering, linksAt, stepAt } from './run.js';
 
@@ -16,6 +16,7 @@ export class RunMap {
     this.run = run;
     this.choose = choose;
     this.selected = null;
+    this.use = null;
     const isPlaced = run.header.layout === 'places';
     const [section, body, head] = panel('map', 'Map');
     this.section = section;
@@ -55,6 +56,7 @@ export class RunMap {
       item('server', 'server'),
       item('session', 'session'),
       item('recovering', 'recovering'),
+      item('used', 'busy link'),
       item('changed', 'changed link'),
       item('down', 'link down'),
     );
@@ -114,6 +116,21 @@ export class RunMap {
     );
   }
 
+  // Sets the use of links over time, {width_s, sites}, and lists the links in its order.
+  setUse(use) {
+    this.use = use;
+    if (!use) return;
+    const over = (key) => use.sites[key]?.over ?? 0;
+    const keys = [...this.tableRows.keys()].sort((a, b) => over(b) - over(a));
+    this.tableBody.append(...keys.map((key) => this.tableRows.get(key)[0].parentElement));
+  }
+
+  // Returns the share of a moment in which the busiest link between two sites carried something; null: not known.
+  useAt(key, t) {
+    if (!this.use) return null;
+    return this.use.sites[key]?.use[Math.floor(t / this.use.width_s)] ?? 0;
+  }
+
   // A curved line, which can be told from straight lines below it.
   curve(a, b) {
     const [[ax, ay], [bx, by]] = [this.at[a], this.at[b]];
@@ -131,7 +148,7 @@ export class RunMap {
       const line = s('path', { class: 'link', d: `M${ax},${ay}Q${mx},${my} ${bx},${by}`, 'stroke-width': width }, title);
       const text = s('text', { class: 'rtt', x: (ax + 2 * mx + bx) / 4, y: (ay + 2 * my + by) / 4 - 5, text: milliseconds(rtt) });
       this.layer.links.append(line);
-      this.links.set(`${a}-${b}`, { line, title, text });
+      this.links.set(`${a}-${b}`, { line, title, text, width });
     }
   }
 
@@ -175,18 +192,19 @@ export class RunMap {
 
   linkTable() {
     this.tableBody = h('tbody');
-    const names = ['Link', 'RTT', 'Rate', 'Loss', 'Messages now', 'Event'];
+    const names = ['Link', 'RTT', 'Rate', 'Loss', 'Use now', 'Use overall', 'Messages now', 'Event'];
+    const last = names.length - 1;
     const { sites, links, servers } = this.run.header;
     this.tableRows = new Map(
       links.map(([a, b]) => {
-        const cells = Array.from({ length: 5 }, (_, i) => h('td', { class: i < 4 ? 'number' : null }));
+        const cells = Array.from({ length: last }, (_, i) => h('td', { class: i < last - 1 ? 'number' : null }));
         const name = a === b ? `inside ${sites[a].name}` : `${sites[a].name} – ${sites[b].name}`;
         const button = h('button', { type: 'button', class: 'link', text: name, on: { click: () => this.choose(a, b) } });
         this.tableBody.append(h('tr', {}, h('th', { scope: 'row' }, button), ...cells));
         return [`${a}-${b}`, cells];
       }),
     );
-    const heads = names.map((name, i) => h('th', { scope: 'col', class: i > 0 && i < 5 ? 'number' : null, text: name }));
+    const heads = names.map((name, i) => h('th', { scope: 'col', class: i > 0 && i < last ? 'number' : null, text: name }));
     const table = h('table', { class: 'links' }, h('thead', {}, h('tr', {}, ...heads)), this.tableBody);
     const isOpen = servers.length > 12 && links.length > 1 && innerWidth > 1080; // beside a tall block bar there is room
     this.details = h('details', { class: 'links', open: isOpen, on: { toggle: () => this.updatePanel(this.t, this.load) } }, h('summary', { text: `Links (${links.length})` }), h('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Links' }, table));
@@ -254,15 +272,19 @@ export class RunMap {
       const shown = this.links.get(key);
       const isDown = loss >= 1;
       if (why) nChanged += 1;
+      const [use, over] = [this.useAt(key, t), this.use ? this.use.sites[key]?.over ?? 0 : null];
       if (shown) {
-        setAttribute(shown.line, 'class', `link${isDown ? ' down' : why ? ' changed' : ''}${queue ? ' busy' : ''}`);
+        setAttribute(shown.line, 'class', `link${isDown ? ' down' : why ? ' changed' : ''}${queue ? ' busy' : ''}${use ? ' used' : ''}`);
         const { sites } = this.run.header;
-        setText(shown.title, `${sites[a].name} – ${sites[b].name}: RTT ${milliseconds(rtt)}, ${scaled(rate, 'bit/s')}, ${count(queue, 'message')}${why ? `; ${why}` : ''}`);
+        setText(shown.title, `${sites[a].name} – ${sites[b].name}: RTT ${milliseconds(rtt)}, ${scaled(rate, 'bit/s')}, ${count(queue, 'message')}${this.useInWords(key, use)}${why ? `; ${why}` : ''}`);
+        setStyle(shown.line, '--use', `${Math.round(100 * (use ?? 0))}%`);
+        setAttribute(shown.line, 'stroke-width', (shown.width + 4 * (use ?? 0)).toFixed(1));
+
         setText(shown.text, isDown ? 'down' : milliseconds(rtt));
       }
       const cells = this.details.open ? this.tableRows.get(key) : null;
       if (cells) {
-        [milliseconds(rtt), rate ? scaled(rate, 'bit/s') : '–', isDown ? 'down' : percent(loss), String(queue), why].forEach((value, i) => setText(cells[i], value));
+        [milliseconds(rtt), rate ? scaled(rate, 'bit/s') : '–', isDown ? 'down' : percent(loss), percent(use ?? NaN), percent(over ?? NaN), String(queue), why].forEach((value, i) => setText(cells[i], value));
       }
     }
     this.dots.forEach(({ dot, title }, number) => {
@@ -273,6 +295,13 @@ export class RunMap {
     const shares = this.drawChain(t);
     const numbers = `${load.active.length} active, ${load.waiting.length} waiting${nChanged ? `, ${count(nChanged, 'link')} changed` : ''}`;
     setText(this.note, this.selected ? `request ${this.selected.index}: ${shares || 'no chain now'}` : numbers);
+  }
+
+  // Returns how busy the links between two sites are, for the line's title; '' if it is not known.
+  useInWords(key, use) {
+    const used = this.use?.sites[key];
+    if (!used) return '';
+    return `; ${percent(use)} busy now, ${percent(used.over)} over the run (${used.name})`;
   }
 
   // Draws the selected session's chain with each hop's share of a token's time; returns the shares as text.

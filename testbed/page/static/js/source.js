@@ -35,6 +35,10 @@ class FileSource {
     return this.data.twin || null;
   }
 
+  async links() {
+    return this.data.links || null;
+  }
+
   async others() {
     return [];
   }
@@ -77,6 +81,11 @@ class ServerSource {
 
   async twin() {
     return fetched('api/twin');
+  }
+
+  // The use of links over time: testbed/page/linkuse.py describes it.
+  async links() {
+    return fetched('api/links');
   }
 
   // Histories of other runs.
