@@ -153,7 +153,7 @@ def unused_of(simulation: Simulation) -> UnusedBlocks | None:
     served = simulation.served
     if served.summary is not None:
         return served.summary.unused_blocks
-    return None if served.moves else unused_blocks(simulation.plan, simulation.rows)
+    return None if served.moves or served.faults else unused_blocks(simulation.plan, simulation.rows)
 
 
 def _left_out(rows: Sequence[RequestRow]) -> dict[str, Any]:
