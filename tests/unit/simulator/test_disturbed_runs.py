@@ -31,7 +31,13 @@ def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Written:
     """Simulate the scenario churn, smaller, with options, and answer the folder."""
 
     def run(name: str, *options: str) -> Path:
-        small = ("workload.n_requests=16", "churn.until='150 s'", FIRST, *options)
+        small = (
+            "workload.n_requests=12",
+            "workload.n_output_tokens=64",
+            "churn.until='120 s'",
+            FIRST,
+            *options,
+        )
         folder = tmp_path / name
         assert simulate_command(
             ["churn"], Options((PolicyChoice(),), overrides=small, out=folder), as_json=True
@@ -46,7 +52,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_the_shipped_churn_loses_no_request_and_recovers_near_the_floor() -> None:
-    n_requests = 50 * min(EFFORT, 2)  # 2: all of them
+    n_requests = 30 * min(EFFORT, 3)
     experiment = load_experiment("churn", [f"workload.n_requests={n_requests}"])
     assert [fault.at_s for fault in experiment.faults.planned[:3]] == [10.0, 20.0, 30.0]
     assert {(fault.kind, fault.for_s) for fault in experiment.faults.planned} == {("kill", 20.0)}

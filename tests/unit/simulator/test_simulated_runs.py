@@ -17,13 +17,17 @@ PAIR = ("--policy", "petals", "--policy", "proposed")
 GIVE_UP = ("--set", 'backoff.give_up="5 s"')
 
 
+SHORT = ("--set", "workload.n_output_tokens=24", "--set", "workload.rate=1.5")
+"""More requests per second than in the scenarios, in fewer steps each."""
+
+
 def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
-    app(["simulate", *arguments, "--json"], standalone_mode=False)
+    app(["simulate", *SHORT, *arguments, "--json"], standalone_mode=False)
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def text(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    app(["simulate", *arguments], standalone_mode=False)
+    app(["simulate", *SHORT, *arguments], standalone_mode=False)
     return " ".join(capsys.readouterr().out.split())
 
 
