@@ -16,6 +16,7 @@ from policies.composition import ChainComposition
 from policies.design import check_design_concurrency
 from policies.foresight_routing import ForesightRouter
 from policies.greedy import plan
+from policies.link_waits import LinkWaits
 from policies.neighbours import Neighbours, Ranges
 from policies.parallax import Parallax
 from policies.pipelines import SeparatePipelines, Swarm, WholeModel
@@ -77,6 +78,7 @@ class SharedSearch:
         self._problem = problem
         self._name = name
         self._sharing = Sharing(problem)
+        self._waits = LinkWaits.of(problem)
         # Long enough that the first requests, which find empty servers, are a small part.
         alone_s = min(lower_bounds_per_token_s(problem)) * problem.mean_lengths[1]
         n_requests = round(min(max(_LONG * problem.request_rate * alone_s, _FEWEST), _MOST))
@@ -108,9 +110,13 @@ class SharedSearch:
         streams = [likely_requests(self._problem, f"exact {i}", self._n_requests) for i in range(n_exact)]
 
         def exact(placement: Placement) -> Cost:
-            router = ForesightRouter(self._problem, placement, Backoff())
+            router = ForesightRouter(self._problem, placement, Backoff(), waits=self._waits)
             try:
-                done = [d for requests in streams for d in replay(self._problem, placement, router, requests)]
+                done = [
+                    d
+                    for requests in streams
+                    for d in replay(self._problem, placement, router, requests, waits=self._waits)
+                ]
             except PolicyError:
                 return _IMPOSSIBLE
             return self._cost_of(done)
@@ -135,9 +141,11 @@ class SharedSearch:
         return self._known[key]
 
     def _replayed(self, placement: Placement, stream: str) -> Cost:
-        router = ForesightRouter(self._problem, placement, Backoff(), self._sharing)
+        router = ForesightRouter(self._problem, placement, Backoff(), self._sharing, self._waits)
         try:
-            done = replay_shared(self._problem, placement, router, self._streams[stream], self._sharing)
+            done = replay_shared(
+                self._problem, placement, router, self._streams[stream], self._sharing, self._waits
+            )
         except PolicyError:
             return _IMPOSSIBLE
         return self._cost_of(done)

@@ -17,6 +17,7 @@ from policies.design import single_request_s
 from policies.feasibility import largest_concurrency
 from policies.greedy import block_counts
 from policies.interfaces import Router
+from policies.link_waits import LinkWaits
 from policies.problem import InfeasiblePlacement, Placement, PolicyError, Problem
 from policies.replay import replay
 from policies.workload import RequestPlan
@@ -133,6 +134,7 @@ class Trials:
         self.n_requests = stream_requests(problem)
         self._make_router = make_router
         self._loads = tuple(loads)
+        self._waits = LinkWaits.of(problem)
         self._requests: dict[tuple[Load, str], list[RequestPlan]] = {}
 
     def per_token_s(self, placement: Placement, streams: Sequence[str]) -> list[list[float]]:
@@ -150,7 +152,7 @@ class Trials:
             requests = synthetic_requests(self._problem, load, stream, self.n_requests)
             self._requests[load, stream] = requests
         try:
-            done = replay(self._problem, placement, router, requests)
+            done = replay(self._problem, placement, router, requests, waits=self._waits)
         except PolicyError:
             return math.inf
         return sum(d.time_s / d.plan.n_output_tokens for d in done) / len(done)

@@ -1,0 +1,194 @@
+"""How long messages are expected to wait on links for those of other sessions.
+
+A link is a queue: what enters first leaves first.
+
+- A prompt waits for the prompts that are expected to be on the link when it arrives (``SystemState.backlog_s``).
+- A token waits for what is on its way of a prompt: at most the connection's window, since the rest of a prompt lets small
+  messages pass (docs/networks.md). With n other sessions on the link, prompts use it for a share of n P / T of the time,
+  where P is the time that a mean prompt takes there and T that of a mean request on the session's chain.
+
+All of it is 0 where ``Problem.links`` is ``None``, and where no link can matter (``LinkWaits.of``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from policies.cgbp import lower_bounds_per_token_s
+from policies.link_rates import LinkRates, Passage, Queue
+from policies.problem import Hop, Problem, RequestSpec, hop_times_s, service_s
+from policies.remember import remember
+from policies.state import SystemState
+
+NOTICED_RATIO = 0.01
+"""Waits count if a token can wait this share of its time for one link."""
+_MOST_BUSY = 0.95
+_MOST_KNOWN = 100_000
+"""At most this many results are kept."""
+
+Way = tuple[Queue, ...]
+"""The queues that a message passes from one node to another. It waits at the one where it waits longest: what comes out of
+that one has no reason to wait at the others."""
+
+
+class Pace(NamedTuple):
+    """A mean request alone on a chain: the seconds of a token after the first, and of the whole request."""
+
+    token_s: float
+    stay_s: float
+
+
+class Waits(NamedTuple):
+    """What links add to a request: seconds to its first token, and to all of it. ``passages`` are its prompt's."""
+
+    first_s: float
+    all_s: float
+    passages: tuple[Passage, ...]
+
+
+class LinkWaits:
+    """Expected waits for links. It does not depend on a placement."""
+
+    def __init__(self, problem: Problem, links: LinkRates) -> None:
+        self._problem = problem
+        self._links = links
+        self._n_input, self._n_output = problem.mean_lengths
+        self._paces: dict[tuple[int, tuple[Hop, ...]], Pace] = {}
+        self._known_s: dict[tuple[float, int, Pace], float] = {}
+
+    @classmethod
+    def of(cls, problem: Problem) -> LinkWaits | None:
+        """Returns the waits of a problem; ``None`` where links take no time, or hardly ever make a token wait.
+
+        The latter is so if a token waits for less than 1 % of the time that it takes at least, even on a link that all
+        requests use which can.
+        """
+        if problem.links is None:
+            return None
+        waits = cls(problem, problem.links)
+        return waits if waits._can_matter() else None
+
+    def _can_matter(self) -> bool:
+        problem, links = self._problem, self._links
+        token_s = min(lower_bounds_per_token_s(problem))
+        pace = Pace(token_s, token_s * self._n_output)
+        rates: dict[Queue, float] = {}
+        """Requests per second that can use a link."""
+        for client in range(len(problem.clients)):
+            ways = (way(client, j) for j in range(problem.n_servers) for way in (links.up, links.down))
+            for queue in {queue for way in ways for queue in way}:
+                rates[queue] = rates.get(queue, 0.0) + problem.request_rate / len(problem.clients)
+        loads = [(queue.rate_bps, rate) for queue, rate in rates.items()]
+        if links.across_bps:
+            loads.append((min(map(min, links.across_bps)), problem.request_rate))
+        return any(
+            self._token_wait_s(rate_bps, rate * pace.stay_s, pace) > NOTICED_RATIO * token_s
+            for rate_bps, rate in loads
+        )
+
+    def pace(self, client: int, hops: tuple[Hop, ...]) -> Pace:
+        """Returns the pace of a client's mean request on a chain."""
+        found = self._paces.get((client, hops))
+        if found is None:
+            first_s, all_s = service_s(self._problem, RequestSpec(client, self._n_input, self._n_output), hops)
+            found = Pace((all_s - first_s) / max(self._n_output - 1, 1), all_s)
+            remember(self._paces, (client, hops), found, _MOST_KNOWN)
+        return found
+
+    def there(self, client: int, previous: int | None, server: int) -> Way:
+        """Returns the way of hidden states to a server; ``previous``: the hop before, if there is one."""
+        if previous is None or not self._problem.forwarding:
+            return self._links.up(client, server)
+        return self._links.across(previous, server)
+
+    def back(self, client: int, server: int) -> Way:
+        """Returns the way of hidden states from a server to the client."""
+        return self._links.down(client, server)
+
+    def ways(self, client: int, hops: Sequence[Hop]) -> list[Way]:
+        """Returns all ways of a chain's messages, in order."""
+        found: list[Way] = []
+        previous: int | None = None
+        for number, hop in enumerate(hops):
+            found.append(self.there(client, previous, hop.server))
+            if not self._problem.forwarding or number + 1 == len(hops):
+                found.append(self.back(client, hop.server))
+            previous = hop.server
+        return found
+
+    def token_wait_s(self, queue: Queue, n_others: int, pace: Pace) -> float:
+        """Returns the seconds that a token is expected to wait at a queue which ``n_others`` other sessions use."""
+        if not n_others:
+            return 0.0
+        key = queue.rate_bps, n_others, pace
+        found_s = self._known_s.get(key)
+        if found_s is None:
+            found_s = remember(self._known_s, key, self._token_wait_s(*key), _MOST_KNOWN)
+        return found_s
+
+    def _token_wait_s(self, rate_bps: float, n_others: float, pace: Pace) -> float:
+        if pace.token_s <= 0:
+            return 0.0
+        links = self._links
+        token_s, window_s = links.token_bytes * 8 / rate_bps, links.window_bytes * 8 / rate_bps
+        prompt_s = self._n_input * token_s
+        # The mean over a prompt's time on the link of what is on its way.
+        met_s = window_s * (1 - window_s / prompt_s / 2) if window_s < prompt_s else prompt_s / 2
+        on_prompts = min(n_others * prompt_s / pace.stay_s, _MOST_BUSY)
+        on_tokens = min(n_others * token_s / pace.token_s, _MOST_BUSY)
+        # A token that waits is not followed by another one meanwhile.
+        share = on_prompts * met_s / (pace.token_s + met_s)
+        return pace.token_s * share / (1 - share) + on_tokens * token_s / (1 - on_tokens) / 2
+
+    def prompt_s(self, queue: Queue, n_tokens: int) -> float:
+        """Returns the seconds that a prompt keeps a link busy."""
+        return n_tokens * self._links.token_bytes * 8 / queue.rate_bps
+
+    def of_request(
+        self, request: RequestSpec, hops: Sequence[Hop], state: SystemState, now_s: float
+    ) -> Waits:
+        """Returns what a request is expected to wait for links if its prompt is sent at ``now_s``.
+
+        The sessions in ``state`` are the others; those that come later are expected to be as many.
+        """
+        problem, client, n_input = self._problem, request.client, request.n_input_tokens
+        passages: list[Passage] = []
+        at_s = now_s
+
+        def pass_on(way: Way, at_s: float) -> float:
+            """Returns the seconds that the prompt waits if it comes at ``at_s``."""
+            busy_s = [self.prompt_s(queue, n_input) for queue in way]
+            wait_s = max(state.backlog_s(queue, now_s, at_s) for queue in way)
+            ends_at_s = at_s + wait_s + max(busy_s)
+            passages.extend(
+                Passage(queue, at_s, at_s + wait_s, ends_at_s, s)
+                for queue, s in zip(way, busy_s, strict=True)
+            )
+            return wait_s
+
+        waited_s = 0.0
+        previous: int | None = None
+        for number, hop in enumerate(hops):
+            there = self.there(client, previous, hop.server)
+            wait_s = pass_on(there, at_s)
+            input_s = hop_times_s(problem, request, previous, hop.server)[0]
+            at_s += wait_s + input_s + hop.n_blocks * problem.servers[hop.server].prefill_s(n_input)
+            waited_s += wait_s
+            if not problem.forwarding or number + 1 == len(hops):
+                back = self.back(client, hop.server)
+                sent_s = 0.0
+                if not problem.forwarding:  # ``input_s`` has the way back
+                    sent_s = max(self.prompt_s(queue, n_input) for queue in back)
+                    sent_s += problem.down_s(client, hop.server)
+                wait_s = pass_on(back, at_s - sent_s)
+                at_s, waited_s = at_s + wait_s, waited_s + wait_s
+            previous = hop.server
+        pace = self.pace(client, tuple(hops))
+        token_wait_s = sum(
+            max(self.token_wait_s(queue, state.n_using(queue), pace) for queue in way)
+            for way in self.ways(client, hops)
+        )
+        return Waits(
+            waited_s, waited_s + (request.n_output_tokens - 1) * token_wait_s, tuple(passages)
+        )
