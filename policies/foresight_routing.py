@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from policies.chains import ChainGraph, Chains, Link, cheapest, route_of
 from policies.interfaces import RoutingPolicy
-from policies.link_rates import Queue
 from policies.link_waits import LinkWaits, Way
 from policies.problem import Hop, Placement, Problem, RequestSpec, Route, service_s
 from policies.replay import backoff_s
@@ -108,20 +107,17 @@ class ForesightRouter:
         n_decoded = request.n_output_tokens - 1
         pace = waits.pace(client, idle)
         prompt_s = service_s(problem, request, idle)[0] / problem.model.n_blocks
-        tokens_s: dict[Queue, float] = {}
-        """What all tokens of this request and of others wait; only for links in use."""
-        for queue in state.used_queues():
-            n = state.n_using(queue)
-            present_s, with_s = (waits.token_wait_s(queue, among, pace) for among in (n, n + 1))
-            tokens_s[queue] = n_decoded * (present_s + n * (with_s - present_s))
+        used = set(state.used_queues())
 
         def on_way_s(way: Way, position: int) -> float:
             """``position``: the number of blocks that the prompt has passed when it comes to the way."""
             found_s = 0.0
             for queue in way:
-                if queue in tokens_s:
-                    backlog_s = state.backlog_s(queue, now_s, now_s + position * prompt_s)
-                    found_s = max(found_s, backlog_s + tokens_s[queue])
+                if queue in used:
+                    n, backlog_s = state.use(queue, now_s, now_s + position * prompt_s)
+                    present_s, with_s = (waits.token_wait_s(queue, among, pace) for among in (n, n + 1))
+                    tokens_s = n_decoded * (present_s + n * (with_s - present_s))
+                    found_s = max(found_s, backlog_s + tokens_s)
             return found_s
 
         known_s: dict[tuple[int | None, int | None], float] = {}

@@ -1,4 +1,4 @@
-"""Foresight's placement where servers share their time among sessions, or requests differ in known lengths.
+"""Foresight's placement where sessions share servers' time or wait for links, or requests differ in known lengths.
 
 It is the best on trial of several policies' placements and of changes of them.
 """
@@ -102,7 +102,8 @@ class SharedSearch:
         for placement in (*sorted(best, key=self.judged), improved):
             if self.judged(placement).is_clearly_less(self.judged(chosen)):
                 chosen = placement
-        return chosen if self._problem.batching != "none" else self._away_from_the_edge(chosen, seeds)
+        is_exact = self._problem.batching == "none" and self._waits is None
+        return self._away_from_the_edge(chosen, seeds) if is_exact else chosen
 
     def _away_from_the_edge(self, chosen: Placement, seeds: list[Placement]) -> Placement:
         """Returns ``chosen``, or a seed that misses no more and is much faster on exact replays."""
@@ -110,13 +111,9 @@ class SharedSearch:
         streams = [likely_requests(self._problem, f"exact {i}", self._n_requests) for i in range(n_exact)]
 
         def exact(placement: Placement) -> Cost:
-            router = ForesightRouter(self._problem, placement, Backoff(), waits=self._waits)
+            router = ForesightRouter(self._problem, placement, Backoff())
             try:
-                done = [
-                    d
-                    for requests in streams
-                    for d in replay(self._problem, placement, router, requests, waits=self._waits)
-                ]
+                done = [d for requests in streams for d in replay(self._problem, placement, router, requests)]
             except PolicyError:
                 return _IMPOSSIBLE
             return self._cost_of(done)

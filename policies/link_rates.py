@@ -28,9 +28,10 @@ class Queue(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """A prompt that is expected on a queue at ``arrives_at_s``, and to pass it from ``begins_at_s`` to ``ends_at_s``.
+    """A session's use of a queue, as it is expected.
 
-    It keeps the queue busy for ``busy_s``, less than it takes if another link on its way is slower.
+    Its prompt arrives at ``arrives_at_s``, and passes from ``begins_at_s`` to ``ends_at_s``; it keeps the queue busy for
+    ``busy_s``, less than it takes if another link on its way is slower. Tokens follow until ``until_s``.
     """
 
     queue: Queue
@@ -38,12 +39,7 @@ class Passage(NamedTuple):
     begins_at_s: float
     ends_at_s: float
     busy_s: float
-
-    def left_s(self, at_s: float) -> float:
-        """Returns the seconds for which it will still keep the queue busy at ``at_s``; 0 before it arrives."""
-        if not self.arrives_at_s <= at_s < self.ends_at_s:
-            return 0.0
-        return self.busy_s * min((self.ends_at_s - at_s) / (self.ends_at_s - self.begins_at_s), 1.0)
+    until_s: float
 
 
 @dataclass(frozen=True)

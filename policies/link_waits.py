@@ -12,6 +12,7 @@ All of it is 0 where ``Problem.links`` is ``None``, and where no link can matter
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,10 +34,15 @@ that one has no reason to wait at the others."""
 
 
 class Pace(NamedTuple):
-    """A mean request alone on a chain: the seconds of a token after the first, and of the whole request."""
+    """A mean request alone on a chain.
+
+    ``token_s`` are the seconds of a token after the first, ``stay_s`` those of the whole request. ``n_waits`` counts on how
+    many ways all of these tokens together go.
+    """
 
     token_s: float
     stay_s: float
+    n_waits: int
 
 
 class Waits(NamedTuple):
@@ -72,7 +78,7 @@ class LinkWaits:
     def _can_matter(self) -> bool:
         problem, links = self._problem, self._links
         token_s = min(lower_bounds_per_token_s(problem))
-        pace = Pace(token_s, token_s * self._n_output)
+        pace = Pace(token_s, token_s * self._n_output, 0)
         rates: dict[Queue, float] = {}
         """Requests per second that can use a link."""
         for client in range(len(problem.clients)):
@@ -92,7 +98,8 @@ class LinkWaits:
         found = self._paces.get((client, hops))
         if found is None:
             first_s, all_s = service_s(self._problem, RequestSpec(client, self._n_input, self._n_output), hops)
-            found = Pace((all_s - first_s) / max(self._n_output - 1, 1), all_s)
+            n_decoded, n_ways = self._n_output - 1, len(hops) + 1 if self._problem.forwarding else 2 * len(hops)
+            found = Pace((all_s - first_s) / max(n_decoded, 1), all_s, n_decoded * n_ways)
             remember(self._paces, (client, hops), found, _MOST_KNOWN)
         return found
 
@@ -135,11 +142,15 @@ class LinkWaits:
         prompt_s = self._n_input * token_s
         # The mean over a prompt's time on the link of what is on its way.
         met_s = window_s * (1 - window_s / prompt_s / 2) if window_s < prompt_s else prompt_s / 2
-        on_prompts = min(n_others * prompt_s / pace.stay_s, _MOST_BUSY)
         on_tokens = min(n_others * token_s / pace.token_s, _MOST_BUSY)
-        # A token that waits is not followed by another one meanwhile.
-        share = on_prompts * met_s / (pace.token_s + met_s)
-        return pace.token_s * share / (1 - share) + on_tokens * token_s / (1 - on_tokens) / 2
+        # A token that waits for w is not followed by another one meanwhile: w = token_s h / (1 - h) if h is the share of
+        # its time that it spends waiting, which is the prompts' share of the time times met_s / (token_s + met_s). If w is
+        # the same on all ways, others stay for stay_s + n_waits w: so h = a / (stay_s + n_waits w).
+        a = n_others * prompt_s * met_s / (pace.token_s + met_s)
+        left = pace.stay_s - a
+        root = math.sqrt(left**2 + 4 * pace.n_waits * pace.token_s * a)
+        behind_prompts_s = 2 * pace.token_s * a / (left + root) if left + root > 0 else math.inf
+        return behind_prompts_s + on_tokens * token_s / (1 - on_tokens) / 2
 
     def prompt_s(self, queue: Queue, n_tokens: int) -> float:
         """Returns the seconds that a prompt keeps a link busy."""
@@ -153,42 +164,38 @@ class LinkWaits:
         The sessions in ``state`` are the others; those that come later are expected to be as many.
         """
         problem, client, n_input = self._problem, request.client, request.n_input_tokens
+        pace = self.pace(client, tuple(hops))
         passages: list[Passage] = []
-        at_s = now_s
+        waited_s = token_wait_s = 0.0
 
         def pass_on(way: Way, at_s: float) -> float:
             """Returns the seconds that the prompt waits if it comes at ``at_s``."""
-            busy_s = [self.prompt_s(queue, n_input) for queue in way]
-            wait_s = max(state.backlog_s(queue, now_s, at_s) for queue in way)
-            ends_at_s = at_s + wait_s + max(busy_s)
-            passages.extend(
-                Passage(queue, at_s, at_s + wait_s, ends_at_s, s)
-                for queue, s in zip(way, busy_s, strict=True)
-            )
+            nonlocal waited_s, token_wait_s
+            most_s = longest_s = wait_s = 0.0
+            for queue in way:
+                n_others, backlog_s = state.use(queue, now_s, at_s)
+                longest_s = max(longest_s, self.prompt_s(queue, n_input))
+                wait_s = max(wait_s, backlog_s)
+                most_s = max(most_s, self.token_wait_s(queue, n_others, pace))
+            for queue in way:
+                begins_at_s, busy_s = at_s + wait_s, self.prompt_s(queue, n_input)
+                passages.append(Passage(queue, at_s, begins_at_s, begins_at_s + longest_s, busy_s, math.inf))
+            waited_s, token_wait_s = waited_s + wait_s, token_wait_s + most_s
             return wait_s
 
-        waited_s = 0.0
+        at_s = now_s
         previous: int | None = None
         for number, hop in enumerate(hops):
-            there = self.there(client, previous, hop.server)
-            wait_s = pass_on(there, at_s)
-            input_s = hop_times_s(problem, request, previous, hop.server)[0]
-            at_s += wait_s + input_s + hop.n_blocks * problem.servers[hop.server].prefill_s(n_input)
-            waited_s += wait_s
+            at_s += pass_on(self.there(client, previous, hop.server), at_s)
+            at_s += hop_times_s(problem, request, previous, hop.server)[0]
+            at_s += hop.n_blocks * problem.servers[hop.server].prefill_s(n_input)
             if not problem.forwarding or number + 1 == len(hops):
-                back = self.back(client, hop.server)
-                sent_s = 0.0
-                if not problem.forwarding:  # ``input_s`` has the way back
+                back, sent_s = self.back(client, hop.server), 0.0
+                if not problem.forwarding:  # the hop's time has the way back
                     sent_s = max(self.prompt_s(queue, n_input) for queue in back)
                     sent_s += problem.down_s(client, hop.server)
-                wait_s = pass_on(back, at_s - sent_s)
-                at_s, waited_s = at_s + wait_s, waited_s + wait_s
+                at_s += pass_on(back, at_s - sent_s)
             previous = hop.server
-        pace = self.pace(client, tuple(hops))
-        token_wait_s = sum(
-            max(self.token_wait_s(queue, state.n_using(queue), pace) for queue in way)
-            for way in self.ways(client, hops)
-        )
-        return Waits(
-            waited_s, waited_s + (request.n_output_tokens - 1) * token_wait_s, tuple(passages)
-        )
+        all_s = waited_s + (request.n_output_tokens - 1) * token_wait_s
+        until_s = now_s + service_s(problem, request, hops)[1] + all_s
+        return Waits(waited_s, all_s, tuple(p._replace(until_s=until_s) for p in passages))

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from policies.interfaces import Router
-from policies.link_rates import Passage
-from policies.link_waits import LinkWaits
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route, service_s
 from policies.remember import remember
 from policies.state import SystemState
@@ -65,12 +63,8 @@ def replay(
     requests: Iterable[RequestPlan],
     session_setup_s: float = 0.0,
     backoff: Backoff = Backoff(),  # noqa: B008 - frozen
-    waits: LinkWaits | None = None,
 ) -> list[ReplayedRequest]:
-    """Serves ``requests`` (ascending arrivals). Raises ``PolicyError`` if one has no chain.
-
-    ``waits``: requests also wait for links, as is expected when they are admitted; the reference's do not.
-    """
+    """Serves ``requests`` (ascending arrivals). Raises ``PolicyError`` if one has no chain."""
     state = SystemState(placement.cache_bytes)
     kinds: dict[tuple[int, int, int, int | None], tuple[RequestSpec, RequestSpec]] = {}
     service_times = ServiceTimes(problem)
@@ -95,12 +89,7 @@ def replay(
         waiting_s = backoff_s(route.wait_s, backoff) if route.wait_s else 0.0
         first_s, all_s = service_times.of(served, route.hops)
         before_s = waiting_s + setup_s
-        passages: tuple[Passage, ...] = ()
-        if waits is not None:
-            more_s, all_more_s, passages = waits.of_request(served, route.hops, state, now_s + before_s)
-            first_s, all_s = first_s + more_s, all_s + all_more_s
         time_s = before_s + all_s
-        block_bytes = problem.model.cache_bytes(request.n_tokens)
-        state.open(plan.index, route.hops, block_bytes, now_s + time_s, passages)
+        state.open(plan.index, route.hops, problem.model.cache_bytes(request.n_tokens), now_s + time_s)
         done.append(ReplayedRequest(plan, route, waiting_s, before_s + first_s, time_s))
     return done

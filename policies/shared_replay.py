@@ -91,7 +91,9 @@ class _Run:
         self._waits = waits
         self._link_s: dict[Queue, float] = {}
         """Seconds that a token waits for a link at present."""
-        self._link_pace = Pace(0.0, 0.0)
+        self._n_using: dict[Queue, int] = {}
+        """How many sessions use a link."""
+        self._link_pace = Pace(0.0, 0.0, 0)
         """As ``_cycle``, for waits on links."""
         self._state = SystemState(placement.cache_bytes)
         self._active: list[_Session] = []
@@ -172,7 +174,7 @@ class _Run:
             ways = tuple(self._waits.ways(plan.client, hops))
             self._link_pace = self._waits.pace(plan.client, hops)
         self._state.open(plan.index, hops, problem.model.cache_bytes(request.n_tokens), ends_at_s, passages)
-        self._changed(hops, ways)
+        self._changed(hops, ways, 1)
         ttft_s = waited_s + problem.initial_delay_s + max(problem.raw_rtt_s[plan.client][hop.server] for hop in hops)
         ttft_s += problem.hub_token_s
         on_links_s = problem.hub_token_s
@@ -205,15 +207,16 @@ class _Run:
         )
         self._active.remove(session)
         self._state.close(plan.index)
-        self._changed(session.route.hops, session.ways)
+        self._changed(session.route.hops, session.ways, -1)
         self._let_in()
         self._pace()
 
-    def _changed(self, hops: Sequence[Hop], ways: Sequence[Way]) -> None:
-        """Updates the times of these servers and links after their number of sessions changed."""
+    def _changed(self, hops: Sequence[Hop], ways: Sequence[Way], n_more: int) -> None:
+        """Updates the times of these servers and links after their number of sessions changed by ``n_more``."""
         if self._waits is not None:
-            for queue in {queue for way in ways for queue in way}:
-                n_others = max(self._state.n_using(queue) - 1, 0)
+            for queue in (queue for way in ways for queue in way):
+                n = self._n_using[queue] = self._n_using.get(queue, 0) + n_more
+                n_others = max(n - 1, 0)
                 self._link_s[queue] = self._waits.token_wait_s(queue, n_others, self._link_pace)
                 self._is_uneven = True
         for hop in hops:

@@ -24,6 +24,13 @@ class ActiveSession(NamedTuple):
     key: Hashable
 
 
+class LinkUse(NamedTuple):
+    """How often sessions' chains pass a link, and how many seconds it needs for the prompts that have arrived there."""
+
+    n_sessions: int
+    backlog_s: float
+
+
 class SystemState:
     """The active sessions of each server, ordered by expected end.
 
@@ -45,9 +52,8 @@ class SystemState:
         self._ends: list[tuple[float, int, Hashable]] = []
         """Heap of (expected end, sequence, key) of opened sessions; may also have some of closed ones."""
         self._max_ends = _MIN_ENDS
-        self._n_using: dict[Queue, int] = {}
-        self._coming: dict[Queue, list[Passage]] = {}
-        """Those of active sessions' prompts, by link, but for some that are over."""
+        self._passages: dict[Queue, list[Passage]] = {}
+        """Those of active sessions, by link."""
         self._passing: dict[Hashable, list[Passage]] = {}
         """The same by session."""
 
@@ -78,8 +84,7 @@ class SystemState:
         if passages:
             self._passing.setdefault(key, []).extend(passages)
             for passage in passages:
-                self._n_using[passage.queue] = self._n_using.get(passage.queue, 0) + 1
-                self._coming.setdefault(passage.queue, []).append(passage)
+                self._passages.setdefault(passage.queue, []).append(passage)
 
     def _forget_closed(self) -> None:
         """Removes the ends of closed sessions; without ``advance`` they would pile up."""
@@ -113,10 +118,7 @@ class SystemState:
     def _leave(self, key: Hashable) -> None:
         """Removes a session from the links that it has used."""
         for passage in self._passing.pop(key, ()):
-            self._n_using[passage.queue] -= 1
-            coming = self._coming[passage.queue]
-            if passage in coming:
-                coming.remove(passage)
+            self._passages[passage.queue].remove(passage)
 
     def _release(self, server: int, held: ActiveSession) -> None:
         sessions = self._sessions[server]
@@ -142,20 +144,15 @@ class SystemState:
 
     def used_queues(self) -> list[Queue]:
         """Returns the links that active sessions use."""
-        return [queue for queue, n in self._n_using.items() if n]
+        return [queue for queue, passages in self._passages.items() if passages]
 
-    def n_using(self, queue: Queue) -> int:
-        """Returns how often active sessions' chains pass a link."""
-        return self._n_using.get(queue, 0)
-
-    def backlog_s(self, queue: Queue, now_s: float, at_s: float) -> float:
-        """Returns the seconds that a link is expected to need at ``at_s`` >= ``now_s`` for the prompts that have arrived there.
-
-        ``now_s`` never decreases from one call to the next.
-        """
-        coming = self._coming.get(queue)
-        if not coming:
-            return 0.0
-        if any(passage.ends_at_s <= now_s for passage in coming):
-            coming[:] = [passage for passage in coming if passage.ends_at_s > now_s]
-        return sum(passage.left_s(at_s) for passage in coming)
+    def use(self, queue: Queue, now_s: float, at_s: float) -> LinkUse:
+        """Returns what is expected of a link at ``at_s``, which is not before ``now_s``."""
+        n_sessions, backlog_s = 0, 0.0
+        for _, arrives_at_s, begins_at_s, ends_at_s, busy_s, until_s in self._passages.get(queue, ()):
+            if arrives_at_s > at_s or now_s < until_s <= at_s:
+                continue  # a session that is overdue counts
+            n_sessions += 1
+            if ends_at_s > at_s:
+                backlog_s += busy_s * min((ends_at_s - at_s) / (ends_at_s - begins_at_s), 1.0)
+        return LinkUse(n_sessions, backlog_s)
