@@ -53,6 +53,11 @@ class Waits(NamedTuple):
     passages: tuple[Passage, ...]
 
 
+def backlog_s(state: SystemState, way: Way, now_s: float, at_s: float) -> float:
+    """Returns the seconds that a prompt is expected to wait for those before it if it comes to a way at ``at_s``."""
+    return max(state.use(queue, now_s, at_s).backlog_s for queue in way)
+
+
 class LinkWaits:
     """Expected waits for links. It does not depend on a placement."""
 
