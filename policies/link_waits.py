@@ -25,6 +25,7 @@ from policies.state import SystemState
 NOTICED_RATIO = 0.01
 """Waits count if a token can wait this share of its time for one link."""
 _MOST_BUSY = 0.95
+_HALVINGS = 20
 _MOST_KNOWN = 100_000
 """At most this many results are kept."""
 
@@ -36,13 +37,14 @@ that one has no reason to wait at the others."""
 class Pace(NamedTuple):
     """A mean request alone on a chain.
 
-    ``token_s`` are the seconds of a token after the first, ``stay_s`` those of the whole request. ``n_waits`` counts on how
-    many ways all of these tokens together go.
+    ``token_s`` are the seconds of a token after the first, ``stay_s`` those of the whole request. There are
+    ``n_tokens`` such tokens. ``load_s2`` is the sum over its ways of ``LinkWaits.load_s2``.
     """
 
     token_s: float
     stay_s: float
-    n_waits: int
+    n_tokens: int
+    load_s2: float = 0.0
 
 
 class Waits(NamedTuple):
@@ -83,7 +85,9 @@ class LinkWaits:
     def _can_matter(self) -> bool:
         problem, links = self._problem, self._links
         token_s = min(lower_bounds_per_token_s(problem))
-        pace = Pace(token_s, token_s * self._n_output, 0)
+        if token_s == math.inf:  # there is no placement, as its policy will report
+            return False
+        pace = Pace(token_s, token_s * self._n_output, max(self._n_output - 1, 1))
         rates: dict[Queue, float] = {}
         """Requests per second that can use a link."""
         for client in range(len(problem.clients)):
@@ -103,8 +107,9 @@ class LinkWaits:
         found = self._paces.get((client, hops))
         if found is None:
             first_s, all_s = service_s(self._problem, RequestSpec(client, self._n_input, self._n_output), hops)
-            n_decoded, n_ways = self._n_output - 1, len(hops) + 1 if self._problem.forwarding else 2 * len(hops)
-            found = Pace((all_s - first_s) / max(n_decoded, 1), all_s, n_decoded * n_ways)
+            n_tokens = max(self._n_output - 1, 1)
+            load_s2 = sum(max(map(self._load_s2, way)) for way in self.ways(client, hops))
+            found = Pace((all_s - first_s) / n_tokens, all_s, n_tokens, load_s2)
             remember(self._paces, (client, hops), found, _MOST_KNOWN)
         return found
 
@@ -129,9 +134,20 @@ class LinkWaits:
             previous = hop.server
         return found
 
+    def _met_s(self, rate_bps: float) -> float:
+        """Returns the mean over a prompt's time on a link of how long it needs for what is on its way."""
+        s_per_byte = 8 / rate_bps
+        prompt_s = self._n_input * self._links.token_bytes * s_per_byte
+        window_s = self._links.window_bytes * s_per_byte
+        return window_s * (1 - window_s / prompt_s / 2) if window_s < prompt_s else prompt_s / 2
+
+    def _load_s2(self, queue: Queue) -> float:
+        """Returns a prompt's time on a link times ``_met_s``: prompts delay tokens in proportion to that."""
+        return self.prompt_s(queue, self._n_input) * self._met_s(queue.rate_bps)
+
     def token_wait_s(self, queue: Queue, n_others: int, pace: Pace) -> float:
         """Returns the seconds that a token is expected to wait at a queue which ``n_others`` other sessions use."""
-        if not n_others:
+        if not n_others or self._n_output < 2:
             return 0.0
         key = queue.rate_bps, n_others, pace
         found_s = self._known_s.get(key)
@@ -140,22 +156,35 @@ class LinkWaits:
         return found_s
 
     def _token_wait_s(self, rate_bps: float, n_others: float, pace: Pace) -> float:
-        if pace.token_s <= 0:
+        if pace.token_s <= 0 or not self._n_input:
             return 0.0
         links = self._links
-        token_s, window_s = links.token_bytes * 8 / rate_bps, links.window_bytes * 8 / rate_bps
+        token_s = links.token_bytes * 8 / rate_bps
         prompt_s = self._n_input * token_s
-        # The mean over a prompt's time on the link of what is on its way.
-        met_s = window_s * (1 - window_s / prompt_s / 2) if window_s < prompt_s else prompt_s / 2
+        met_s = self._met_s(rate_bps)
+        # Waits on a chain's ways are in proportion to their loads: together they are this many times one's own.
+        n_ways = max(pace.load_s2 / (prompt_s * met_s), 1.0)
         on_tokens = min(n_others * token_s / pace.token_s, _MOST_BUSY)
-        # A token that waits for w is not followed by another one meanwhile: w = token_s h / (1 - h) if h is the share of
-        # its time that it spends waiting, which is the prompts' share of the time times met_s / (token_s + met_s). If w is
-        # the same on all ways, others stay for stay_s + n_waits w: so h = a / (stay_s + n_waits w).
-        a = n_others * prompt_s * met_s / (pace.token_s + met_s)
-        left = pace.stay_s - a
-        root = math.sqrt(left**2 + 4 * pace.n_waits * pace.token_s * a)
-        behind_prompts_s = 2 * pace.token_s * a / (left + root) if left + root > 0 else math.inf
-        return behind_prompts_s + on_tokens * token_s / (1 - on_tokens) / 2
+        on_tokens_s = on_tokens * token_s / (1 - on_tokens) / 2
+        n_tokens, decode_s = pace.n_tokens, pace.n_tokens * pace.token_s
+
+        def expected_s(wait_s: float) -> float:
+            """Returns what a token waits on this way if it waits ``wait_s`` here, and in proportion elsewhere."""
+            more_s = n_tokens * n_ways * wait_s
+            # A session's tokens meet the prompts that come after its own, from when that is on the link.
+            n_met = n_others * (prompt_s + decode_s + more_s) / (pace.stay_s + more_s)
+            # While a prompt passes, the session sends a token whenever the one before is back.
+            back_s = pace.token_s + (n_ways - 1) * wait_s
+            return n_met * prompt_s * met_s / (back_s + met_s) / n_tokens
+
+        low_s, high_s = 0.0, expected_s(0.0) * max(1.0, pace.stay_s / (prompt_s + decode_s))
+        for _ in range(_HALVINGS):
+            middle_s = (low_s + high_s) / 2
+            if expected_s(middle_s) > middle_s:
+                low_s = middle_s
+            else:
+                high_s = middle_s
+        return high_s + on_tokens_s
 
     def prompt_s(self, queue: Queue, n_tokens: int) -> float:
         """Returns the seconds that a prompt keeps a link busy."""
