@@ -106,7 +106,9 @@ class LinkWaits:
         """Returns the pace of a client's mean request on a chain."""
         found = self._paces.get((client, hops))
         if found is None:
-            first_s, all_s = service_s(self._problem, RequestSpec(client, self._n_input, self._n_output), hops)
+            first_s, all_s = service_s(
+                self._problem, RequestSpec(client, self._n_input, self._n_output), hops
+            )
             n_tokens = max(self._n_output - 1, 1)
             load_s2 = sum(max(map(self._load_s2, way)) for way in self.ways(client, hops))
             found = Pace((all_s - first_s) / n_tokens, all_s, n_tokens, load_s2)

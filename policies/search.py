@@ -161,9 +161,7 @@ class Trials:
             if self._waits is None:
                 done = replay(self._problem, placement, router, requests)
             else:
-                done = replay_shared(
-                    self._problem, placement, router, requests, self._sharing, self._waits
-                )
+                done = replay_shared(self._problem, placement, router, requests, self._sharing, self._waits)
         except PolicyError:
             return math.inf
         return sum(d.time_s / d.plan.n_output_tokens for d in done) / len(done)

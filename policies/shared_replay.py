@@ -175,7 +175,11 @@ class _Run:
             self._link_pace = self._waits.pace(plan.client, hops)
         self._state.open(plan.index, hops, problem.model.cache_bytes(request.n_tokens), ends_at_s, passages)
         self._changed(hops, ways, 1)
-        ttft_s = waited_s + problem.initial_delay_s + max(problem.raw_rtt_s[plan.client][hop.server] for hop in hops)
+        ttft_s = (
+            waited_s
+            + problem.initial_delay_s
+            + max(problem.raw_rtt_s[plan.client][hop.server] for hop in hops)
+        )
         ttft_s += problem.hub_token_s
         on_links_s = problem.hub_token_s
         previous: int | None = None

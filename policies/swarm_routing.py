@@ -76,5 +76,7 @@ class SwarmRouter:
         )
         way_s = hop_times_s(problem, request, previous, hop.server)[0]
         if self._link_waits is not None:
-            way_s += backlog_s(state, self._link_waits.there(request.client, previous, hop.server), now_s, now_s)
+            way_s += backlog_s(
+                state, self._link_waits.there(request.client, previous, hop.server), now_s, now_s
+            )
         return wait_s + way_s + hop.n_blocks * problem.servers[hop.server].prefill_s(request.n_input_tokens)
