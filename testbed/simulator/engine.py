@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -97,13 +97,11 @@ def simulate(
     begins and the reason. ``placements``: as in ``place``. ``live``: the engine ``virtual`` shows its
     progress; ``interruption`` ends it. Raises ``UserError`` if a policy fails or breaks a rule, or if the mode cannot serve the case.
     """
-    experiment = seen = case.experiment
-    if mode == REFERENCE:  # its messages never wait for links, so policies expect no waits
-        seen = replace(experiment, problem=replace(experiment.problem, links=None))
+    experiment = case.experiment
     try:
         online = None if mode == REFERENCE else online_policy(experiment)
         engine, why = (VIRTUAL, "asked for") if is_virtual else _engine(case, mode, online)
-        placed = place(seen, case.stand_ins, placements)
+        placed = place(experiment, case.stand_ins, placements, links_are_busy=mode != REFERENCE)
     except InfeasiblePlacement as error:
         return Simulation(case, mode, engine, why, error=str(error))
     except PolicyError as error:

@@ -26,7 +26,7 @@ from testbed.experiments.experiment import Experiment
 from testbed.experiments.sources import Document
 from testbed.fast.engine import simulate_fast
 from testbed.simulator.cases import Case
-from testbed.simulator.engine import REFERENCE, simulate
+from testbed.simulator.engine import REFERENCE, TESTBED, simulate
 from tests.support.problems import make_problem, placed
 
 TOKEN_BYTES, WINDOW_BYTES = 10_000.0, 1e7
@@ -261,13 +261,15 @@ def test_the_replay_expects_what_the_engine_measures_on_busy_links() -> None:
         assert least < fmean(d.time_s / d.plan.n_output_tokens for d in done) / per_token_s < most
 
 
-def test_foresight_uses_both_homes_where_the_proposed_pair_uses_one() -> None:
+def test_foresights_routing_uses_both_homes_where_ws_rr_uses_one() -> None:
     per_token_s = {}
-    for pair in ("proposed", "foresight"):
-        experiment = homes(name=pair)
+    for routing in ("ws-rr", "foresight"):
+        experiment = homes(placement="cg-bp", routing=routing)
         served = simulate_fast(experiment, place(experiment)).requests
-        per_token_s[pair] = fmean(r.time_s / r.plan.n_output_tokens for r in served if r.time_s is not None)
-    assert per_token_s["foresight"] < 0.7 * per_token_s["proposed"]
+        per_token_s[routing] = fmean(
+            r.time_s / r.plan.n_output_tokens for r in served if r.time_s is not None
+        )
+    assert per_token_s["foresight"] < 0.7 * per_token_s["ws-rr"]
 
 
 def test_trials_of_other_routings_wait_for_links_too() -> None:
@@ -282,7 +284,6 @@ def test_trials_of_other_routings_wait_for_links_too() -> None:
 
 def test_mode_reference_expects_no_waits() -> None:
     case = Case(homes(placement="cg-bp", routing="foresight"))
-    without = replace(case.experiment, problem=replace(case.experiment.problem, links=None))
-    found = simulate(case, REFERENCE)
-    assert found.placement == place(without).placement
-    assert found.rows == simulate(Case(without), REFERENCE).rows
+    chains = {mode: {row.chain for row in simulate(case, mode).rows} for mode in (REFERENCE, TESTBED)}
+    assert len(chains[REFERENCE]) == 1
+    assert len(chains[TESTBED]) == 2
