@@ -6,6 +6,7 @@ The input and output of policies
 - ``problem``: servers, clients, model, placements, routes; ``state``: which sessions hold cache, and until
   when
 - ``steps``: how long a step takes on a server; ``links``: what a link does to a message
+- ``link_rates``: the rates of a problem's links; ``link_waits``: how long messages are expected to wait for them
 - ``interfaces``: the protocols of placement and routing policies, with their traits; ``checks``: the rules for
   their results
 - ``registry``: policies by name, users' own included; ``remember``: keeps results

@@ -24,13 +24,15 @@ class Link(NamedTuple):
     """An edge of the graph: a server entered from node ``tail``.
 
     ``service_s`` is its cost over the whole request in seconds, ``need_bytes`` the cache that it needs.
-    ``hop`` is ``None`` for the way back to the client.
+    ``hop`` is ``None`` for the way back to the client. ``previous`` is the server that sends it the hidden states where
+    servers forward; ``None``: the client.
     """
 
     tail: int
     hop: Hop | None
     service_s: float
     need_bytes: float
+    previous: int | None = None
 
 
 Groups = tuple[tuple[Link, ...], ...]
@@ -105,7 +107,7 @@ class Chains:
                     links[-1].append(link)
         links.append(
             [
-                Link(node, None, returns_s(self._problem, request, j), 0.0)
+                Link(node, None, returns_s(self._problem, request, j), 0.0, j)
                 for node, j in enumerate(by_end, 1)
                 if ranges[j].last == n_blocks
             ]
@@ -120,7 +122,8 @@ class Chains:
         server, n_decoded = problem.servers[hop.server], request.n_output_tokens - 1
         input_s, token_s = hop_times_s(problem, request, previous, hop.server)
         compute_s = server.prefill_s(request.n_input_tokens) + n_decoded * server.mean_decode_s(request)
-        return Link(tail, hop, input_s + n_decoded * token_s + compute_s * hop.n_blocks, need_bytes)
+        service_s = input_s + n_decoded * token_s + compute_s * hop.n_blocks
+        return Link(tail, hop, service_s, need_bytes, previous)
 
 
 def _grouped(links: list[Link]) -> Groups:

@@ -69,6 +69,7 @@ class MeanRequests:
             input_rtt_base_s=_mean_row(problem.input_rtt_base_s),
             input_rtt_slope_s=_mean_row(problem.input_rtt_slope_s),
             transmissions=sent,
+            links=None,
             one_way=one_way
             and one_way._replace(up_s=_mean_row(one_way.up_s), down_s=_mean_row(one_way.down_s)),
         )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from policies.greedy import whole
+from policies.link_rates import LinkRates
 from policies.problem import BlockRange, Matrix, Problem
 from policies.waiting import ROUNDING_RATIO
 
@@ -29,7 +30,7 @@ class Rates:
     (``session_slope_s``), tokens after the first are computed in full batches: of as many sessions as have
     room beside the blocks. Then a token counts as its share of a batch. A link passes as many tokens as its
     rate allows hidden states. All clients send equally, so the slowest client's link limits what they send
-    together.
+    together. A link that several pairs share limits each of them as if it were alone, since Helix' edges are pairs.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -40,6 +41,8 @@ class Rates:
         into, back = (
             (problem.input_rtt_slope_s, None) if sent is None else (sent.up.slope_s, sent.down.slope_s)
         )
+        if problem.links is not None and sent is None:
+            into = _slower_s(problem.links)
         self._into_tps = self._of_clients(into)
         self._back_tps = None if back is None else self._of_clients(back)
 
@@ -91,6 +94,15 @@ class Rates:
             for j, count in enumerate(most)
         )
         return min(sum(blocks_tps) / n_blocks, _MOST_TPS)
+
+
+def _slower_s(links: LinkRates) -> Matrix:
+    """Returns the seconds that a token takes on the slower way between clients and servers: there, or back."""
+    n_bits = 8 * links.token_bytes
+    return tuple(
+        tuple(n_bits / min(pair) for pair in zip(*rows, strict=True))
+        for rows in zip(links.up_bps, links.down_bps, strict=True)
+    )
 
 
 def _per_s(amount: float, seconds: float) -> float:

@@ -16,6 +16,7 @@ from policies.foresight_routing import ForesightRouting
 from policies.foresight_sharing import SharedSearch
 from policies.greedy import plan
 from policies.interfaces import PlacementPolicy
+from policies.link_waits import LinkWaits
 from policies.neighbours import Neighbours, Ranges
 from policies.petals import choose_ranges
 from policies.pipelines import SeparatePipelines, Swarm
@@ -69,8 +70,8 @@ class ForesightPlacement(PlacementPolicy):
     - is smaller over all three loads at 95 % (paired test).
 
     If CG-BP's |R| does not fit but a smaller one does, Foresight returns a placement instead of refusing.
-    If servers share their time among sessions, or past requests of several lengths are known,
-    ``foresight_sharing`` searches instead.
+    If servers share their time among sessions, messages wait for links, or past requests of several lengths
+    are known, ``foresight_sharing`` searches instead.
     The same problem always gets the same placement. ``docs/foresight.md`` has the results.
     """
 
@@ -84,7 +85,8 @@ class ForesightPlacement(PlacementPolicy):
         Raises ``InfeasiblePlacement`` if none of the tried policies has a placement, and ``PolicyError`` if
         ``design_concurrency`` is below 1 and servers do not share their time.
         """
-        if problem.batching != "none" or len(set(problem.length_samples)) > 1:
+        differ = len(set(problem.length_samples)) > 1
+        if problem.batching != "none" or differ or LinkWaits.of(problem) is not None:
             return SharedSearch(problem, self.name).run(design_concurrency)
         return _Search(problem, self.name).run(design_concurrency)
 

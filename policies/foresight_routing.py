@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from policies.chains import ChainGraph, Chains, Link, cheapest, route_of
 from policies.interfaces import RoutingPolicy
-from policies.problem import Hop, Placement, Problem, RequestSpec, Route
+from policies.link_waits import LinkWaits, Way
+from policies.problem import Hop, Placement, Problem, RequestSpec, Route, service_s
 from policies.replay import backoff_s
 from policies.sharing import Sharing
 from policies.state import SystemState
@@ -27,7 +28,7 @@ class ForesightRouting(RoutingPolicy):
     name: str = "foresight"
 
     def bind(self, problem: Problem, placement: Placement) -> ForesightRouter:
-        return ForesightRouter(problem, placement, self.backoff)
+        return ForesightRouter(problem, placement, self.backoff, waits=LinkWaits.of(problem))
 
 
 class ForesightRouter:
@@ -41,26 +42,33 @@ class ForesightRouter:
 
     If servers share their time among sessions (``Problem.batching``), a link's cost also includes how much
     longer this request's steps take because of the sessions on the server, and how much longer theirs take
-    because of this request (``policies.sharing``).
+    because of this request (``policies.sharing``). If messages wait for links, it also includes how long this
+    request's do, and how much longer others' tokens do because of it (``waits``).
     """
 
     def __init__(
-        self, problem: Problem, placement: Placement, backoff: Backoff, sharing: Sharing | None = None
+        self,
+        problem: Problem,
+        placement: Placement,
+        backoff: Backoff,
+        sharing: Sharing | None = None,
+        waits: LinkWaits | None = None,
     ) -> None:
+        self._problem = problem
         self._placement = placement
         self._chains = Chains(problem, placement)
         self._backoff = backoff
         self._sharing = None if problem.batching == "none" else sharing or Sharing(problem)
+        self._link_waits = waits
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """Returns the chain that ends first; ``cost_s`` includes the backoff, ``wait_s`` is the raw wait."""
         graph = self._chains.of(request)
         if graph.idle is None:
             return None
-        load_s = (
-            None if self._sharing is None else self._loads(self._sharing, graph.idle.hops, request, state)
-        )
-        if load_s is None and has_room(graph, state):  # nothing beats the idle optimum if it has no wait
+        load_s = self._added(graph.idle, request, state, now_s)
+        is_free = load_s is None or not any(map(load_s, graph.idle_links))
+        if is_free and has_room(graph, state):  # nothing beats the idle optimum if it has no wait
             return graph.idle
         waits_s, steps_s = self._waits(graph, state, now_s)
         best: Route | None = None
@@ -77,6 +85,59 @@ class ForesightRouter:
                 best_s = most_s + service_s
                 best = route_of(chain, max(waits_s.get(id(link), 0.0) for link in chain), best_s)
         return best
+
+    def _added(
+        self, idle: Route, request: RequestSpec, state: SystemState, now_s: float
+    ) -> Callable[[Link], float] | None:
+        """Returns the function that computes how many seconds other sessions add to a link's cost; ``None``: none."""
+        sharing, waits = self._sharing, self._link_waits
+        on_server_s = None if sharing is None else self._loads(sharing, idle.hops, request, state)
+        if waits is None:
+            return on_server_s
+        on_ways_s = self._on_ways(waits, idle.hops, request, state, now_s)
+        if on_server_s is None:
+            return on_ways_s
+        return lambda link: on_server_s(link) + on_ways_s(link)
+
+    def _on_ways(
+        self, waits: LinkWaits, idle: tuple[Hop, ...], request: RequestSpec, state: SystemState, now_s: float
+    ) -> Callable[[Link], float]:
+        """As ``_loads``, for the ways to a server and from it."""
+        problem, client = self._problem, request.client
+        n_decoded = request.n_output_tokens - 1
+        pace = waits.pace(client, idle)
+        prompt_s = service_s(problem, request, idle)[0] / problem.model.n_blocks
+        used = set(state.used_queues())
+
+        def on_way_s(way: Way, position: int) -> float:
+            """``position``: the number of blocks that the prompt has passed when it comes to the way."""
+            found_s = 0.0
+            for queue in way:
+                if queue in used:
+                    n, backlog_s = state.use(queue, now_s, now_s + position * prompt_s)
+                    present_s, with_s = (waits.token_wait_s(queue, among, pace) for among in (n, n + 1))
+                    tokens_s = n_decoded * (present_s + n * (with_s - present_s))
+                    found_s = max(found_s, backlog_s + tokens_s)
+            return found_s
+
+        known_s: dict[tuple[int | None, int | None], float] = {}
+        ranges, forwarding = self._placement.ranges, problem.forwarding
+
+        def load_s(link: Link) -> float:
+            previous, server = link.previous, None if link.hop is None else link.hop.server
+            found_s = known_s.get((previous, server))
+            if found_s is None:
+                found_s = 0.0
+                if server is not None:
+                    # Whatever block it enters at: servers are passed in the order of their ranges.
+                    found_s = on_way_s(waits.there(client, previous, server), ranges[server].first)
+                last = previous if server is None else server
+                if last is not None and (server is None or not forwarding):
+                    found_s += on_way_s(waits.back(client, last), ranges[last].last)
+                known_s[previous, server] = found_s
+            return found_s
+
+        return load_s
 
     def _loads(
         self, sharing: Sharing, idle: tuple[Hop, ...], request: RequestSpec, state: SystemState

@@ -1,4 +1,4 @@
-"""Foresight's placement where servers share their time among sessions, or requests differ in known lengths.
+"""Foresight's placement where sessions share servers' time or wait for links, or requests differ in known lengths.
 
 It is the best on trial of several policies' placements and of changes of them.
 """
@@ -16,6 +16,7 @@ from policies.composition import ChainComposition
 from policies.design import check_design_concurrency
 from policies.foresight_routing import ForesightRouter
 from policies.greedy import plan
+from policies.link_waits import LinkWaits
 from policies.neighbours import Neighbours, Ranges
 from policies.parallax import Parallax
 from policies.pipelines import SeparatePipelines, Swarm, WholeModel
@@ -77,6 +78,7 @@ class SharedSearch:
         self._problem = problem
         self._name = name
         self._sharing = Sharing(problem)
+        self._waits = LinkWaits.of(problem)
         # Long enough that the first requests, which find empty servers, are a small part.
         alone_s = min(lower_bounds_per_token_s(problem)) * problem.mean_lengths[1]
         n_requests = round(min(max(_LONG * problem.request_rate * alone_s, _FEWEST), _MOST))
@@ -100,7 +102,8 @@ class SharedSearch:
         for placement in (*sorted(best, key=self.judged), improved):
             if self.judged(placement).is_clearly_less(self.judged(chosen)):
                 chosen = placement
-        return chosen if self._problem.batching != "none" else self._away_from_the_edge(chosen, seeds)
+        is_exact = self._problem.batching == "none" and self._waits is None
+        return self._away_from_the_edge(chosen, seeds) if is_exact else chosen
 
     def _away_from_the_edge(self, chosen: Placement, seeds: list[Placement]) -> Placement:
         """Returns ``chosen``, or a seed that misses no more and is much faster on exact replays."""
@@ -135,9 +138,11 @@ class SharedSearch:
         return self._known[key]
 
     def _replayed(self, placement: Placement, stream: str) -> Cost:
-        router = ForesightRouter(self._problem, placement, Backoff(), self._sharing)
+        router = ForesightRouter(self._problem, placement, Backoff(), self._sharing, self._waits)
         try:
-            done = replay_shared(self._problem, placement, router, self._streams[stream], self._sharing)
+            done = replay_shared(
+                self._problem, placement, router, self._streams[stream], self._sharing, self._waits
+            )
         except PolicyError:
             return _IMPOSSIBLE
         return self._cost_of(done)

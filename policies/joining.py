@@ -43,6 +43,7 @@ def among(problem: Problem, servers: Sequence[int]) -> Problem:
         transmissions=None
         if sent is None
         else replace(sent, up=linear(sent.up), down=linear(sent.down), across=linear(rows(sent.across))),
+        links=None if problem.links is None else problem.links.among(servers),
         join_order=tuple(number[j] for j in problem.join_order if j in number),
     )
 

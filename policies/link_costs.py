@@ -69,6 +69,7 @@ def with_costs(problem: Problem, request: RequestSpec, costs: LinkCosts) -> Prob
         input_rtt_slope_s=(problem.input_rtt_slope_s[request.client],),
         n_input_tokens=request.n_input_tokens,
         n_output_tokens=request.n_output_tokens,
+        links=None,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from policies.link_rates import LinkRates
 from policies.steps import StepLaw
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -179,6 +180,8 @@ class Problem:
     - ``hub_token_s``: what the client computes per output token (embedding, head, choice). It is the same for
       every chain, so it is in ``service_s`` but affects no policy's choice.
     - ``initial_delay_s``: added once to every request.
+    - ``links``: the rates of the links, on which messages wait for each other (``policies.link_waits``);
+      ``None``: messages take the times above, however many there are.
 
     Requests:
 
@@ -221,6 +224,7 @@ class Problem:
     batching: Batching = "none"
     objectives_s: tuple[tuple[str, float], ...] = ()
     one_way: OneWayDelays | None = None
+    links: LinkRates | None = None
 
     @property
     def n_servers(self) -> int:

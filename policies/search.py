@@ -17,8 +17,11 @@ from policies.design import single_request_s
 from policies.feasibility import largest_concurrency
 from policies.greedy import block_counts
 from policies.interfaces import Router
+from policies.link_waits import LinkWaits
 from policies.problem import InfeasiblePlacement, Placement, PolicyError, Problem
 from policies.replay import replay
+from policies.shared_replay import replay_shared
+from policies.sharing import Sharing
 from policies.workload import RequestPlan
 
 MakeRouter = Callable[[Problem, Placement], Router]
@@ -126,13 +129,18 @@ def stream_requests(problem: Problem) -> int:
 
 
 class Trials:
-    """Simulates placements on streams of ``n_requests`` requests, which are made once."""
+    """Simulates placements on streams of ``n_requests`` requests, which are made once.
+
+    They are served with the reference's semantics, or by ``replay_shared`` where messages wait for links.
+    """
 
     def __init__(self, problem: Problem, make_router: MakeRouter, loads: Sequence[Load]) -> None:
         self._problem = problem
         self.n_requests = stream_requests(problem)
         self._make_router = make_router
         self._loads = tuple(loads)
+        self._waits = LinkWaits.of(problem)
+        self._sharing = Sharing(problem)
         self._requests: dict[tuple[Load, str], list[RequestPlan]] = {}
 
     def per_token_s(self, placement: Placement, streams: Sequence[str]) -> list[list[float]]:
@@ -150,7 +158,10 @@ class Trials:
             requests = synthetic_requests(self._problem, load, stream, self.n_requests)
             self._requests[load, stream] = requests
         try:
-            done = replay(self._problem, placement, router, requests)
+            if self._waits is None:
+                done = replay(self._problem, placement, router, requests)
+            else:
+                done = replay_shared(self._problem, placement, router, requests, self._sharing, self._waits)
         except PolicyError:
             return math.inf
         return sum(d.time_s / d.plan.n_output_tokens for d in done) / len(done)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from policies.interfaces import Router
+from policies.link_rates import Passage, Queue
+from policies.link_waits import LinkWaits, Pace, Way
 from policies.problem import (
     Hop,
     Placement,
@@ -48,6 +50,8 @@ class _Session:
     """Tokens still to decode."""
     on: tuple[tuple[int, int], ...]
     """(Server, number of blocks) of its hops."""
+    ways: tuple[Way, ...]
+    """The ways of its tokens where they may wait for links."""
     token_s: float
     """Seconds per token at the present pace."""
     is_decoding: bool = False
@@ -59,23 +63,38 @@ def replay_shared(
     router: Router,
     requests: Sequence[RequestPlan],
     sharing: Sharing | None = None,
+    waits: LinkWaits | None = None,
 ) -> list[ReplayedRequest]:
     """Serves ``requests`` (ascending arrivals); those without room wait, first come, first served.
 
-    ``sharing`` is that of ``problem``; it can be passed to several replays, as it keeps its results. Raises
-    ``PolicyError`` if a request has no chain.
+    ``sharing`` is that of ``problem``; it can be passed to several replays, as it keeps its results. ``waits``: messages
+    also wait for links. Raises ``PolicyError`` if a request has no chain.
     """
-    return _Run(problem, placement, router, sharing or Sharing(problem)).serve(requests)
+    return _Run(problem, placement, router, sharing or Sharing(problem), waits).serve(requests)
 
 
 class _Run:
     """One replay."""
 
-    def __init__(self, problem: Problem, placement: Placement, router: Router, sharing: Sharing) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        placement: Placement,
+        router: Router,
+        sharing: Sharing,
+        waits: LinkWaits | None,
+    ) -> None:
         self._problem = problem
         self._placement = placement
         self._router = router
         self._sharing = sharing
+        self._waits = waits
+        self._link_s: dict[Queue, float] = {}
+        """Seconds that a token waits for a link at present."""
+        self._n_using: dict[Queue, int] = {}
+        """How many sessions use a link."""
+        self._link_pace = Pace(0.0, 0.0, 0)
+        """As ``_cycle``, for waits on links."""
         self._state = SystemState(placement.cache_bytes)
         self._active: list[_Session] = []
         self._waiting: deque[RequestPlan] = deque()
@@ -146,9 +165,21 @@ class _Run:
         problem, request, hops, n_output = self._problem, plan.known, route.hops, plan.n_output_tokens
         self._cycle = self._sharing.cycle(plan.client, hops)
         ends_at_s = self._now_s + service_s(problem, request, hops)[1]
-        self._state.open(plan.index, hops, problem.model.cache_bytes(request.n_tokens), ends_at_s)
-        self._changed(hops)
-        ttft_s = problem.initial_delay_s + max(problem.raw_rtt_s[plan.client][hop.server] for hop in hops)
+        waited_s, passages = 0.0, tuple[Passage, ...]()
+        ways: tuple[Way, ...] = ()
+        if self._waits is not None:
+            found = self._waits.of_request(request, hops, self._state, self._now_s + problem.initial_delay_s)
+            waited_s, more_s, passages = found
+            ends_at_s += more_s
+            ways = tuple(self._waits.ways(plan.client, hops))
+            self._link_pace = self._waits.pace(plan.client, hops)
+        self._state.open(plan.index, hops, problem.model.cache_bytes(request.n_tokens), ends_at_s, passages)
+        self._changed(hops, ways, 1)
+        ttft_s = (
+            waited_s
+            + problem.initial_delay_s
+            + max(problem.raw_rtt_s[plan.client][hop.server] for hop in hops)
+        )
         ttft_s += problem.hub_token_s
         on_links_s = problem.hub_token_s
         previous: int | None = None
@@ -167,8 +198,8 @@ class _Run:
             back_s = return_times_s(problem, request, previous)
             ttft_s, on_links_s = ttft_s + back_s[0], on_links_s + back_s[1]
         on = tuple((hop.server, hop.n_blocks) for hop in hops)
-        token_s = on_links_s + sum(n_blocks * self._block_s[server] for server, n_blocks in on)
-        session = _Session(plan, route, self._now_s, ttft_s, on_links_s, n_output - 1, on, token_s)
+        session = _Session(plan, route, self._now_s, ttft_s, on_links_s, n_output - 1, on, ways, 0.0)
+        session.token_s = self._token_s(session)
         self._active.append(session)
         heappush(self._prompts, (self._now_s + ttft_s, plan.index, session))
 
@@ -180,12 +211,18 @@ class _Run:
         )
         self._active.remove(session)
         self._state.close(plan.index)
-        self._changed(session.route.hops)
+        self._changed(session.route.hops, session.ways, -1)
         self._let_in()
         self._pace()
 
-    def _changed(self, hops: Sequence[Hop]) -> None:
-        """Updates the times of these servers after their number of sessions changed."""
+    def _changed(self, hops: Sequence[Hop], ways: Sequence[Way], n_more: int) -> None:
+        """Updates the times of these servers and links after their number of sessions changed by ``n_more``."""
+        if self._waits is not None:
+            for queue in (queue for way in ways for queue in way):
+                n = self._n_using[queue] = self._n_using.get(queue, 0) + n_more
+                n_others = max(n - 1, 0)
+                self._link_s[queue] = self._waits.token_wait_s(queue, n_others, self._link_pace)
+                self._is_uneven = True
         for hop in hops:
             server, n_active = hop.server, self._state.n_active(hop.server)
             n_blocks = self._placement.ranges[server].n_blocks
@@ -199,9 +236,13 @@ class _Run:
         if not self._is_uneven:
             return
         self._is_uneven = False
-        block_s = self._block_s
         for session in self._active:
-            token_s = session.on_links_s
-            for server, n_blocks in session.on:
-                token_s += n_blocks * block_s[server]
-            session.token_s = token_s
+            session.token_s = self._token_s(session)
+
+    def _token_s(self, session: _Session) -> float:
+        token_s, block_s = session.on_links_s, self._block_s
+        for server, n_blocks in session.on:
+            token_s += n_blocks * block_s[server]
+        for way in session.ways:
+            token_s += max(self._link_s[queue] for queue in way)
+        return token_s

@@ -1,4 +1,4 @@
-"""The servers' state that routers see: the sessions that hold cache, and when they are expected to end."""
+"""The state that routers see: the sessions that hold cache on servers and use links, and when they are expected to end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from policies.link_rates import Passage, Queue
 from policies.problem import Hop
 
 _MIN_ENDS = 1024
@@ -23,12 +24,22 @@ class ActiveSession(NamedTuple):
     key: Hashable
 
 
+class LinkUse(NamedTuple):
+    """How often sessions' chains pass a link, and how many seconds it needs for the prompts that have arrived there."""
+
+    n_sessions: int
+    backlog_s: float
+
+
 class SystemState:
     """The active sessions of each server, ordered by expected end.
 
     A session is active until ``close``, or until ``advance`` to an instant that is not before its
     ``ends_at_s``. ``open`` and ``close`` take a search among a server's sessions for each hop; ``advance``
     takes time proportional to what has ended.
+
+    Of links it has what follows from the sessions: which use a link, and when their prompts are expected there. No
+    router sees the messages that really wait.
     """
 
     def __init__(self, cache_bytes: Sequence[float]) -> None:
@@ -41,9 +52,23 @@ class SystemState:
         self._ends: list[tuple[float, int, Hashable]] = []
         """Heap of (expected end, sequence, key) of opened sessions; may also have some of closed ones."""
         self._max_ends = _MIN_ENDS
+        self._passages: dict[Queue, list[Passage]] = {}
+        """Those of active sessions, by link."""
+        self._passing: dict[Hashable, list[Passage]] = {}
+        """The same by session."""
 
-    def open(self, key: Hashable, hops: Sequence[Hop], bytes_per_block: float, ends_at_s: float) -> None:
-        """Reserves ``bytes_per_block`` for every block of every hop until ``ends_at_s``."""
+    def open(
+        self,
+        key: Hashable,
+        hops: Sequence[Hop],
+        bytes_per_block: float,
+        ends_at_s: float,
+        passages: Sequence[Passage] = (),
+    ) -> None:
+        """Reserves ``bytes_per_block`` for every block of every hop until ``ends_at_s``.
+
+        ``passages``: those of its prompt; the session uses these links until it ends.
+        """
         entries = self._held.setdefault(key, [])
         for hop in hops:
             self._sequence += 1
@@ -56,6 +81,10 @@ class SystemState:
         heappush(self._ends, (ends_at_s, self._sequence, key))
         if len(self._ends) > self._max_ends:
             self._forget_closed()
+        if passages:
+            self._passing.setdefault(key, []).extend(passages)
+            for passage in passages:
+                self._passages.setdefault(passage.queue, []).append(passage)
 
     def _forget_closed(self) -> None:
         """Removes the ends of closed sessions; without ``advance`` they would pile up."""
@@ -68,6 +97,7 @@ class SystemState:
         """Frees the cache of session ``key`` on every server; unknown keys are ignored."""
         for server, held in self._held.pop(key, ()):
             self._release(server, held)
+        self._leave(key)
 
     def advance(self, now_s: float) -> None:
         """Closes every session whose expected end is not after ``now_s``."""
@@ -82,6 +112,13 @@ class SystemState:
                     later.append((server, held))
             if later:
                 self._held[key] = later
+            else:
+                self._leave(key)
+
+    def _leave(self, key: Hashable) -> None:
+        """Removes a session from the links that it has used."""
+        for passage in self._passing.pop(key, ()):
+            self._passages[passage.queue].remove(passage)
 
     def _release(self, server: int, held: ActiveSession) -> None:
         sessions = self._sessions[server]
@@ -104,3 +141,18 @@ class SystemState:
 
     def free_bytes(self, server: int) -> float:
         return self.cache_bytes[server] - self._used[server]
+
+    def used_queues(self) -> list[Queue]:
+        """Returns the links that active sessions use."""
+        return [queue for queue, passages in self._passages.items() if passages]
+
+    def use(self, queue: Queue, now_s: float, at_s: float) -> LinkUse:
+        """Returns what is expected of a link at ``at_s``, which is not before ``now_s``."""
+        n_sessions, backlog_s = 0, 0.0
+        for _, arrives_at_s, begins_at_s, ends_at_s, busy_s, until_s in self._passages.get(queue, ()):
+            if arrives_at_s > at_s or now_s < until_s <= at_s:
+                continue  # a session that is overdue counts
+            n_sessions += 1
+            if ends_at_s > at_s:
+                backlog_s += busy_s * min((ends_at_s - at_s) / (ends_at_s - begins_at_s), 1.0)
+        return LinkUse(n_sessions, backlog_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.interfaces import RoutingPolicy
+from policies.link_waits import LinkWaits, backlog_s
 from policies.positions import Onward
 from policies.problem import Hop, Placement, Problem, RequestSpec, Route, hop_times_s
 from policies.state import SystemState
@@ -21,8 +22,8 @@ class SwarmRouting(RoutingPolicy):
 
     Helix' code measures the latency, from when a prompt is sent to a server until the server has computed it.
     A router gets no measurements, so here the latency is modelled for the present state: the wait for cache,
-    the prompt's communication, and its time on the blocks. It does not include that other sessions slow a
-    server down. ``smoothing_ratio`` is the weight of the newest latency in the average. The average starts
+    the prompt's communication with its expected wait for the link, and its time on the blocks. It does not include
+    that other sessions slow a server down. ``smoothing_ratio`` is the weight of the newest latency in the average. The average starts
     with a server's first latency, while it starts with a constant in Helix' code.
     """
 
@@ -39,6 +40,7 @@ class SwarmRouter:
     def __init__(self, problem: Problem, placement: Placement, smoothing_ratio: float) -> None:
         self._problem = problem
         self._onward = Onward(problem, placement)
+        self._link_waits = LinkWaits.of(problem)
         self._smoothing_ratio = smoothing_ratio
         self._priority_s: dict[tuple[int | None, int], float] = {}
         self._average_s: dict[tuple[int | None, int], float] = {}
@@ -73,4 +75,8 @@ class SwarmRouter:
             state, hop.server, hop.n_blocks * problem.model.cache_bytes(request.n_tokens), now_s
         )
         way_s = hop_times_s(problem, request, previous, hop.server)[0]
+        if self._link_waits is not None:
+            way_s += backlog_s(
+                state, self._link_waits.there(request.client, previous, hop.server), now_s, now_s
+            )
         return wait_s + way_s + hop.n_blocks * problem.servers[hop.server].prefill_s(request.n_input_tokens)

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from policies.bans import Bans
 from policies.joining import join
+from policies.link_rates import Passage
+from policies.link_waits import LinkWaits
 from policies.membership import Membership
 from policies.problem import BlockRange, Hop, Placement, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
@@ -53,6 +55,7 @@ class Coordinator:
         self._n_done: dict[int, int] = {}
         self._expected_output = experiment.compute.expected_output
         self._times = ServiceTimes(problem)
+        self._link_waits = LinkWaits.of(problem)
         rules = experiment.faults.recovery
         self._bans = Bans(rules.ban_s if rules.ban_failed_servers else 0.0)
         self.membership = Membership(
@@ -170,10 +173,17 @@ class Coordinator:
             return
         now_s = self._now_s()
         self._chains[index] = hops
-        ends_at_s = now_s + self._times.of(request, hops)[1]
+        begins_at_s = now_s
         if request.n_input_tokens == self.requests[index].n_input_tokens:  # it has no token yet
-            ends_at_s += self._setup_s
-        self._view.hold(index, hops, self._problem.model.cache_bytes(request.n_tokens), ends_at_s, now_s)
+            begins_at_s += self._setup_s
+        ends_at_s = begins_at_s + self._times.of(request, hops)[1]
+        passages: tuple[Passage, ...] = ()
+        if self._link_waits is not None:
+            state = self._view.state(index, now_s)
+            _, wait_s, passages = self._link_waits.of_request(request, hops, state, begins_at_s)
+            ends_at_s += wait_s
+        bytes_per_block = self._problem.model.cache_bytes(request.n_tokens)
+        self._view.hold(index, hops, bytes_per_block, ends_at_s, now_s, passages)
 
     @property
     def n_sessions(self) -> int:

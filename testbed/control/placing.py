@@ -225,12 +225,17 @@ def place(
     experiment: Experiment,
     stand_ins: Mapping[str, RoutingPolicy] = _NONE,
     placements: RememberedPlacements | None = None,
+    *,
+    links_are_busy: bool = True,
 ) -> PlacedExperiment:
     """As ``place_experiment``, but raises the ``PolicyError`` itself.
 
-    Uses ``placements`` to remember placements.
+    Uses ``placements`` to remember placements. ``links_are_busy``: whether policies see the links' rates, and expect
+    messages to wait for each other; in the reference none does.
     """
     problem = experiment.problem
+    if not links_are_busy:
+        problem = dataclasses.replace(problem, links=None)
     prepare_users_code(experiment)
     policy = placement_policy(experiment.policy.placement)
     routing = stand_ins.get(experiment.policy.routing) or routing_policy(experiment.policy.routing)

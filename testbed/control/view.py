@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from policies.link_rates import Passage
 from policies.problem import Hop
 from policies.state import SystemState
 
@@ -18,6 +19,7 @@ class _Held(NamedTuple):
     hops: tuple[Hop, ...]
     bytes_per_block: float
     ends_at_s: float
+    passages: tuple[Passage, ...]
 
 
 class RouterView:
@@ -37,10 +39,16 @@ class RouterView:
         """Changes since the last report: (instant, session, what it holds or ``None`` if it was released)."""
 
     def hold(
-        self, key: int, hops: tuple[Hop, ...], bytes_per_block: float, ends_at_s: float, now_s: float
+        self,
+        key: int,
+        hops: tuple[Hop, ...],
+        bytes_per_block: float,
+        ends_at_s: float,
+        now_s: float,
+        passages: tuple[Passage, ...] = (),
     ) -> None:
-        """Note that session ``key`` has this chain and is expected to end at ``ends_at_s``."""
-        self._change(key, _Held(hops, bytes_per_block, ends_at_s), now_s)
+        """Note that session ``key`` has this chain and is expected to end at ``ends_at_s``; see ``SystemState.open``."""
+        self._change(key, _Held(hops, bytes_per_block, ends_at_s, passages), now_s)
 
     def release(self, key: int, now_s: float) -> None:
         """Note that session ``key`` has ended or was refused."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
+from netem.flows import RECEIVE_WINDOW_BYTES
 from netem.spec import SPARE_ADDRESSES
 from netem.topology import TopologyNode, too_fast
-from policies.links import HEADER_BYTES, Link
+from policies.link_rates import LinkRates, Shared
+from policies.links import HEADER_BYTES, UNSENT_BYTES, Link
 from policies.problem import Linear, Matrix, ModelSpec, OneWayDelays, Transmissions
 from testbed.experiments.experiment import Calibration
 from testbed.experiments.network_tables import ClustersTable, MatrixTable, NetworkTable
 from testbed.experiments.problems import Key, KeyedError, unknown
+from testbed.experiments.shared_links import SharedLinks
 from testbed.experiments.units import DURATION, RATE
 
 SitePair = tuple[str, str]
@@ -273,4 +277,48 @@ def policy_times(
             matrix(lambda client, server: way(server, client), clients),
             matrix(way, servers),
         ),
+    )
+
+
+def link_rates(
+    links: Mapping[tuple[str, str], Link],
+    shared: SharedLinks,
+    clients: Sequence[str],
+    servers: Sequence[str],
+    token_bytes: int,
+    mtu: int,
+    forwarding: bool,
+) -> LinkRates:
+    """Return the rates that policies see of the network; those between servers only with ``forwarding``."""
+    rates_bps = list(shared.rates_bps.values())
+    number = {name: k for k, name in enumerate(shared.rates_bps)}
+
+    def rates(rows: Sequence[str], *, back: bool = False) -> Matrix:
+        def rate_bps(a: str, b: str) -> float:
+            return math.inf if a == b else links[(b, a) if back else (a, b)].rate_bps
+
+        return tuple(tuple(rate_bps(row, server) for server in servers) for row in rows)
+
+    def on_way(rows: Sequence[str], *, back: bool = False) -> Shared:
+        if not rates_bps:
+            return ()
+        return tuple(
+            tuple(
+                tuple(number[name] for name in shared.paths.get((server, row) if back else (row, server), ()))
+                for server in servers
+            )
+            for row in rows
+        )
+
+    passing = servers if forwarding else ()
+    return LinkRates(
+        rates(clients),
+        rates(clients, back=True),
+        rates(passing),
+        token_bytes * mtu / (mtu - HEADER_BYTES),
+        RECEIVE_WINDOW_BYTES + UNSENT_BYTES,
+        tuple(rates_bps),
+        on_way(clients),
+        on_way(clients, back=True),
+        on_way(passing),
     )

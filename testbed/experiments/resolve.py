@@ -44,6 +44,7 @@ from testbed.experiments.matrices import matrix_of_file
 from testbed.experiments.network import (
     Node,
     check_places,
+    link_rates,
     node_links,
     policy_times,
     site_links,
@@ -194,6 +195,9 @@ def resolve(
             servers=specs,
             clients=client_names,
             **vars(times),
+            links=link_rates(
+                links, shared, client_names, server_names, model.token_bytes, network.mtu, is_forwarding
+            ),
             n_input_tokens=lengths[0],
             n_output_tokens=lengths[1],
             request_rate=policy.planned_rate or workload.rate,
