@@ -28,6 +28,9 @@ RECEIVE_WINDOW_BYTES = 12 * 1024**2
 HIGH_WATER_BYTES, LOW_WATER_BYTES = 64 * 1024, 16 * 1024
 """A process stops writing while more of its data wait than the first, until no more than the second do. They are
 asyncio's defaults."""
+_TSO_WIN_DIVISOR = 3
+"""While data are in flight, less than this part of a burst and of the window waits for more room (``tcp_tso_win_divisor``):
+else every acknowledgement would let a few segments go, each with an acknowledgement of its own."""
 _NS = 1e9
 
 Deliver = Callable[[int, Any], None]
@@ -205,7 +208,9 @@ class Flow:
                 unsent.popleft()
             else:  # whole segments only
                 fits = room_bytes // mss * mss
-                if fits <= 0:
+                if fits <= 0 or (
+                    self.flight_bytes and fits < min(BURST_BYTES, self.window_bytes) // _TSO_WIN_DIVISOR
+                ):
                     if self.acknowledged:
                         self._push_at(self.acknowledged[0][0])
                     break

@@ -17,7 +17,7 @@ from aiohttp._websocket.writer import WebSocketWriter
 
 from netem import flows
 from netem.tcp import WARM_FLIGHT_BYTES
-from nodes import connection, server, sessions, wire
+from nodes import connection, framesizes, server, sessions, wire
 from nodes.limits import ServerLimits
 from policies import links
 
@@ -101,6 +101,9 @@ def scaled() -> Iterator[None]:
         },
     }
     with contextlib.ExitStack() as stack:
+        for known in (framesizes.step, framesizes.out, framesizes.push, framesizes.result):
+            known.cache_clear()
+            stack.callback(known.cache_clear)
         for (owner, name), value in smaller.items():
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
