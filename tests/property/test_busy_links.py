@@ -13,20 +13,12 @@ from testbed.experiments.sources import Document
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import Simulation, simulate
 from tests.support.effort import n_drawn
+from tests.support.small_model import SMALL_HARDWARE, SMALL_MODEL
 
 BASE: dict[str, Any] = {
     "name": "links",
-    "model": {
-        "name": "small",
-        "n_blocks": 4,
-        "hidden_size": 4096,
-        "value_bytes": 2,
-        "block_size": "100 MB",
-        "cache_per_token": "1 kB",
-    },
-    "hardware": {
-        "small": {"memory": "250 MB", "decode": "3 ms", "prefill_base": "1 ms", "prefill_per_token": "10 us"}
-    },
+    "model": SMALL_MODEL,
+    "hardware": {"small": SMALL_HARDWARE},
     "servers": [{"hardware": "small", "site": site} for site in ("B", "C")],
     "clients": [{"site": "A"}, {"site": "B"}],
     "workload": {"arrivals": "poisson", "n_requests": 6},

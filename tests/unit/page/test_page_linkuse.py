@@ -17,20 +17,12 @@ from testbed.records.links import LinksUsed, LinkUse
 from testbed.records.summary import PolicyUsed, RunSummary
 from testbed.results.tables import LINKS, read_links, write_links
 from testbed.rundir import write_json
+from tests.support.small_model import SMALL_HARDWARE, SMALL_MODEL
 
 SCENARIO: dict[str, Any] = {
     "name": "home",
-    "model": {
-        "name": "small",
-        "n_blocks": 4,
-        "hidden_size": 4096,
-        "value_bytes": 2,
-        "block_size": "100 MB",
-        "cache_per_token": "1 kB",
-    },
-    "hardware": {
-        "small": {"memory": "250 MB", "decode": "3 ms", "prefill_base": "1 ms", "prefill_per_token": "10 us"}
-    },
+    "model": SMALL_MODEL,
+    "hardware": {"small": SMALL_HARDWARE},
     "servers": [{"hardware": "small", "site": site, "count": 2} for site in ("B", "C", "D")],
     "clients": [{"site": "home"}],
     "sites": [{"name": "home", "up": "10 Mbit/s"}],

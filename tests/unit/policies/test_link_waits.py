@@ -28,6 +28,7 @@ from testbed.fast.engine import simulate_fast
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import REFERENCE, TESTBED, simulate
 from tests.support.problems import make_problem, placed
+from tests.support.small_model import SMALL_HARDWARE, SMALL_MODEL
 
 TOKEN_BYTES, WINDOW_BYTES = 10_000.0, 1e7
 N_INPUT, N_OUTPUT = 1000, 11
@@ -198,17 +199,8 @@ def test_helix_counts_what_the_slower_direction_of_a_clients_link_carries() -> N
 
 HOMES: dict[str, Any] = {
     "name": "homes",
-    "model": {
-        "name": "small",
-        "n_blocks": 4,
-        "hidden_size": 4096,
-        "value_bytes": 2,
-        "block_size": "100 MB",
-        "cache_per_token": "1 kB",
-    },
-    "hardware": {
-        "small": {"memory": "2 GB", "decode": "5 ms", "prefill_base": "1 ms", "prefill_per_token": "10 us"}
-    },
+    "model": SMALL_MODEL,
+    "hardware": {"small": SMALL_HARDWARE | {"memory": "2 GB", "decode": "5 ms"}},
     "servers": [{"hardware": "small", "site": site} for site in ("A", "B")],
     "clients": [{"site": "user"}],
     "network": {
