@@ -112,25 +112,8 @@ class Pipe:
     """
 
     __slots__ = (
-        "_draws",
-        "_early_s",
-        "_instants",
-        "_jitter_s",
-        "_last_at_s",
-        "_losses",
-        "_n_changed",
-        "_origin_s",
-        "_rates_bps",
-        "_retransmission_s",
-        "cut",
-        "delay_s",
-        "free_at_s",
-        "held",
-        "name",
-        "out_fd",
-        "repairs",
-        "route",
-        "s_per_byte",
+        "_draws", "_early_s", "_instants", "_jitter_s", "_last_at_s", "_losses", "_n_changed", "_origin_s", "_rates_bps",
+        "_retransmission_s", "cut", "delay_s", "free_at_s", "held", "name", "out_fd", "repairs", "route", "s_per_byte",
     )  # fmt: skip
 
     def __init__(

@@ -178,9 +178,7 @@ class Steps:
             hop = session.hops[session.at]
             busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.n_blocks)
             done_at_s = arrived_at_s + busy_s
-            if added_s := (session.delays.later if part.position else session.delays.prompt)[
-                session.at
-            ].added_s:
+            if added_s := session.delay.added_s:
                 done_at_s = on_tick(done_at_s) + added_s
             self._queue.at(done_at_s, self._depart, session, arrived_at_s, _ALONE)
         else:

@@ -181,7 +181,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
 def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | None:
     """Return the key that can disturb sessions midway; ``None``: their times follow from the closed form."""
     found = (
-        (bool(not_carried(experiment)), not_carried(experiment)),
+        (bool(reason := not_carried(experiment)), reason),
         (
             online is not None and bool(experiment.faults.planned),
             f"fault, with policy.online {experiment.policy.online},",

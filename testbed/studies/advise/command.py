@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -99,10 +98,7 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
         begin = partial(Runner, measure=load_measures)
         jobs = n_cpus() if options.jobs is None else options.jobs
         try:
-            runs = Local(jobs).results(begin, setup, judging.begin(), lost_record, judging.more)
-            with closing(runs):
-                for _, record in runs:
-                    kept.keep(record)
+            kept.keep_all(Local(jobs).results(begin, setup, judging.begin(), lost_record, judging.more))
         except KeyboardInterrupt:
             raise KeyboardInterrupt(kept.stopped()) from None
     answer = {

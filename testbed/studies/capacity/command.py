@@ -5,7 +5,6 @@ workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -95,10 +94,7 @@ def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str
         setup = Setup(target, FAST, options.n_runs, limits_s, frozenset(kept.known))
         begin = partial(Runner, measure=load_measures)
         try:
-            runs = Local(jobs).results(begin, setup, searches.begin(), lost_record, searches.more)
-            with closing(runs):
-                for _, record in runs:
-                    kept.keep(record)
+            kept.keep_all(Local(jobs).results(begin, setup, searches.begin(), lost_record, searches.more))
         except KeyboardInterrupt:
             if not searches.judged:
                 raise KeyboardInterrupt(kept.stopped()) from None

@@ -8,8 +8,8 @@ import errno
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,7 @@ import msgspec
 from testbed.errors import TestbedError, UserError
 from testbed.experiments.units import counted
 from testbed.studies.sweep.disk import make_folder, writing
-from testbed.studies.sweep.runs import Record
+from testbed.studies.sweep.runs import Record, Run
 from testbed.terminal import say
 
 
@@ -134,6 +134,12 @@ class KeptRuns:
         self.n_computed += not record.is_known
         if self._lines is not None and record.key and not record.is_known:
             self._lines.append(record)
+
+    def keep_all(self, runs: Generator[tuple[Run, Record], None, None]) -> None:
+        """Store the results of all runs as they come, and close ``runs``. Raises as ``Lines.append``."""
+        with closing(runs):
+            for _, record in runs:
+                self.keep(record)
 
     @property
     def in_words(self) -> str:
