@@ -8,31 +8,26 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from netem.flows import BURST_BYTES, RECEIVE_WINDOW_BYTES, Flow, Tcp
-from netem.forwarder_links import Pipe, SharedLink
+from netem.flows import BURST_BYTES, Tcp
+from netem.forwarder_links import SharedLink
 from netem.spec import NO_COURSE
-from nodes import framesizes, wire
+from nodes import framesizes
 from nodes.clock import on_tick
 from nodes.framesizes import FrameSize
 from nodes.outbox import Outbox
 from policies.links import HEADER_BYTES, UNLIMITED_BPS, Link
 from policies.problem import Hop
-from policies.workload import longest_prompt
 from testbed.experiments.courses import courses
 from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
 from testbed.fast.lazy import LazyFlow, LazyPipe, MessageSize
 from testbed.fast.outcome import SimulatedRequest
+from testbed.fast.warmed import first_window_bytes
 from testbed.records.links import LinksUsed, LinkUse, ends_of
-
-_LONG_S = 1e6
-"""Longer than a connection is warmed."""
-
 
 _GOT_BYTES = framesizes.GOT.last_bytes + HEADER_BYTES
 _ENDS = ("asks", "answers")
@@ -280,7 +275,7 @@ class Links:
         self._lines: dict[tuple[str, str, str], Line] = {}
         self._clients = experiment.problem.clients
         self._servers = [server.name for server in experiment.problem.servers]
-        self._window_bytes = window_bytes(experiment, self._tcp)
+        self._window_bytes = first_window_bytes(experiment)
         pairs = [pair for pair in network.links if experiment.uses(pair)] if network.changes else ()
         self._courses = courses(network.changes, pairs, 1.0)
         self._present: dict[tuple[str, str], Link] = {}
@@ -390,31 +385,3 @@ def never_wait(experiment: Experiment) -> bool:
         for pair, link in experiment.network.links.items()
         if experiment.uses(pair)
     )
-
-
-def longest_prompt_bytes(experiment: Experiment) -> int:
-    """Returns the bytes of the longest prompt's hidden states."""
-    return longest_prompt(experiment.workload.requests) * experiment.problem.model.token_bytes
-
-
-def window_bytes(experiment: Experiment, tcp: Tcp) -> int:
-    """Returns the congestion window of a connection at time zero: it has carried the longest prompt if it is warm."""
-    if not experiment.network.tcp.warm:
-        return tcp.first_flight_bytes
-    return _warmed_bytes(tcp, longest_prompt_bytes(experiment))
-
-
-@lru_cache(64)
-def _warmed_bytes(tcp: Tcp, n_bytes: int) -> int:
-    """Returns the congestion window of a connection that was warmed with ``n_bytes`` (``nodes.connection.warm``)."""
-    queue = EventQueue()
-    pipes = [Pipe("warm", -1, Link(0.01, 1e9), repairs=True) for _ in range(2)]
-    flow = Flow(queue, queue, pipes[0], pipes[1], tcp, lambda n_bytes, item: None)
-    left_bytes = min(n_bytes, 2 * RECEIVE_WINDOW_BYTES)
-    while left_bytes > 0:
-        flow.put(min(left_bytes, wire.PART_BYTES))
-        left_bytes -= wire.PART_BYTES
-    queue.at(_LONG_S, queue.stop)
-    queue.run()
-    flow.room_bytes()
-    return flow.window_bytes

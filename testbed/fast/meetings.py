@@ -9,7 +9,7 @@ from netem.flows import RECEIVE_WINDOW_BYTES, Tcp
 from nodes import framesizes
 from policies.problem import Hop
 from testbed.experiments.experiment import Experiment
-from testbed.fast.links import longest_prompt_bytes, window_bytes
+from testbed.fast.warmed import first_window_bytes, longest_prompt_bytes
 
 
 class SessionsMeet(Exception):
@@ -30,7 +30,7 @@ def why_links_have_no_closed_form(experiment: Experiment) -> str:
     tcp = Tcp.of(network.tcp, network.mtu)
     least_bytes = tcp.first_flight_bytes
     if not network.tcp.slow_start_after_idle:
-        least_bytes = window_bytes(experiment, tcp)
+        least_bytes = first_window_bytes(experiment)
     size = framesizes.step(longest_prompt_bytes(experiment))
     n_segments = size.n_parts * -(-size.part_bytes // tcp.mss) - (-size.last_bytes // tcp.mss)
     if n_segments * tcp.mss > min(least_bytes, RECEIVE_WINDOW_BYTES):

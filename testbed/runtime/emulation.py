@@ -122,8 +122,11 @@ class Emulation:
         self.stalls: list[Stall] = []
         """When (``at_s``) and for how long (``real_s``) the whole machine stood still while serving."""
 
-    async def start(self) -> None:
-        """Build the network, start the nodes, connect the clients, agree on time zero."""
+    async def start(self, announce: Callable[[str], None] = lambda text: None) -> None:
+        """Build the network, start the nodes, connect the clients, agree on time zero.
+
+        ``announce`` is told what takes long.
+        """
         experiment = self.experiment
         keep_awake = experiment.network.keep_cpus_awake and not self.stage.is_virtual
         spec = wiring.network_spec(experiment, self.run_dir.name, self.stage.is_virtual)
@@ -141,8 +144,12 @@ class Emulation:
         )
         if not self.stage.is_virtual:
             await self.processes.guard(self._programs.start())
+        if text := self.nodes.about_starting():
+            announce(text)
         await self.processes.guard(self.nodes.start())
         self._mark("nodes")
+        if text := self.nodes.about_connecting():
+            announce(text)
         await self.processes.guard(self.nodes.connect())
         if keep_awake and self.processes.about_sleep is None:
             await self.processes.guard(self._decide_on_sleep(time.monotonic() - opened_at))

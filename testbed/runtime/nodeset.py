@@ -11,12 +11,13 @@ from pathlib import Path
 
 from nodes import control
 from nodes.clock import RunClock
+from nodes.connection import WARM_BYTES
 from nodes.messages import A, Connect, Links, Message, Question, Reach, Start, Warm
 from policies.links import Link
-from policies.workload import longest_prompt
 from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError
 from testbed.experiments.experiment import Experiment
+from testbed.fast.warmed import longest_prompt_bytes
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher, OpenNetwork
@@ -29,6 +30,8 @@ _START_LEAD_S, _MAX_LEAD_S = 0.1, 5.0
 _KEEP_TIME_S = 1.0
 """Seconds between two corrections of the time of nodes on other machines."""
 _NODE_START_TIMEOUT_S, _LOADING_TIMEOUT_S = 30.0, 3600.0
+_SHORT_S = 2.0
+"""Nobody is told about a wait that is shorter."""
 
 
 async def agree_on_zero(peers: Mapping[str, control.Peer], clock: RunClock, launcher: Launcher) -> None:
@@ -118,16 +121,14 @@ class NodeSet:
         Raises ``RunError`` if a node is unreachable.
         """
         experiment, ends = self._experiment, self._ends()
-        delays_in_client = self._delays_in_client
-        n_tokens = longest_prompt(experiment.workload.requests) or experiment.problem.n_input_tokens
-        n_bytes = n_tokens * experiment.problem.model.token_bytes
+        delays_in_client, n_bytes = self._delays_in_client, self._warm_bytes
 
         async def connect(client: str) -> None:
             links = experiment.network.links if delays_in_client else None
             view = wiring.node_view(experiment, client, ends, links)
             try:
                 await self.peers[client].ask(Connect(view))
-                if experiment.network.tcp.warm and not delays_in_client:
+                if n_bytes:
                     await self.peers[client].ask(Warm(n_bytes))
             except control.ControlError as error:
                 raise RunError(f"{client} cannot reach the servers: {error}") from error
@@ -135,6 +136,36 @@ class NodeSet:
         await asyncio.gather(*map(connect, experiment.problem.clients))
         await self._peering.begin(ends, self._coordinator.placement, delays_in_client, n_bytes)
         await agree_on_zero(self.peers, self.clock, self._launcher)
+
+    @property
+    def _warm_bytes(self) -> int:
+        """What is sent over each connection and back, so that it behaves like one that has carried prompts."""
+        network = self._network.network
+        if not self._experiment.network.tcp.warm or network.delays_in_client or network.sets_windows:
+            return 0
+        return min(longest_prompt_bytes(self._experiment), WARM_BYTES)
+
+    def about_starting(self) -> str:
+        """Returns what starting waits for; "" if that is nothing that takes long."""
+        if self._blocks is None:
+            return ""
+        return f"waiting until {self._experiment.problem.n_servers} servers have loaded their blocks"
+
+    def about_connecting(self) -> str:
+        """Returns what connecting waits for; "" if that takes less than two seconds on the slowest link."""
+        experiment, n_bytes = self._experiment, self._warm_bytes
+        slowest_s = max(
+            8 * n_bytes / link.rate_bps + 2 * link.delay_s
+            for pair, link in experiment.network.links.items()
+            if experiment.uses(pair)
+        )
+        if not n_bytes or 2 * slowest_s < _SHORT_S:
+            return ""
+        return (
+            f"sending {n_bytes / 1e6:.1f} MB over every connection and back, as if it had carried prompts before: "
+            f"{2 * slowest_s:.0f} s on the slowest link, longer where connections share it "
+            "(network.tcp.warm = false leaves it out)"
+        )
 
     async def keep_time(self) -> None:
         """Correct the time of nodes on other machines by this machine's clock, until cancelled."""

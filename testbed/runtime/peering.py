@@ -37,13 +37,11 @@ class Peering:
     async def begin(self, ends: Ends, placement: Placement, delays_in_nodes: bool, n_bytes: int) -> None:
         """Introduce all servers to each other, and connect each to those that can follow it in a chain.
 
-        To warm them up, ``n_bytes`` are sent over these connections in both directions, unless nodes delay
-        messages themselves. Raises ``RunError`` if a server cannot reach another.
+        To warm them up, ``n_bytes`` are sent over these connections in both directions. Raises ``RunError`` if a server cannot reach another.
         """
         if not self._is_needed:
             return
         present = [number for number, name in enumerate(self._names) if name in self._peers]
-        n_bytes = n_bytes if self._experiment.network.tcp.warm and not delays_in_nodes else 0
         try:
             await asyncio.gather(*(self._introduce(server, ends, delays_in_nodes) for server in present))
             await asyncio.gather(

@@ -55,7 +55,7 @@ async def run_emulation(
     try:
         plan = emulation.run_dir / "plan.json"
         write_json(plan, data_of(plan_of(emulation)))
-        await emulation.start()
+        await emulation.start(announce)
         write_json(plan, data_of(plan_of(emulation)))
         announce(
             f"{emulation.network_text()}; "

@@ -9,31 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.vm.guest_runs import NOBODY
+from tests.vm.guest import CONTRACT, NOBODY
 from tests.vm.lane import ROOT, GuestResult, missing, run_in_vm
 
-CONTRACT = ("tests/contract/test_network_contract.py", "tests/contract/test_network_changes.py")
-_COMMAND = f"""
-passed() {{
-    part=$1; shift
-    "$@" && status=0 || status=$?
-    echo "@@part $part $status after $(cut -d' ' -f1 /proc/uptime) s"
-}}
-as_nobody() {{
-    python3 -c 'import os, sys
-os.setgid({NOBODY}); os.setuid({NOBODY}); os.environ["HOME"] = "/tmp"
-os.execvp(sys.argv[1], sys.argv[1:])' "$@"
-}}
-pytest="python3 -m pytest --noconftest -p no:cacheprovider -o asyncio_mode= -W ignore -o addopts= -o timeout= --color=no -v"
-passed kernel $pytest tests/vm/guest_netem.py
-passed contract-0 $pytest -k netem {" ".join(CONTRACT)}
-passed contract-{NOBODY} as_nobody $pytest -k netem {" ".join(CONTRACT)}
-passed accuracy python3 -m tests.vm.guest_accuracy
-passed runs python3 -m tests.vm.guest_runs
-passed programs sh tests/vm/guest_programs.sh
-"""
-
-pytestmark = pytest.mark.timeout(1600)
+pytestmark = pytest.mark.timeout(2500)
 as_either_user = pytest.mark.parametrize("user", [0, NOBODY], ids=["root", "rootless"])
 
 
@@ -44,7 +23,7 @@ def guest() -> GuestResult:
     lacking = missing()
     if lacking is not None:
         pytest.fail(f"the VM lane must run here, but: {lacking}")
-    return run_in_vm(_COMMAND, timeout_s=1500)
+    return run_in_vm("python3 -m tests.vm.guest", timeout_s=2400)
 
 
 def part(guest: GuestResult, name: str) -> str:
