@@ -31,41 +31,40 @@ sys.setprofile(trace)
 from testbed.runtime.real.launcher import _preload
 _preload(True)
 import torch
-exec(sys.argv[1])
-sys.setprofile(None)
-threads = len(os.listdir("/proc/self/task"))
+threads, asked = len(os.listdir("/proc/self/task")), sorted(set(queries))
 child = os.fork()
 if child == 0:
     os._exit(bool(getattr(torch.cuda, "_is_in_bad_fork", lambda: False)()))
+child_cannot_use_gpu = bool(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+queries.clear()
+torch.cuda.is_available()
+torch.cuda.device_count()
+sys.setprofile(None)
 print(json.dumps({
     "threads": threads,
-    "queries": sorted(set(queries)),
-    "child_cannot_use_gpu": bool(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])),
+    "queries": asked,
+    "child_cannot_use_gpu": child_cannot_use_gpu,
     "loaded": all(name in sys.modules for name in ("nodes.blocks.compute", "nodes.blocks.hub")),
+    "queries_after": queries,
 }))
 """
 
 
-def after_preloading(then: str) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def answer() -> dict[str, Any]:
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as the launcher is started
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, then], capture_output=True, text=True, check=True, env=env
-    )
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True, env=env)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
-def test_importing_torch_before_the_fork_starts_no_thread_and_touches_no_gpu() -> None:
+def test_importing_torch_before_the_fork_starts_no_thread_and_touches_no_gpu(answer: dict[str, Any]) -> None:
     """Namespaces need a single thread, and a forked process cannot use a GPU that its parent has asked for."""
-    assert after_preloading("") == {
-        "threads": 1,
-        "queries": [],
-        "child_cannot_use_gpu": False,
-        "loaded": True,
-    }
+    assert (answer["threads"], answer["queries"], answer["child_cannot_use_gpu"]) == (1, [], False)
+    assert answer["loaded"]
 
 
 @pytest.mark.parametrize("query", ["is_available", "device_count"])
-def test_a_question_to_cuda_before_the_fork_is_seen(query: str) -> None:
+def test_a_question_to_cuda_before_the_fork_is_seen(answer: dict[str, Any], query: str) -> None:
     """So that the test above can fail: on a build without CUDA such a question leaves no other trace."""
-    assert query in after_preloading(f"torch.cuda.{query}()")["queries"]
+    assert query in answer["queries_after"]
