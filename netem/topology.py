@@ -17,6 +17,8 @@ FIBRE_KM_PER_S = 200_000.0
 EARTH_RADIUS_KM = 6371.0
 _SHORT_KM = 100.0
 """Coordinates are too coarse to judge the delays of shorter links."""
+_SHORTEST_S = 1e-4
+"""Less than 20 km of fibre: no network between cities has such delays alone."""
 _TOO_FAST_RATIO = 0.1
 """Published delays are down to a third of what light in fibre needs (those of REPETITA); a wrong unit is far below."""
 
@@ -27,11 +29,15 @@ class TopologyError(NetworkError):
 
 @dataclass(frozen=True)
 class TopologyNode:
-    """A site. Coordinates are in degrees, east and north positive; both are ``None`` if unknown."""
+    """A site. Coordinates are in degrees, east and north positive; both are ``None`` if unknown.
+
+    Unless ``is_internal`` it is no place of this network: a point where several links meet, or a node of another network.
+    """
 
     name: str
     longitude_deg: float | None = None
     latitude_deg: float | None = None
+    is_internal: bool = True
 
 
 @dataclass(frozen=True)
@@ -122,13 +128,17 @@ class Topology:
         return replace(self, links=tuple(links), without_coordinates=names)
 
     def too_fast(self) -> str | None:
-        """Returns what is wrong with delays that are too short for the distance (see ``too_fast``)."""
+        """Returns what is wrong with delays that are too short: for the distance (see ``too_fast``), or all of them."""
         by_name = {node.name: node for node in self.nodes}
-        return too_fast(
-            (by_name[link.a], by_name[link.b], link.delay_s)
-            for link in self.links
-            if link.delay_s is not None
-        )
+        known = [(link, link.delay_s) for link in self.links if link.delay_s is not None]
+        wrong = too_fast((by_name[link.a], by_name[link.b], delay_s) for link, delay_s in known)
+        longest_s = max((delay_s for _, delay_s in known), default=math.inf)
+        if wrong is None and 0 < longest_s < _SHORTEST_S:
+            wrong = (
+                f"all delays of {self.name} are below {1e3 * _SHORTEST_S:g} ms (the longest is {1e3 * longest_s:.3g} ms); "
+                "check their unit"
+            )
+        return wrong
 
     def placed_nodes(self) -> tuple[TopologyNode, ...]:
         """Returns the nodes; one without coordinates is put in the middle of its neighbours where possible."""
@@ -188,7 +198,8 @@ class Topology:
             if link.delay_s is None:
                 raise TopologyError(
                     f"topology {self.name} states no delay for its links (such as {link.a} to {link.b}); use "
-                    'delays = "fibre", which derives them from coordinates'
+                    'delays = "fibre", which derives them from coordinates, or state the unit of a file that has delays '
+                    "(delay_unit)"
                 )
         for link in sorted(self.links, key=lambda link: (link.delay_s or 0.0, -link.rate_bps)):
             if not graph.has_edge(link.a, link.b):

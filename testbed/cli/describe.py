@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -84,12 +84,13 @@ def topology(
         str | None, typer.Option(metavar="SCENARIO", help="Mark this scenario's servers and clients.")
     ] = None,
     delays: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="KIND",
-            help="given: those of the topology; fibre: from coordinates and the speed of light.",
+            help="given: those of the file; fibre: from coordinates and the speed of light. Default: given, where the file "
+            "has them.",
         ),
-    ] = "given",
+    ] = None,
     detour: Annotated[
         float | None,
         typer.Option(
@@ -105,6 +106,10 @@ def topology(
         str | None,
         typer.Option(metavar="UNIT", help="Unit of the times in an RTT matrix file; default ms."),
     ] = None,
+    delay_unit: Annotated[
+        Literal["s", "ms", "us"] | None,
+        typer.Option(help="Unit of the delays in a .graph, .gml or .graphml file; default us in .graph."),
+    ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -115,7 +120,7 @@ def topology(
     if overrides and scenario is None:
         raise UserError("--set changes a scenario: name one with --scenario, or leave out --set")
     experiment = load_experiment(scenario, overrides or []) if scenario else None
-    answer, text = topology_command(name, delays, detour, experiment, picture, rtt_unit)
+    answer, text = topology_command(name, delays, detour, experiment, picture, rtt_unit, delay_unit)
     print_answer(answer, lambda: text, as_json)
 
 

@@ -143,7 +143,7 @@ def check_places(table: NetworkTable, by_site: Mapping[SitePair, Link], warns: b
         if site not in known:
             raise KeyedError(("network", "places"), unknown("site", site, known))
     if warns and places:
-        at = {site: TopologyNode(site, *place) for site, place in places.items()}
+        at = {site: TopologyNode(site, place[0], place[1]) for site, place in places.items()}
         pairs = ((a, b) for a, b in by_site if a < b and a in at and b in at)
         wrong = too_fast((at[a], at[b], by_site[a, b].delay_s) for a, b in pairs)
         if wrong is not None:

@@ -227,7 +227,8 @@ class TopologyNetworkTable(NetworkTable):
 
     ``topology`` is a shipped topology's name or a file. ``delays = "given"`` uses the delays of the
     topology's links; "fibre" computes them as great-circle distance x ``detour`` (default 1.5) / 200 km/ms.
-    ``default_rate`` (default 1 Gbit/s) is that of links without a rate in the topology's file. With
+    ``default_rate`` (default 1 Gbit/s) is that of links without a rate in the topology's file. ``delay_unit`` is that of
+    the delays in a file of other tools, which does not state it (default: microseconds in REPETITA's files). With
     ``share_links``, pairs whose paths have a link in common compete for its rate.
     """
 
@@ -236,6 +237,7 @@ class TopologyNetworkTable(NetworkTable):
     delays: Literal["given", "fibre"] = "given"
     detour: Annotated[float, Field(ge=1, le=100)] | None = None
     default_rate: BitsPerSecond | None = None
+    delay_unit: Literal["s", "ms", "us"] | None = None
     share_links: bool = False
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ _ROWS = {
 
 @dataclass(frozen=True)
 class SndNode:
-    """A node. ``place`` is (longitude, latitude) in degrees; ``None`` if unknown, or if it is in pixels."""
+    """A node. ``place`` is (longitude, latitude), if they are degrees; ``None`` if unknown, or said to be in pixels."""
 
     name: str
     place: tuple[float, float] | None
@@ -64,7 +64,7 @@ def read_sndlib_native(path: Path) -> tuple[list[SndNode], list[SndLink]]:
     """Return the nodes and links of a native (text) file.
 
     A section goes from ``TITLE (`` to ``)`` and has one row per line. The format does not state the unit of
-    coordinates: they are read as degrees if all of them can be degrees.
+    coordinates.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     if not lines or not lines[0].startswith(_FIRST_LINE):
@@ -85,12 +85,7 @@ def read_sndlib_native(path: Path) -> tuple[list[SndNode], list[SndLink]]:
     if not rows.keys() >= {"NODES", "LINKS"}:
         raise ValueError("it has no sections NODES and LINKS")
     unit = next((value for key, value in rows.get("META", []) if key == "unit"), "")
-    places = [None if x is None else (float(x), float(y)) for _, x, y in rows["NODES"]]
-    in_degrees = all(abs(place[0]) <= 180 and abs(place[1]) <= 90 for place in places if place is not None)
-    nodes = [
-        SndNode(name, place if in_degrees else None)
-        for (name, _, _), place in zip(rows["NODES"], places, strict=True)
-    ]
+    nodes = [SndNode(name, None if x is None else (float(x), float(y))) for name, x, y in rows["NODES"]]
     return nodes, [SndLink((a, b), _rate_bps(capacity, unit)) for a, b, capacity in rows["LINKS"]]
 
 

@@ -36,11 +36,16 @@ _log = logging.getLogger(__name__)
 
 
 class NodeRow(Table):
-    """A row of ``nodes``; coordinates are in degrees, east and north positive."""
+    """A row of ``nodes``; coordinates are in degrees, east and north positive.
+
+    ``internal`` is false for what is no place of this network, where no node is drawn: a point at which several links
+    meet, or a node of another network.
+    """
 
     name: Name
     longitude: Annotated[float, Field(ge=-180, le=180)] | None = None
     latitude: Annotated[float, Field(ge=-90, le=90)] | None = None
+    internal: bool = True
 
 
 class LinkRow(Table):
@@ -71,11 +76,14 @@ def shipped_topologies() -> list[str]:
 
 
 def load_topology(
-    name_or_path: str, folder: Path = Path(), default_bps: float = RATE.parse(DEFAULT_RATE)
+    name_or_path: str,
+    folder: Path = Path(),
+    default_bps: float = RATE.parse(DEFAULT_RATE),
+    delay_unit: str | None = None,
 ) -> Topology:
     """Return a shipped topology by name, or the one in a file, whose path may be relative to ``folder``.
 
-    ``default_bps`` is the rate of links that have none. A file is TOML (``TopologyFile``), or a format of ``testbed.experiments.topology_files`` by its ending.
+    ``default_bps`` is the rate of links that have none, ``delay_unit`` see ``read_foreign``. A file is TOML (``TopologyFile``), or a format of ``testbed.experiments.topology_files`` by its ending.
     Raises ``KeyedError`` with the file and what is wrong in it, and ``ScenarioError`` if the file cannot be
     read.
     """
@@ -97,7 +105,12 @@ def load_topology(
             f'{path} is not a topology by its ending; if it is a matrix, use kind = "matrix" and file = '
             f'"{path.name}"',
         )
-    foreign = read_foreign(path)
+    foreign = read_foreign(path, delay_unit)
+    if foreign is None and delay_unit is not None:
+        raise KeyedError(
+            ("network", "delay_unit"),
+            f"is for files that do not state their delays' unit, but those of {path} have one; leave it out",
+        )
     return _topology(read_toml(path) if foreign is None else foreign, str(path), default_bps)
 
 
@@ -117,7 +130,7 @@ def _topology(document: dict[str, Any], label: str, default_bps: float) -> Topol
                     raise KeyedError(("links", index, "nodes", end), unknown_node(name, file.name, names))
         return Topology(
             file.name,
-            tuple(TopologyNode(row.name, row.longitude, row.latitude) for row in file.nodes),
+            tuple(TopologyNode(row.name, row.longitude, row.latitude, row.internal) for row in file.nodes),
             tuple(
                 TopologyLink(row.nodes[0], row.nodes[1], row.delay, row.rate or default_bps)
                 for row in file.links
@@ -155,7 +168,8 @@ def choose_nodes(
 ) -> tuple[list[Node], list[Node]]:
     """Return the same servers and clients, with "any" replaced by drawn nodes of the topology.
 
-    The topology's nodes that no entry names are shuffled. Servers use them from the start and clients from
+    The topology's nodes that no entry names are shuffled: those of its largest part that are internal (see
+    ``drawn_from``). Servers use them from the start and clients from
     the end, so that neither moves when the number of the others changes, and more servers keep the places of
     fewer. Each server has a node of its own; clients share nodes with servers, then with each other, only
     when there are too few. Raises ``KeyedError`` for unknown nodes and for more drawn servers than free
@@ -166,17 +180,39 @@ def choose_nodes(
         if node.site != ANY and node.site not in names:
             raise KeyedError(node.key, unknown_node(node.site, topology.name, names))
     named = {node.site for node in (*servers, *clients)}
-    order = [name for name in names if name not in named]
+    part = drawn_from(topology) if ANY in named else names
+    order = [name for name in part if name not in named]
     stream(seed, "node choice").shuffle(order)
     drawn = [node for node in servers if node.site == ANY]
     if len(drawn) > len(order):
         raise KeyedError(
             drawn[0].key,
             f'is "{ANY}" for {len(drawn)} servers, but {topology.name} has only {len(order)} nodes that '
-            "no entry names; lower the counts or name sites",
+            "no entry names"
+            + (" in its largest part" if len(part) < len(names) else "")
+            + "; lower the counts or name sites",
         )
-    backwards = order[::-1] or list(names)
+    backwards = order[::-1] or list(part)
     return _placed(servers, order), _placed(clients, backwards)
+
+
+def drawn_from(topology: Topology) -> tuple[str, ...]:
+    """Return the nodes that "any" is drawn from: the internal ones of the part that has most of these.
+
+    Warns if these are not all nodes.
+    """
+    internal = {node.name for node in topology.nodes if node.is_internal}
+    parts = [tuple(name for name in part if name in internal) for part in topology.components()]
+    largest = max(parts, key=len)
+    n_apart, n_other = len(internal) - len(largest), len(topology.nodes) - len(internal)
+    if n_apart or n_other:
+        left_out = [f"{n_apart} are not connected with these"] if n_apart else []
+        left_out += [f"{n_other} are no places of this network"] if n_other else []
+        _log.warning(
+            '"%s" is drawn from %d of the %d nodes of %s: %s',
+            *(ANY, len(largest), len(topology.nodes), topology.name, ", ".join(left_out)),
+        )
+    return largest
 
 
 def _placed(nodes: Sequence[Node], places: Sequence[str]) -> list[Node]:
@@ -197,11 +233,11 @@ def topology_of(table: TopologyNetworkTable, folder: Path) -> Topology:
     Warns of links that have a default rate unasked, and of delays that are too short for the distance.
     """
     default_bps = RATE.parse(DEFAULT_RATE) if table.default_rate is None else table.default_rate
-    topology = load_topology(table.topology, folder, default_bps)
+    topology = load_topology(table.topology, folder, default_bps, table.delay_unit)
     if topology.n_without_rate and table.default_rate is None:
         _log.warning("network.topology: %s; set network.default_rate to choose it", without_rate(topology))
     if table.delays == "given" and (wrong := topology.too_fast()) is not None:
-        _log.warning('network.topology: %s, or set delays = "fibre"', wrong)
+        _log.warning('network.topology: %s (network.delay_unit), or set delays = "fibre"', wrong)
     if table.delays == "fibre":
         return topology.with_fibre_delays(DEFAULT_DETOUR if table.detour is None else table.detour)
     return topology

@@ -1,8 +1,11 @@
 """Reads topology files of other tools into the form of ``testbed.experiments.topologies.TopologyFile``.
 
 These are GraphML and GML of the Internet Topology Zoo, ``.xml`` and ``.txt`` of SNDlib, and ``.graph`` of
-REPETITA. Only REPETITA's links have delays; for the others a scenario needs ``delays = "fibre"``, which
-computes them from coordinates. Links without a rate are left without one.
+REPETITA. REPETITA's links have delays, and those of GraphML and GML may; for others a scenario needs ``delays = "fibre"``,
+which computes them from coordinates. A link's rate may be in its label. Links without one are left without a rate.
+
+All formats alike: two nodes may have several links; a link of a node to itself is left out; coordinates that are not
+degrees are those of a drawing, so that no place is known.
 """
 
 from __future__ import annotations
@@ -10,28 +13,36 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from xml.parsers import expat
 
 from testbed.errors import ScenarioError
 from testbed.experiments.sndlib import SndLink, SndNode, read_sndlib_native, read_sndlib_xml
+from testbed.experiments.speeds import speed_bps
 
 _Line = tuple[int, list[str]]
 """A line's number (from 1) and its words."""
+_Reader = Callable[[Path, str | None], dict[str, Any]]
+_GRAPH = re.compile(r"\bgraph\s*\[", re.IGNORECASE)
+_MULTIGRAPH = re.compile(r"^\s*multigraph\s+[01]\s*$|\[\s*multigraph\s+[01]\b", re.IGNORECASE | re.MULTILINE)
+_EAST, _NORTH = ("longitude", "long", "lon", "lng"), ("latitude", "lat")
+"""Names of coordinates, in small letters."""
 
 
-def read_foreign(path: Path) -> dict[str, Any] | None:
+def read_foreign(path: Path, delay_unit: str | None = None) -> dict[str, Any] | None:
     """Return the topology in ``path`` as ``TopologyFile`` data; ``None`` if its ending is not one of these.
 
-    Raises ``ScenarioError`` with the file and what is wrong.
+    ``delay_unit``: that of the links' delays. Without it those of REPETITA are microseconds, and others are not read,
+    since their files do not state it. Raises ``ScenarioError`` with the file and what is wrong.
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         return None
     try:
-        return reader(path)
+        return reader(path, delay_unit)
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
     except ScenarioError:
@@ -40,34 +51,76 @@ def read_foreign(path: Path) -> dict[str, Any] | None:
         raise ScenarioError(f"{path}: cannot be read in the format of its ending ({error})") from error
 
 
-def _networkx(read: str) -> Callable[[Path], dict[str, Any]]:
-    def reader(path: Path) -> dict[str, Any]:
-        import networkx as nx
+def _graphml(path: Path, delay_unit: str | None) -> dict[str, Any]:
+    import networkx as nx
 
-        if read == "graphml":
-            _refuse_definitions(path)
-        graph = nx.read_gml(path, label="id") if read == "gml" else nx.read_graphml(path)
-        names = unique_names(str(data.get("label", node)) for node, data in graph.nodes(data=True))
-        name_of = dict(zip(graph.nodes, names, strict=True))
-        nodes = []
-        for node, data in graph.nodes(data=True):
-            row: dict[str, Any] = {"name": name_of[node]}
-            east, north = _number(data.get("Longitude")), _number(data.get("Latitude"))
-            if east is not None and north is not None and (east, north) != (0.0, 0.0):
-                row |= {"longitude": east, "latitude": north}
-            nodes.append(row)
-        links = []
-        for a, b, data in graph.edges(data=True):
-            if a == b:
-                continue  # the Zoo has a few links from a node to itself
-            link: dict[str, Any] = {"nodes": [name_of[a], name_of[b]]}
-            rate_bps = _number(data.get("LinkSpeedRaw"))
-            if rate_bps:
-                link["rate"] = f"{rate_bps:.0f} bit/s"
-            links.append(link)
-        return _document(path, nodes, links)
+    _refuse_definitions(path)
+    return _of_graph(path, nx.read_graphml(path), delay_unit)
 
-    return reader
+
+def _gml(path: Path, delay_unit: str | None) -> dict[str, Any]:
+    import networkx as nx
+
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
+    if not _MULTIGRAPH.search(text):  # as published, files with parallel links do not say that they have some
+        text = _GRAPH.sub(r"\g<0> multigraph 1 ", text, count=1)
+    return _of_graph(path, nx.parse_gml(text, label="id"), delay_unit)
+
+
+def _of_graph(path: Path, graph: Any, delay_unit: str | None) -> dict[str, Any]:
+    """Returns the topology of a networkx graph with the attributes of the Topology Zoo, or the usual ones of others."""
+    labels = [(node, _named(data)) for node, data in graph.nodes(data=True)]
+    names = unique_names(str(_first(of, "label", "name") or node) for node, of in labels)
+    name_of = {node: name for (node, _), name in zip(labels, names, strict=True)}
+    places = [(_number(_first(of, *_EAST)), _number(_first(of, *_NORTH))) for _, of in labels]
+    nodes = _nodes(names, places)
+    for row, (_, of) in zip(nodes, labels, strict=True):
+        if _number(of.get("hyperedge")) == 1 or _number(of.get("internal")) == 0:
+            row["internal"] = False
+    links = []
+    for a, b, data in graph.edges(data=True):
+        of = _named(data)
+        link: dict[str, Any] = {"nodes": [name_of[a], name_of[b]]}
+        rate_bps = _rate_bps(of)
+        if rate_bps:
+            link["rate"] = f"{rate_bps:.0f} bit/s"
+        delay = _number(_first(of, "delay", "latency"))
+        if delay_unit is not None and delay is not None:
+            link["delay"] = f"{Decimal(delay):f} {delay_unit}"
+        links.append(link)
+    return _document(path, nodes, links)
+
+
+def _named(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns attributes by their names in small letters: tools write "Longitude" and "longitude"."""
+    return {str(key).lower(): value for key, value in data.items()}
+
+
+def _first(of: Mapping[str, Any], *keys: str) -> Any:
+    return next((of[key] for key in keys if of.get(key) not in (None, "")), None)
+
+
+def _rate_bps(of: Mapping[str, Any]) -> float | None:
+    """Returns the rate that a link's attributes state: as a number with a unit, or in words."""
+    raw_bps = _number(of.get("linkspeedraw"))
+    if raw_bps:
+        return raw_bps
+    texts = [f"{of.get('linkspeed', '')}{of.get('linkspeedunits', '')}"]
+    texts += [
+        str(of.get(key, "")) for key in ("linklabel", "label", "linktype", "bandwidth", "capacity", "speed")
+    ]
+    return next(filter(None, map(speed_bps, texts)), None)
+
+
+def _nodes(names: Sequence[str], places: Sequence[tuple[float | None, float | None]]) -> list[dict[str, Any]]:
+    """Returns the rows of nodes. No place is known where both coordinates are 0, nor anywhere if one is no degree."""
+    known = [(x, y) for x, y in places if x is not None and y is not None]
+    in_degrees = all(abs(x) <= 180 and abs(y) <= 90 for x, y in known)
+    rows: list[dict[str, Any]] = []
+    for name, (x, y) in zip(names, places, strict=True):
+        is_known = in_degrees and x is not None and y is not None and (x, y) != (0.0, 0.0)
+        rows.append({"name": name, "longitude": x, "latitude": y} if is_known else {"name": name})
+    return rows
 
 
 def _refuse_definitions(path: Path) -> None:
@@ -82,30 +135,30 @@ def _refuse_definitions(path: Path) -> None:
         parser.ParseFile(file)
 
 
-def _repetita(path: Path) -> dict[str, Any]:
+def _repetita(path: Path, delay_unit: str | None) -> dict[str, Any]:
     """Read a ``.graph`` file of REPETITA.
 
     It has ``NODES n``, a heading and n rows ``label x y``, then ``EDGES m``, a heading and m rows
-    ``label src dest weight bw delay``, with rates in kbit/s and delays in microseconds. Each row is one
+    ``label src dest weight bw delay``, with rates in kbit/s and delays in microseconds (some sets have milliseconds). Each row is one
     direction: two rows that differ only in direction become one link.
     """
     lines = [
         (number, line.split())
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1)
         if line.strip()
     ]
     node_rows, lines = _section(path, lines, "NODES", 3)
     link_rows, _ = _section(path, lines, "EDGES", 6)
     names = unique_names(row[0] for _, row in node_rows)
-    nodes = []
-    for name, (number, row) in zip(names, node_rows, strict=True):
+    places = []
+    for number, row in node_rows:
         east, north = _number(row[1]), _number(row[2])
         if east is None or north is None:
             raise ScenarioError(
                 f"{path}:{number}: the node {row[0]} must have two numbers, its longitude and latitude"
             )
-        known = (east, north) != (0.0, 0.0)
-        nodes.append({"name": name, "longitude": east, "latitude": north} if known else {"name": name})
+        places.append((east, north))
+    nodes = _nodes(names, places)
     links, waiting = [], dict[tuple[str, str, str, str], int]()
     for number, row in link_rows:
         _, source, target, _, rate, delay = row[:6]
@@ -121,7 +174,7 @@ def _repetita(path: Path) -> dict[str, Any]:
         key = (source, target, rate, delay)
         waiting[key] = waiting.get(key, 0) + 1
         ends = [names[int(source)], names[int(target)]]
-        links.append({"nodes": ends, "delay": f"{delay} us", "rate": f"{rate} kbit/s"})
+        links.append({"nodes": ends, "delay": f"{delay} {delay_unit or 'us'}", "rate": f"{rate} kbit/s"})
     return _document(path, nodes, links)
 
 
@@ -141,18 +194,14 @@ def _section(path: Path, lines: list[_Line], title: str, n_columns: int) -> tupl
     return rows, lines[end:]
 
 
-def _sndlib(read: Callable[[Path], tuple[list[SndNode], list[SndLink]]]) -> Callable[[Path], dict[str, Any]]:
-    def reader(path: Path) -> dict[str, Any]:
+def _sndlib(read: Callable[[Path], tuple[list[SndNode], list[SndLink]]]) -> _Reader:
+    def reader(path: Path, delay_unit: str | None) -> dict[str, Any]:
         if path.suffix.lower() == ".xml":
             _refuse_definitions(path)
         found_nodes, found_links = read(path)
         names = unique_names(node.name for node in found_nodes)
         name_of = dict(zip((node.name for node in found_nodes), names, strict=True))
-        nodes = [
-            {"name": name}
-            | ({} if node.place is None else {"longitude": node.place[0], "latitude": node.place[1]})
-            for name, node in zip(names, found_nodes, strict=True)
-        ]
+        nodes = _nodes(names, [node.place or (None, None) for node in found_nodes])
         links = []
         for link in found_links:
             unknown = next((end for end in link.ends if end not in name_of), None)
@@ -167,9 +216,9 @@ def _sndlib(read: Callable[[Path], tuple[list[SndNode], list[SndLink]]]) -> Call
     return reader
 
 
-_READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    ".graphml": _networkx("graphml"),
-    ".gml": _networkx("gml"),
+_READERS: dict[str, _Reader] = {
+    ".graphml": _graphml,
+    ".gml": _gml,
     ".graph": _repetita,
     ".xml": _sndlib(read_sndlib_xml),
     ".txt": _sndlib(read_sndlib_native),
@@ -177,6 +226,7 @@ _READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 def _document(path: Path, nodes: list[dict[str, Any]], links: list[dict[str, Any]]) -> dict[str, Any]:
+    links = [link for link in links if link["nodes"][0] != link["nodes"][1]]
     return {"name": unique_names([path.stem])[0].lower(), "nodes": nodes, "links": links}
 
 

@@ -30,19 +30,21 @@ _WIDEST = 2.0
 
 def topology_command(
     name: str,
-    delays: str,
+    delays: str | None,
     detour: float | None,
     experiment: Experiment | None,
     picture: Path | None,
     rtt_unit: str | None = None,
+    delay_unit: str | None = None,
 ) -> tuple[dict[str, Any], str]:
     """Describe a topology or an RTT matrix, by name or file; draws ``picture`` if given.
 
     Returns the answer for ``--json`` and the text for people. The nodes of ``experiment`` are marked.
-    ``rtt_unit`` is the unit of a matrix file (.csv, .json), by default ms. Raises ``UserError`` for what cannot be read or
+    ``rtt_unit`` is the unit of a matrix file (.csv, .json), by default ms; ``delay_unit`` that of the delays in a file of other
+    tools. Without ``delays`` they are those of the file, or if it has none, from coordinates. Raises ``UserError`` for what cannot be read or
     drawn.
     """
-    if delays not in ("given", "fibre"):
+    if delays not in ("given", "fibre", None):
         raise UserError(f"--delays must be given or fibre, not {delays!r}")
     if detour is not None and delays != "fibre":
         raise UserError("--detour is only for --delays fibre: give that, too, or leave out --detour")
@@ -61,7 +63,9 @@ def topology_command(
         else:
             if rtt_unit is not None:
                 raise UserError(f"--rtt-unit is for RTT matrices ({', '.join(MATRICES)}): leave it out")
-            topology = load_topology(name)
+            topology = load_topology(name, delay_unit=delay_unit)
+            if delays is None and all(link.delay_s is None for link in topology.links):
+                delays = "fibre"
             if delays == "fibre":
                 topology = topology.with_fibre_delays(DEFAULT_DETOUR if detour is None else detour)
             rtt_s = rtt_matrix_s(topology)
@@ -69,6 +73,7 @@ def topology_command(
         raise ScenarioError(error.what) from None
     except TopologyError as error:
         raise UserError(f"{error} (--delays fibre)" if "fibre" in str(error) else str(error)) from None
+    delays = delays or "given"
     places = _places(topology, experiment)
     answer = topology_answer(topology, rtt_s, delays, places)
     for row in experiment.network.sites if experiment is not None else ():
@@ -140,7 +145,7 @@ def topology_answer(
     delays: str,
     places: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    """Return ``{name, delays, nodes, links, rtt_ms, statistics}``; ``rtt_ms`` is in the order of ``nodes``.
+    """Return the answer of ``testbed topology --json``; ``rtt_ms`` is in the order of ``nodes``.
 
     ``places`` has the names of the experiment's nodes by the topology's nodes.
     """
@@ -156,12 +161,17 @@ def topology_answer(
             "name": node.name,
             "longitude": node.longitude_deg,
             "latitude": node.latitude_deg,
+            "internal": node.is_internal,
         }
         if node.name in places:
             entry["runs"] = list(places[node.name])
         nodes.append(entry)
     return {
         "name": topology.name,
+        "n_nodes": len(topology.nodes),
+        "n_links": len(topology.links),
+        "n_default_rates": topology.n_without_rate,
+        "components": topology.components(),
         "delays": delays,
         "nodes": nodes,
         "links": [
@@ -213,6 +223,8 @@ def topology_text(answer: Mapping[str, Any]) -> str:
         lines.append("no coordinates are known")
     elif found["without_place"]:
         lines.append(f"without known place: {', '.join(found['without_place'])}")
+    if other := [node["name"] for node in answer["nodes"] if not node["internal"]]:
+        lines.append(f"no places of this network: {', '.join(other)}")
     lines.append(f"nodes: {', '.join(node['name'] for node in answer['nodes'])}")
     for node in answer["nodes"]:
         if "runs" in node:

@@ -13,6 +13,7 @@ from testbed.errors import ScenarioError
 from testbed.experiments import dump_toml, load_experiment
 from testbed.experiments.network_tables import TopologyNetworkTable
 from testbed.experiments.problems import KeyedError
+from testbed.experiments.speeds import speed_bps
 from testbed.experiments.topologies import load_topology, topology_of
 from testbed.experiments.topology_files import unique_names
 
@@ -214,6 +215,147 @@ def test_labels_become_different_plain_names() -> None:
         "any-2",
         "a-b-c",
     ]
+
+
+ZOO_AS_PUBLISHED = """graph [
+  Network "Pair"
+  directed 0
+  node [
+    id 0
+    label "Bern"
+    Longitude 7.45
+    Latitude 46.95
+  ]
+  node [
+    id 1
+    label "Genf"
+    Longitude 6.14
+    Latitude 46.2
+  ]
+  edge [
+    source 0
+    target 1
+    LinkLabel "Green Link"
+  ]
+  edge [
+    source 0
+    target 1
+    LinkLabel "Red Link, OC-48"
+  ]
+  edge [
+    source 1
+    target 1
+  ]
+]
+"""
+
+
+def test_parallel_links_need_no_line_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "pair.gml").write_text(ZOO_AS_PUBLISHED)
+    links = load_topology(str(tmp_path / "pair.gml")).links
+    assert [(link.a, link.b, link.rate_bps) for link in links] == [
+        ("Bern", "Genf", 1e9),
+        ("Bern", "Genf", 48 * 51.84e6),
+    ]
+
+
+@pytest.mark.parametrize("line", ["e2 1 1 1 1000000 1", "e2 1 0 1 1000000 500"])
+def test_a_link_to_itself_is_left_out_of_a_graph_file_too(tmp_path: Path, line: str) -> None:
+    rows = "NODES 2\nlabel x y\na 7 46\nb 6 46\n\nEDGES 3\nlabel src dest weight bw delay\n"
+    path = tmp_path / "self.graph"
+    path.write_text(f"{rows}e0 0 1 1 1000000 650\ne1 1 0 1 1000000 650\n{line}\n")
+    assert len(load_topology(str(path)).links) == 1 + (line.split()[1] != line.split()[2])
+
+
+def test_delays_in_milliseconds_are_warned_of_and_read_with_their_unit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "ms.graph"
+    path.write_text(
+        "NODES 2\nlabel x y\nLondon 0.0 0.0\nNY 0.0 0.0\n\nEDGES 2\nlabel src dest weight bw delay\n"
+        "Link_0 0 1 1 10000000 29\nLink_1 1 0 1 10000000 29\n"
+    )
+
+    def delay_s(**unit: str) -> float | None:
+        caplog.clear()
+        table = {"kind": "topology", "topology": str(path), **unit}
+        return topology_of(TopologyNetworkTable.model_validate(table), Path()).links[0].delay_s
+
+    assert delay_s() == 29e-6
+    assert "all delays of ms are below 0.1 ms (the longest is 0.029 ms)" in caplog.text
+    assert delay_s(delay_unit="ms") == 0.029
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("spelling", ["lon {} lat {}", "longitude {} latitude {}", "lng {} Lat {}"])
+def test_coordinates_have_several_names(tmp_path: Path, spelling: str) -> None:
+    text = ZOO_AS_PUBLISHED.replace("Longitude 7.45\n    Latitude 46.95", spelling.format(7.45, 46.95))
+    (tmp_path / "names.gml").write_text(text)
+    bern, genf = load_topology(str(tmp_path / "names.gml")).nodes
+    assert (bern.longitude_deg, bern.latitude_deg, genf.longitude_deg) == (7.45, 46.95, 6.14)
+    (tmp_path / "pixels.gml").write_text(text.replace("46.2", "462.5"))
+    assert {node.latitude_deg for node in load_topology(str(tmp_path / "pixels.gml")).nodes} == {None}
+
+
+def test_a_latency_counts_once_its_unit_is_stated(tmp_path: Path) -> None:
+    text = ZOO_AS_PUBLISHED.replace('LinkLabel "Green Link"', "latency 1.5")
+    (tmp_path / "delays.gml").write_text(text)
+    assert load_topology(str(tmp_path / "delays.gml")).links[0].delay_s is None
+    assert load_topology(str(tmp_path / "delays.gml"), delay_unit="ms").links[0].delay_s == 0.0015
+
+
+def test_places_are_drawn_from_the_largest_part_of_real_nodes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "parts.toml"
+    names = "abcdefgh"
+    rows = [f'{{ name = "{n}", internal = {"false" if n in "bc" else "true"} }}' for n in names]
+    links = [f'{{ nodes = ["{a}", "{b}"], delay = "1 ms" }}' for a, b in ("ab", "bc", "cd", "de", "fg")]
+    path.write_text(f'name = "parts"\nnodes = [{", ".join(rows)}]\nlinks = [{", ".join(links)}]\n')
+    network = f"network={{kind='topology',topology='{path}'}}"
+    places = ["servers.0.site=any", "servers.0.count=2", "servers.1.site=any", "servers.1.count=1"]
+    drawn = set()
+    for seed in range(8):
+        e = load_experiment("clustered", [network, *places, "clients.site=any", f"seed={seed}", *_SMALL])
+        drawn |= set(e.sites.values())
+    assert drawn == set("ade")
+    assert (
+        '"any" is drawn from 3 of the 8 nodes of parts: 3 are not connected with these, 2 are no pl'
+        in caplog.text
+    )
+    with pytest.raises(ScenarioError, match="parts has only 3 nodes that no entry names in its largest part"):
+        load_experiment("clustered", [network, *places, "servers.0.count=3", "clients.site=any", *_SMALL])
+
+
+_SMALL = ['model={profile="bloom-176b",n_blocks=4}']
+
+SPEEDS = {
+    "OC-192": 192 * 51.84e6,
+    "OC3": 3 * 51.84e6,
+    "STM-64/OC-192": 64 * 155.52e6,
+    "10 Gbps (STM-64)": 10e9,
+    "155M": 155e6,
+    "2.5 Gbit/s": 2.5e9,
+    "10GE": 10e9,
+    "GigE": 1e9,
+    "2 x 10Gbps": 20e9,
+    "4xSTM-16": 4 * 16 * 155.52e6,
+    "T3": 44.736e6,
+    "DWDM": None,
+    "Green Link": None,
+    "<2.5 Gbps": None,
+    "10-100 Mbps": None,
+    "155 Mbps & 2.5 Gbps": None,
+    "n x 10G": None,
+    "1,000 Mbps": None,
+    "5 m": None,
+    "100 km": None,
+}
+
+
+@pytest.mark.parametrize("text", SPEEDS)
+def test_the_rate_in_a_label_is_read_or_left_alone(text: str) -> None:
+    assert speed_bps(text) == (None if SPEEDS[text] is None else pytest.approx(SPEEDS[text]))
 
 
 BROKEN = {
