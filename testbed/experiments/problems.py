@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 Key = tuple[str | int, ...]
 LONGEST_SHOWN = 60
+_LONGEST_LIST = 1000
+"""Characters; longer lists of valid names are cut to the first and the last."""
 """Most characters of a value that a sentence repeats."""
 
 
@@ -35,13 +37,14 @@ def nearest(word: object, valid: Iterable[str]) -> str:
 def shown(value: object) -> str:
     """Return a value as it is written in the file, cut to about ``LONGEST_SHOWN`` characters."""
     if isinstance(value, str):
-        return f'"{_cut(value)}"'
+        return f'"{cut(value)}"'
     if isinstance(value, list | tuple | dict):
-        return _cut(_BRIEF.repr(value))
-    return _cut(str(value).lower() if isinstance(value, bool) else str(value))
+        return cut(_BRIEF.repr(value))
+    return cut(str(value).lower() if isinstance(value, bool) else str(value))
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Return a text that is cut to ``LONGEST_SHOWN`` characters."""
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
@@ -52,7 +55,10 @@ def unknown(what: str, word: object, valid: Iterable[str]) -> str:
     """Return the sentence for a name that does not exist, with the nearest name and all valid ones."""
     names = list(valid)
     text = word if isinstance(word, str) else shown(word)
-    return f"unknown {what} {shown(text)}{nearest(word, names)}; valid: {', '.join(names)}"
+    listed = ", ".join(names)
+    if len(listed) > _LONGEST_LIST:
+        listed = f"{cut(names[0])} to {cut(names[-1])} ({len(names):,})"
+    return f"unknown {what} {shown(text)}{nearest(word, names)}; valid: {listed}"
 
 
 def key_in_document(document: Any, key: Sequence[str | int]) -> Key:

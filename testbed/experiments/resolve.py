@@ -367,7 +367,8 @@ def _places(scenario: Scenario, folder_of: FolderOf) -> _Places:
             own_links = [row for row in own_links if row.name in used]  # another seed draws other places
         network = as_matrix(network, topology, used)
     elif isinstance(network, MatrixTable) and network.file is not None:
-        network = matrix_of_file(network, folder_of("network", "file"))
+        keys_of_sites = {node.site: node.key for node in (*others, *clients, *servers)}
+        network = matrix_of_file(network, folder_of("network", "file"), keys_of_sites)
     if network.trace:
         keys = [("network", "trace", index) for index in range(len(network.trace))]
         traces = [

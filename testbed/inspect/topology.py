@@ -40,7 +40,7 @@ def topology_command(
     """Describe a topology or an RTT matrix, by name or file; draws ``picture`` if given.
 
     Returns the answer for ``--json`` and the text for people. The nodes of ``experiment`` are marked.
-    ``rtt_unit`` is the unit of a matrix file (.csv, .json), by default ms; ``delay_unit`` that of the delays in a file of other
+    ``rtt_unit`` is the unit of a matrix file (.csv, .json), by default the file's own or ms; ``delay_unit`` that of the delays in a file of other
     tools. Without ``delays`` they are those of the file, or if it has none, from coordinates. Raises ``UserError`` for what cannot be read or
     drawn.
     """
@@ -58,7 +58,7 @@ def topology_command(
         if Path(name).suffix.lower() in MATRICES:
             if delays == "fibre":
                 raise UserError("--delays fibre is for topologies: a matrix has no coordinates; leave it out")
-            topology, one_way_s = _matrix(Path(name), rtt_unit or "ms")
+            topology, one_way_s = _matrix(Path(name), rtt_unit)
             rtt_s = [[a + b for a, b in zip(*both, strict=True)] for both in _with_transposed(one_way_s)]
         else:
             if rtt_unit is not None:
@@ -91,18 +91,21 @@ def topology_command(
     return answer, "\n".join([topology_text(answer), *filter(None, remarks)])
 
 
-def _matrix(path: Path, rtt_unit: str) -> tuple[Topology, list[list[float]]]:
+def _matrix(path: Path, rtt_unit: str | None) -> tuple[Topology, list[list[float]]]:
     """Read a matrix file: its sites with a link per pair, and the one-way delays in seconds.
 
     A delay's row is the sender and its column the receiver. Raises ``KeyedError``.
     """
-    table = {"kind": "matrix", "file": str(path), "rtt_unit": rtt_unit}
-    try:
-        matrix = matrix_of_file(MatrixTable.model_validate(table), Path())
-    except KeyedError as error:
-        if error.key != ("network", "rate"):
-            raise
-        matrix = matrix_of_file(MatrixTable.model_validate({**table, "rate": DEFAULT_RATE}), Path())
+    table = {"kind": "matrix", "file": str(path)} | ({} if rtt_unit is None else {"rtt_unit": rtt_unit})
+    supplied = {("network", "rtt_unit"): {"rtt_unit": "ms"}, ("network", "rate"): {"rate": DEFAULT_RATE}}
+    while True:
+        try:
+            matrix = matrix_of_file(MatrixTable.model_validate(table), Path())
+            break
+        except KeyedError as error:
+            if error.key not in supplied or error.key[1] in table:
+                raise
+            table |= supplied[error.key]
     links = site_links(matrix)
     sites = matrix.sites
     assert sites is not None, "a matrix that was read has sites"

@@ -59,6 +59,48 @@ def test_a_list_of_pairs_may_have_rates_and_either_direction(of_file: Of) -> Non
     assert delays(one) == [0.03, 0.03, 0.0]
 
 
+TABLES = {
+    "sending_region,receiving_region,milliseconds,gigabits_per_second\nA,B,60,0.1\nB,A,140,0.05\nA,A,5,1\n": "",
+    "src\tdst\trtt_us\nA\tB\t60000\nB\tA\t140000\nA\tA\t5000\n": 'rate = "1 Gbit/s"',
+    "to,from,latency (ms)\nB,A,60\nA,B,140\nA,A,5\n": 'rate = "1 Gbit/s"',
+    "from,to,rate,rtt\nA,B,9,60\nB,A,9,140\nA,A,9,5\n": 'rtt_unit = "ms"\nrate_unit = "Gbit/s"',
+    ";A;B\nA;5,0;60\nB;140,00;-\n": 'rtt_unit = "ms"\nrate = "1 Gbit/s"',
+    "city,A,B\nA,5 ms,0.06 s\nB,140 ms,NaN\n": 'rate = "1 Gbit/s"',
+    "A,B\nA,5,60\nB,140,-1\n": 'rtt_unit = "ms"\nrate = "1 Gbit/s"',
+}
+
+
+@pytest.mark.parametrize("text", TABLES)
+def test_tables_as_others_write_them_give_the_same_delays(of_file: Of, text: str) -> None:
+    assert delays(of_file("rtt.csv", text, TABLES[text])) == pytest.approx([0.03, 0.07, 0.0025], rel=1e-12)
+
+
+def test_an_empty_cell_of_a_list_takes_the_other_direction(of_file: Of) -> None:
+    e = of_file("rtt.csv", "from,to,rtt,rate\nA,B,60,100\nB,A,,\n", 'rtt_unit = "ms"\nrate_unit = "Mbit/s"')
+    assert delays(e) == [0.03, 0.03, 0.0]
+    assert {link.rate_bps for link in e.network.links.values()} == {1e8}
+
+
+def test_a_unit_that_contradicts_the_file_is_refused(of_file: Of) -> None:
+    with pytest.raises(ScenarioError, match=r'rtt_unit: is s, but ".*rtt.csv" states ms; leave it out'):
+        of_file("rtt.csv", "from,to,rtt_ms\nA,B,60\n", 'rtt_unit = "s"\nrate = "1 Gbit/s"')
+
+
+def test_names_become_plain_and_only_sites_with_nodes_are_kept(of_file: Of, tmp_path: Path) -> None:
+    text = (
+        "from,to,rtt\nA,B,60\nSão Paulo,A,100\nSão Paulo,New York,120\n"  # B to New York is in no direction
+    )
+    e = of_file("rtt.csv", text)
+    assert e.sites.keys() == {"a100-0", "a100-1", "client-0"}
+    assert "Paulo" not in dump_toml(e)
+    other = (tmp_path / "small.toml").read_text(encoding="utf-8").replace('site = "B"', 'site = "Sao-Paulo"')
+    (tmp_path / "other.toml").write_text(other, encoding="utf-8")
+    assert load_experiment(str(tmp_path / "other.toml")).network.links[DOWN].delay_s == 0.05
+    (tmp_path / "other.toml").write_text(other.replace("Sao-Paulo", "Paulo"), encoding="utf-8")
+    with pytest.raises(ScenarioError, match=r'unknown site "Paulo" .*valid: A, B, Sao-Paulo, New-York'):
+        load_experiment(str(tmp_path / "other.toml"))
+
+
 def test_json_holds_sites_and_matrices(of_file: Of) -> None:
     e = of_file("rtt.json", '{"sites": ["A", "B"], "rtt": [[5, 60], [140, null]]}')
     assert delays(e) == [0.03, 0.07, 0.0025]
@@ -76,15 +118,18 @@ def test_a_resolved_scenario_holds_the_matrix_and_needs_its_file_no_more(of_file
 
 WIDE = {
     ",A,B\nA,5,x\nB,140,2\n": 'row A, column B: must be a number, not "x"',
-    ",A,B\nA,5,60\nB,-1,2\n": "row B, column A: must not be negative, but is -1",
-    ",A,B\nA,5,nan\nB,1,2\n": 'row A, column B: must be a number, not "nan"',
+    ",A,B\nA,5,60\nB,-2,2\n": "row B, column A: must not be negative, but is -2",
+    ",A,B\nA,5,inf\nB,1,2\n": 'row A, column B: must be a number, not "inf"',
     ",A,B\nA,5,\nB,,2\n": "row A, column B: is empty in both directions",
     ",A,B\nA,5\nB,140,2\n": "row A has 1 cells, but there are 2 columns",
     ",A,B\nA,5,60\n": "has a column for B, but no row",
     ",A,B\nA,5,60\nC,140,2\n": 'row "C" has no column of that name',
     ",A,B\nA,5,60\nA,5,60\n": "has two rows for A",
     ",A,A\nA,5,60\n": "its first row names A twice",
-    ",A b,B\nA b,5,60\nB,1,2\n": '"A b" must consist of letters, digits',
+    "5,60\n60,5\n": "begins with a row of numbers, so that the sites have no names: a matrix has a first row of",
+    "x,y,z\nA,B,5\n": "is neither a matrix nor a list of pairs: a matrix has a first row of names, and for each",
+    "source,target,min,avg\nA,B,5,6\n": "has the columns source, target, min, avg, but they must be from, to, rtt",
+    ",A,B\nA,5,60 m\nB,1,2\n": 'row A, column B: "60 m" has no unit of a duration: h, min, s, ms',
     "": "is empty",
     "from,to,rtt\nA,B,x\n": 'row 2 (A to B), column rtt: must be a number, not "x"',
     "from,to,rtt\nA,B,1\nA,B,2\n": "row 3: has A to B a second time",
