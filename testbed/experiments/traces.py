@@ -14,7 +14,7 @@ import logging
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from policies.workload import RequestPlan
 from testbed.experiments.limits import MAX_REQUESTS, MAX_TOKENS
-from testbed.experiments.problems import KeyedError
+from testbed.experiments.problems import KeyedError, shown
 from testbed.rundir import parquet_path
 
 Row = tuple[float, int, int]
@@ -111,7 +111,7 @@ def _text(path: Path) -> tuple[str, Iterator[Row]]:
         columns = set(csv.DictReader(file).fieldnames or ())
     for kind, needed, read in _CSV:
         if needed <= columns:
-            return kind, _csv_lines(path, read)
+            return kind, _csv_lines(path, read())
     kinds = "; ".join(", ".join(sorted(needed)) for _, needed, _ in _CSV)
     raise KeyedError(
         _KEY,
@@ -153,23 +153,67 @@ def _json_line(line: str) -> Row:
     ``timestamp`` is in milliseconds in Mooncake, in seconds in Qwen-Bailian (turns of chats).
     """
     record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError("it is no JSON object")
     is_bailian = "chat_id" in record or "turn" in record
-    at_s = float(record["timestamp"]) / (1 if is_bailian else 1000)
-    return at_s, int(record["input_length"]), int(record["output_length"])
+    at_s = _number(record, "timestamp") / (1 if is_bailian else 1000)
+    return at_s, _whole(record, "input_length"), _whole(record, "output_length")
 
 
-def _azure(record: dict[str, str]) -> Row:
-    at = datetime.fromisoformat(record["TIMESTAMP"])
-    if at.tzinfo is None:
-        at = at.replace(tzinfo=UTC)  # not this machine's time zone: see _azure_text
-    return at.timestamp(), int(record["ContextTokens"]), int(record["GeneratedTokens"])
+def _number(record: Mapping[str, Any], name: str) -> float:
+    value = record[name]
+    if isinstance(value, str):
+        value = value.strip()
+    try:
+        if value in (None, "") or isinstance(value, bool):
+            raise ValueError
+        return float(value)
+    except (TypeError, ValueError):
+        what = "is missing" if value in (None, "") else f"must be a number, not {shown(value)}"
+        raise ValueError(f"{name} {what}") from None
 
 
-def _burstgpt(record: dict[str, str]) -> Row:
-    return float(record["Timestamp"]), int(record["Request tokens"]), int(record["Response tokens"])
+def _whole(record: Mapping[str, Any], name: str) -> int:
+    """Returns a number of tokens: 472, "472" and 472.0 are the same in all formats, 472.5 and true are none."""
+    value = record[name]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    number = _number(record, name)
+    if not number.is_integer():
+        raise ValueError(f"{name} must be a whole number, not {shown(value)}")
+    return int(number)
 
 
-_CSV: tuple[tuple[str, frozenset[str], Callable[[dict[str, str]], Row]], ...] = (
+def _azure() -> Callable[[dict[str, str]], Row]:
+    """Returns a reader of one file's rows: either all of their times have a zone, or all are UTC."""
+    zones: set[bool] = set()
+
+    def read(record: dict[str, str]) -> Row:
+        at = datetime.fromisoformat(record["TIMESTAMP"])
+        zones.add(at.tzinfo is not None)
+        if len(zones) > 1:
+            raise ValueError(
+                "some times have a zone and others do not; give all of them one, or none (then they are UTC)"
+            )
+        if at.tzinfo is None:
+            at = at.replace(tzinfo=UTC)  # not this machine's time zone: see _azure_text
+        return at.timestamp(), _whole(record, "ContextTokens"), _whole(record, "GeneratedTokens")
+
+    return read
+
+
+def _burstgpt() -> Callable[[dict[str, str]], Row]:
+    def read(record: dict[str, str]) -> Row:
+        return (
+            _number(record, "Timestamp"),
+            _whole(record, "Request tokens"),
+            _whole(record, "Response tokens"),
+        )
+
+    return read
+
+
+_CSV: tuple[tuple[str, frozenset[str], Callable[[], Callable[[dict[str, str]], Row]]], ...] = (
     ("Azure", frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}), _azure),
     ("BurstGPT", frozenset({"Timestamp", "Request tokens", "Response tokens"}), _burstgpt),
 )
@@ -246,4 +290,8 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 def _recorded(record: dict[str, Any]) -> Row:
-    return float(record["arrival_at_s"]), int(record["n_input_tokens"]), int(record["n_output_tokens"])
+    return (
+        _number(record, "arrival_at_s"),
+        _whole(record, "n_input_tokens"),
+        _whole(record, "n_output_tokens"),
+    )

@@ -1,6 +1,7 @@
 import gzip
 import json
 import logging
+import re
 import shlex
 import time
 from collections.abc import Iterator
@@ -83,8 +84,53 @@ def time_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("time_zone")
 def test_a_byte_order_mark_and_time_zones_do_no_harm(tmp_path: Path) -> None:
-    text = "\ufeff" + AZURE.replace("9799600,", "979960+00:00,")
+    header, first, second = AZURE.splitlines()
+    text = "\ufeff" + AZURE
     assert read_trace(_file(tmp_path, text)).requests[1] == [pytest.approx(1.5), 396, 109]
+    first, second = (
+        re.sub(r"\d,", "+00:00,", line, count=1) for line in (first, second)
+    )  # six digits, and a zone
+    zoned = "\n".join([header, first, second])
+    assert read_trace(_file(tmp_path, zoned)).requests[1] == [pytest.approx(1.5), 396, 109]
+    mixed = "\n".join([header, first, AZURE.splitlines()[2]])
+    with pytest.raises(KeyedError, match="line 3 cannot be read: some times have a zone and others do not"):
+        read_trace(_file(tmp_path, mixed))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("10.7", "must be a whole number, not 10.7"),
+        ('"10.7"', 'must be a whole number, not "10.7"'),
+        ("true", "must be a number, not true"),
+        ("null", "is missing"),
+        ('""', "is missing"),
+        ("[1]", "must be a number, not [1]"),
+    ],
+)
+def test_lengths_are_whole_numbers_in_every_format(tmp_path: Path, value: str, said: str) -> None:
+    line = f'{{"timestamp": 0, "input_length": {value}, "output_length": 5}}\n'
+    with pytest.raises(KeyedError) as caught:
+        read_trace(_file(tmp_path, line))
+    assert caught.value.what.endswith(f"line 1 cannot be read: input_length {said}")
+    text = str(json.loads(value)) if value not in ("null", "[1]") else ""
+    rows = f"TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,5,5\n2024-01-01 00:00:01,{text},5\n"
+    with pytest.raises(KeyedError, match="line 3 cannot be read: ContextTokens"):
+        read_trace(_file(tmp_path, rows))
+    if value in ("10.7", "true", "null"):
+        path = tmp_path / "requests.parquet"
+        columns = {"arrival_at_s": [0.5], "n_input_tokens": [json.loads(value)], "n_output_tokens": [5]}
+        pq.write_table(pa.table(columns), path)
+        with pytest.raises(KeyedError, match=f"line 1 cannot be read: n_input_tokens {said}"):
+            read_trace(path)
+
+
+def test_whole_numbers_may_be_written_with_a_fraction_of_zero(tmp_path: Path) -> None:
+    line = '{"timestamp": 0, "input_length": 10.0, "output_length": "5"}\n'
+    assert read_trace(_file(tmp_path, line)).requests == [[0, 10, 5]]
+    text = BURSTGPT.replace(",472,", ",472.0,")
+    assert text != BURSTGPT
+    assert read_trace(_file(tmp_path, text)).requests[0] == [0, 472, 18]
 
 
 @pytest.mark.usefixtures("time_zone")
@@ -149,7 +195,7 @@ def test_a_bad_trace_is_refused_with_file_and_line(tmp_path: Path, text: str, sa
     [
         ("[" * 100_000, "line 1 cannot be read: it is nested too deeply"),
         ("1" + "0" * 30, "line 1 cannot be read: 1e+30 tokens are more than 10,000,000"),
-        ("1e999", "line 1 cannot be read: cannot convert float infinity to integer"),
+        ("1e999", "line 1 cannot be read: output_length must be a whole number, not inf"),
     ],
     ids=["deep", "large", "infinite"],
 )
