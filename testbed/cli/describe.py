@@ -108,7 +108,10 @@ def topology(
     ] = None,
     delay_unit: Annotated[
         Literal["s", "ms", "us"] | None,
-        typer.Option(help="Unit of the delays in a .graph, .gml or .graphml file; default us in .graph."),
+        typer.Option(
+            metavar="UNIT",
+            help="Unit (s, ms, us) of the delays in a .graph, .gml or .graphml file; default us in .graph.",
+        ),
     ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,

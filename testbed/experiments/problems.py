@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 Key = tuple[str | int, ...]
 LONGEST_SHOWN = 60
+_LIKENESS = 0.65
+"""Of what is suggested, by difflib."""
 _LONGEST_LIST = 1000
 """Characters; longer lists of valid names are cut to the first and the last."""
 """Most characters of a value that a sentence repeats."""
@@ -27,11 +29,18 @@ class KeyedError(Exception):
 
 
 def nearest(word: object, valid: Iterable[str]) -> str:
-    """Return `` (did you mean "x"?)`` with the nearest of ``valid``; empty text if none is near."""
-    names = list(valid)
-    by_lower = {n.lower(): n for n in reversed(names)}
-    found = difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.5)
+    """Return `` (did you mean "x"?)`` with the nearest of ``valid``; empty text if none is a likely slip of the pen.
+
+    A part with digits must be the same: h100 is no slip for a100, nor int4 for int8.
+    """
+    written, names = str(word).lower(), list(valid)
+    by_lower = {n.lower(): n for n in reversed(names) if _numbered(n.lower()) >= _numbered(written)}
+    found = difflib.get_close_matches(written, by_lower, n=1, cutoff=_LIKENESS)
     return f' (did you mean "{by_lower[found[0]]}"?)' if found else ""
+
+
+def _numbered(name: str) -> set[str]:
+    return {part for part in re.split(r"[^a-z0-9]+", name) if any(map(str.isdigit, part))}
 
 
 def shown(value: object) -> str:

@@ -122,7 +122,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             raise ScenarioError(
                 f"{path}: is larger than {MAX_TOML_BYTES >> 20} MiB, the largest file that is read"
             )
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from None
     except UnicodeDecodeError as error:

@@ -12,9 +12,16 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from testbed.experiments.limits import MAX_DURATION_S, MAX_RATE_BPS, MAX_SIZE_BYTES
-from testbed.experiments.problems import nearest, shown
+from testbed.experiments.problems import shown
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*?)\s*", re.ASCII)
+
+
+_USUAL = {
+    "msec": "ms", "usec": "us", "sec": "s", "secs": "s", "second": "s", "seconds": "s", "mins": "min", "minutes": "min",
+    "hours": "h", "bps": "bit/s", "kbps": "kbit/s", "mbps": "Mbit/s", "gbps": "Gbit/s", "tbps": "Tbit/s",
+}  # fmt: skip
+"""Other spellings of units, in small letters."""
 
 
 def counted(count: float, things: str) -> str:
@@ -46,7 +53,12 @@ class Dimension:
         if unit not in self.units:
             what = f"unknown unit {shown(unit)}" if unit else f"{shown(text)} has no unit"
             valid = ", ".join(self.units)
-            raise ValueError(f"{what}{nearest(unit, self.units)}; a {self.name} is given in {valid}")
+            usual = _USUAL.get(unit.lower(), unit).lower()
+            meant = next(
+                (name for name in self.units if name.lower() == usual), ""
+            )  # else it would be a guess
+            hint = f' (did you mean "{meant}"?)' if meant else ""
+            raise ValueError(f"{what}{hint}; a {self.name} is given in {valid}")
         return self._checked(float(Decimal(number) * self.units[unit]), text)
 
     def _checked(self, value: float, text: str) -> float:
@@ -89,7 +101,13 @@ DURATION = Dimension(
 )
 RATE = Dimension(
     "rate",
-    {"bit/s": Decimal(1), "kbit/s": Decimal("1e3"), "Mbit/s": Decimal("1e6"), "Gbit/s": Decimal("1e9")},
+    {
+        "bit/s": Decimal(1),
+        "kbit/s": Decimal("1e3"),
+        "Mbit/s": Decimal("1e6"),
+        "Gbit/s": Decimal("1e9"),
+        "Tbit/s": Decimal("1e12"),
+    },
     ("Gbit/s", "Mbit/s", "kbit/s", "bit/s"),
     "100 Mbit/s",
     largest=MAX_RATE_BPS,

@@ -40,7 +40,7 @@ OPTIONS = {
     "name=''": "name: must not be empty",
     "network={kind='topology',topology=''}": "network.topology: must not be empty",
     "servers.0.memory=0 GB": "servers.0.memory: must be more than 0",
-    "servers.0.hardware=a10": 'servers.0.hardware: unknown hardware "a10" (did you mean "a100"?)',
+    "servers.0.hardware=a10": 'servers.0.hardware: unknown hardware "a10"; valid: a100, ',
     "servers.7.count=1": 'servers: is a list with the entries 0 to 0, and has no entry "7"',
     "workload.rate.x=1": 'workload.rate: is a single value and has no key "x"',
     "model.profile=bloom": 'model.profile: unknown model "bloom" (did you mean "bloom-3b"?)',
@@ -112,7 +112,7 @@ OPTIONS = {
         "workload.rate: is missing; give it, since all requests arrive at the same time"
     ),
     "workload.requests=[[0]]": 'workload.requests: is only for arrivals = "listed"',
-    "hardware.a100.base=x100": 'hardware.a100.base: unknown hardware "x100" (did you mean "h100"?)',
+    "hardware.a100.base=x100": 'hardware.a100.base: unknown hardware "x100"; valid: a100, ',
 }
 
 

@@ -35,7 +35,7 @@ def test_a_scenario_can_say_where_its_sites_are() -> None:
 
 def test_a_place_of_a_site_that_the_network_does_not_have_is_refused() -> None:
     with pytest.raises(
-        UserError, match=r'network\.places: unknown site "Cluster9" .*; valid: Cluster0, Cluster1'
+        UserError, match=r'network\.places: unknown site "Cluster9"; valid: Cluster0, Cluster1'
     ):
         load_experiment("clustered", ["network.places={Cluster9=[2.35, 48.86]}"])
     with pytest.raises(UserError, match=r'network\.places: unknown node "Paris"; nodes of abovenet: '):
