@@ -28,9 +28,19 @@ class Text:
         """Returns the text of tokens, without special tokens."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def chat(self, messages: Sequence[tuple[str, str]]) -> str | None:
-        """Returns the prompt for (role, text) pairs by the model's chat template; ``None`` if it has none."""
+    def chat(self, messages: Sequence[tuple[str, str]]) -> list[int] | None:
+        """Returns the prompt's token ids for (role, text) pairs by the model's chat template; ``None`` if it has none.
+
+        A template writes special tokens itself: no others are added. Raises ``ComputeError`` if it refuses the messages.
+        """
         if not getattr(self._tokenizer, "chat_template", None):
             return None
         turns = [{"role": role, "content": text} for role, text in messages]
-        return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        try:
+            found = self._tokenizer.apply_chat_template(
+                turns, tokenize=True, add_generation_prompt=True, return_dict=False
+            )
+        except Exception as error:  # templates are programs: they raise what they like, also on purpose
+            reason = " ".join(str(error).split())[:200]
+            raise ComputeError(f"the model's chat template refuses these messages: {reason}") from error
+        return [int(token) for token in found]

@@ -174,6 +174,23 @@ def serve(
             rich_help_panel=_ENDPOINT,
         ),
     ] = None,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="How the endpoint calls the model; default as in the scenario.",
+            rich_help_panel=_ENDPOINT,
+        ),
+    ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Origin whose pages may use the endpoint from a browser, such as http://localhost:3000, or * for all; "
+            "repeatable.",
+            rich_help_panel=_ENDPOINT,
+        ),
+    ] = None,
     workload: Annotated[
         str,
         typer.Option(
@@ -229,6 +246,8 @@ def serve(
         max_model_len,
         tokenizer,
         page_port(page, no_page, True),
+        served_model_name or "",
+        tuple(cors or ()),
     )
     serve_command(
         scenario, changed, options, out, report=report, trace=trace, with_twin=twin, echo=typer.echo

@@ -7,6 +7,7 @@ import ipaddress
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from testbed.control.placing import load_to_run
 from testbed.errors import UserError
@@ -45,6 +46,10 @@ class ServeOptions:
     max_model_len: int | None
     tokenizer: Path | None
     page_port: int | None
+    served_model_name: str = ""
+    """How the endpoint calls the model; "": as the scenario does."""
+    cors: tuple[str, ...] = ()
+    """Origins whose pages may use the endpoint from a browser; "*" are all."""
     """Port of the run's page; None: no page."""
 
 
@@ -64,6 +69,7 @@ def serve_command(
     Raises ``UserError`` before anything runs, or the ``TestbedError`` that broke the testbed.
     """
     _check_host(options)
+    _check_names(options)
     experiment = experiment_to_serve(scenario, overrides, options)
     page = options.page_port
     run_options = RunOptions(report=report, trace=trace, with_twin=with_twin, page_port=page)
@@ -107,7 +113,10 @@ class _ServedRun(RunSession):
     def prepare(self) -> None:
         options = self._of_endpoint
         codec = self._words or _codec(self.blocks, options.tokenizer)
-        rules = Rules(options.api_key, options.admission == "reject", options.max_requests)
+        rules = Rules(
+            *(options.api_key, options.admission == "reject", options.max_requests),
+            *(options.served_model_name, options.cors),
+        )
         self._endpoint = Endpoint(self.experiment, codec, rules, self._bound)
         self._endpoint.when_ready(self._ready)
         self.guests = self._endpoint.guests
@@ -158,6 +167,19 @@ def _codec(blocks: BlocksModel | None, folder: Path | None) -> Codec:
     if blocks.source.folder is None:
         raise UserError("a model of random weights has no tokenizer: give one with --tokenizer DIR")
     return BlocksCodec(Path(blocks.source.folder))
+
+
+def _check_names(options: ServeOptions) -> None:
+    """Raise ``UserError`` for a name that clients could not send, and for origins that no browser has."""
+    name = options.served_model_name
+    if name and ("@" in name or not name.isprintable() or name != name.strip()):
+        raise UserError(f"--served-model-name must be printable text without @, not {name!r}")
+    for origin in options.cors:
+        parts = urlsplit(origin)
+        if origin != "*" and (
+            not parts.scheme or not parts.netloc or parts.path or parts.query or parts.fragment
+        ):
+            raise UserError(f"--cors must be an origin such as http://localhost:3000, or *, not {origin!r}")
 
 
 def _check_host(options: ServeOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import logging
@@ -9,10 +10,10 @@ import math
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -67,6 +68,8 @@ CLIENT_HEADER = "X-Testbed-Client"
 _REQUEST_ID = "X-Request-Id"
 INDEX_HEADER = "X-Testbed-Request"
 """The request's number in the run's tables."""
+_PREFLIGHT = "Access-Control-Request-Method"
+_ENCODINGS = ("identity", "gzip", "deflate")
 _MAX_ID = 200
 B = TypeVar("B", bound=Body)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -77,11 +80,15 @@ class Rules:
     """Settings of the endpoint.
 
     ``api_key`` None: no key is needed. ``rejects``: a request without room gets HTTP 429 instead of waiting.
+    ``model_name``: how the model is called; "": as in the scenario. ``cors``: the origins whose pages may ask from a
+    browser; "*" are all.
     """
 
     api_key: str | None = None
     rejects: bool = False
     max_requests: int = 1024
+    model_name: str = ""
+    cors: tuple[str, ...] = ()
 
 
 @dataclass
@@ -105,7 +112,7 @@ class Endpoint:
         self._codec = codec
         self._rules = rules
         self._bound = bound
-        self._model = experiment.problem.model.name
+        self._model = rules.model_name or experiment.problem.model.name
         self._clients = experiment.problem.clients
         self._metrics = Metrics(self._model, experiment.time_scale)
         self._begun_at = int(time.time())
@@ -127,6 +134,7 @@ class Endpoint:
     def _app(self) -> web.Application:
         app = web.Application(middlewares=[self._guarded], client_max_size=_MAX_BODY_BYTES)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name:.+}", self._one_model)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/health", self._health)
@@ -155,9 +163,11 @@ class Endpoint:
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check the API key, and turn errors into responses in OpenAI's format."""
-        asked = _Asked(_id(request.headers.get(_REQUEST_ID, "")))
+        asked = _Asked(_id(request.headers.get(_REQUEST_ID, "")), self._cors_headers(request))
         _asked.set(asked)
         try:
+            if asked.headers and request.method == "OPTIONS" and _PREFLIGHT in request.headers:
+                return web.Response(status=204, headers={**_preflight(request), **self._headers()})
             self._check_key(request)
             response = await handler(request)
         except ApiError as error:
@@ -185,21 +195,45 @@ class Endpoint:
             headers["X-Testbed-Time-Scale"] = f"{self._experiment.time_scale:g}"
         return headers
 
+    def _cors_headers(self, request: web.Request) -> dict[str, str]:
+        """Return the headers with which a browser lets a page of the request's origin read the response."""
+        origin = request.headers.get("Origin", "")
+        if not (
+            origin and origin.isascii() and origin.isprintable() and {"*", origin} & set(self._rules.cors)
+        ):
+            return {}
+        return {
+            "Access-Control-Allow-Origin": "*" if "*" in self._rules.cors else origin,
+            "Access-Control-Expose-Headers": f"{_REQUEST_ID}, {INDEX_HEADER}, Retry-After",
+            "Vary": "Origin",
+        }
+
     def _check_key(self, request: web.Request) -> None:
         key = self._rules.api_key
         if key is None or request.path.startswith("/health"):
             return
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        given = given.strip() if scheme.lower() == "bearer" else scheme  # the name of a scheme has no case
         if not hmac.compare_digest(*(text.encode("utf-8", "surrogateescape") for text in (given, key))):
             raise ApiError(
                 401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
             )
 
     async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": self._model_rows()})
+
+    async def _one_model(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        for row in self._model_rows():
+            if row["id"] == name:
+                return web.json_response(row)
+        raise ApiError(404, f"there is no model {name[:200]!r} here", "model", "model_not_found")
+
+    def _model_rows(self) -> list[dict[str, Any]]:
         names = [self._model]
         if len(self._clients) > 1:
             names += [f"{self._model}@{client}" for client in self._clients]
-        rows = [
+        return [
             {
                 "id": name,
                 "object": "model",
@@ -210,7 +244,6 @@ class Endpoint:
             }
             for name in names
         ]
-        return web.json_response({"object": "list", "data": rows})
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()
@@ -230,28 +263,42 @@ class Endpoint:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await _read(request, CompletionBody)
         client = self._client(request, body)
-        prompt = body.asked()
-        if isinstance(prompt, str):
-            tokens = self._tokens(prompt)
-        elif all(0 <= token < self._n_known for token in prompt):
-            tokens = prompt
-        else:
-            raise ApiError(400, f"token ids are numbers from 0 to {self._n_known - 1}", "prompt")
-        return await self._answer(request, body, client, tokens, _PLAIN_TOKENS)
+        prompts = []
+        for prompt in body.asked():
+            tokens = self._tokens(prompt) if isinstance(prompt, str) else prompt
+            self._check_known(tokens, "prompt")
+            prompts.append(tokens)
+        return await self._answer(request, body, client, prompts, _PLAIN_TOKENS)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await _read(request, ChatBody)
         client = self._client(request, body)
-        tokens = self._tokens(self._codec.chat(body.turns()))
-        return await self._answer(request, body, client, tokens, None)
+        turns = body.turns()
+        self._check_length(sum(len(text) for _, text in turns))
+        try:
+            tokens = self._codec.chat(turns)
+        except ValueError as error:
+            raise ApiError(400, str(error), "messages") from error
+        self._check_known(tokens, "messages")
+        return await self._answer(request, body, client, [tokens], None)
 
     def _tokens(self, text: str) -> list[int]:
-        """Encode a prompt. Raises ``ApiError`` if it is so long that encoding would block the run."""
-        most = self._experiment.workload.endpoint_tokens - 1
-        if len(text) > _LONGEST_TOKEN * most:
-            message = f"the prompt has {len(text):,} characters; it must have 1 to {most:,} tokens here"
-            raise ApiError(400, message, "prompt", "context_length_exceeded")
+        """Encode a prompt. Raises ``ApiError``."""
+        self._check_length(len(text))
         return self._codec.encode(text)
+
+    def _check_length(self, n_characters: int) -> None:
+        """Raise ``ApiError`` for a prompt that is so long that encoding it would block the run."""
+        most = self._experiment.workload.endpoint_tokens - 1
+        if n_characters > _LONGEST_TOKEN * most:
+            message = f"the prompt has {n_characters:,} characters; it must have 1 to {most:,} tokens here"
+            raise ApiError(400, message, "prompt", "context_length_exceeded")
+
+    def _check_known(self, tokens: list[int], param: str) -> None:
+        if not all(0 <= token < self._n_known for token in tokens):
+            raise ApiError(
+                400, f"{param}: the model knows only the tokens from 0 to {self._n_known - 1}", param
+            )
 
     def _client(self, request: web.Request, body: Body) -> int:
         """Return the number of the scenario's client that sends the request. Raises ``ApiError``.
@@ -268,9 +315,8 @@ class Endpoint:
             raise ApiError(404, f"there is no client {name[:200]!r} here; clients are {known}", "model")
         return self._clients.index(name)
 
-    async def _answer(
-        self, request: web.Request, body: Body, client: int, tokens: list[int], plain: int | None
-    ) -> web.StreamResponse:
+    def _talk(self, body: Body, client: int, tokens: list[int], plain: int | None) -> _Talk:
+        """Start a request with one prompt. Raises ``ApiError``."""
         n_prompt, most = len(tokens), self._experiment.workload.endpoint_tokens
         room = most - n_prompt
         if room < 1 or not tokens:
@@ -297,22 +343,32 @@ class Endpoint:
         stream = self.guests.open(client, n_prompt, n_tokens, how)
         if self._experiment.compute.blocks is not None:
             self.generations[stream.index] = how
-        talk = _Talk(stream, body, self._detokenizer(stream.index), n_tokens)
+        return _Talk(stream, body, self._detokenizer(stream.index), n_tokens)
+
+    async def _answer(
+        self, request: web.Request, body: Body, client: int, prompts: list[list[int]], plain: int | None
+    ) -> web.StreamResponse:
+        """Have a session answer each of ``prompts``, and respond once all are admitted."""
+        talks: list[_Talk] = []
         try:
-            await talk.begin(self._rules.rejects, self._experiment.time_scale)
+            for tokens in prompts:
+                talks.append(self._talk(body, client, tokens, plain))
+            for talk in talks:
+                await talk.begin(self._rules.rejects, self._experiment.time_scale)
             writer = Writer(
                 is_chat=isinstance(body, ChatBody),
                 key=_asked.get().id,
                 model=body.model,
                 created=int(time.time()),
-                n_prompt=n_prompt,
+                n_prompt=sum(map(len, prompts)),
             )
-            _asked.get().headers = {INDEX_HEADER: str(stream.index)}
+            _asked.get().headers[INDEX_HEADER] = ",".join(str(talk.stream.index) for talk in talks)
             if body.stream:
-                return await self._stream(request, body, talk, writer)
-            return await self._whole(talk, writer)
+                return await self._stream(request, body, talks, writer)
+            return await self._whole(talks, writer)
         finally:
-            self.guests.close(stream, enough=talk.finish is not None)
+            for talk in talks:
+                self.guests.close(talk.stream, enough=talk.finish is not None)
 
     def _detokenizer(self, index: int) -> Detokenizer:
         return (
@@ -321,14 +377,17 @@ class Endpoint:
             else IncrementalDetokenizer(self._codec)
         )
 
-    async def _whole(self, talk: _Talk, writer: Writer) -> web.Response:
-        texts = []
-        while talk.finish is None:
-            texts.append(await talk.next())
-        return web.json_response(writer.whole("".join(texts), talk.finish, talk.n_tokens))
+    async def _whole(self, talks: Sequence[_Talk], writer: Writer) -> web.Response:
+        answers = []
+        for talk in talks:
+            texts = []
+            while talk.finish is None:
+                texts.append(await talk.next())
+            answers.append(("".join(texts), talk.finish))
+        return web.json_response(writer.whole(answers, sum(talk.n_tokens for talk in talks)))
 
     async def _stream(
-        self, request: web.Request, body: Body, talk: _Talk, writer: Writer
+        self, request: web.Request, body: Body, talks: Sequence[_Talk], writer: Writer
     ) -> web.StreamResponse:
         usage = body.usage_in_stream
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
@@ -337,12 +396,14 @@ class Endpoint:
         with contextlib.suppress(ConnectionError):  # the user has disconnected
             await response.prepare(request)
             try:
-                while talk.finish is None:
-                    text = await talk.next()
-                    n_tokens = talk.n_tokens if usage.continuous_usage_stats else None
-                    await response.write(writer.chunk(text, talk.finish, n_tokens))
+                async with contextlib.aclosing(_texts(talks)) as texts:
+                    async for index, text in texts:
+                        n_tokens = (
+                            sum(talk.n_tokens for talk in talks) if usage.continuous_usage_stats else None
+                        )
+                        await response.write(writer.chunk(index, text, talks[index].finish, n_tokens))
                 if usage.include_usage:
-                    await response.write(writer.last(talk.n_tokens))
+                    await response.write(writer.last(sum(talk.n_tokens for talk in talks)))
             except ApiError as error:
                 await response.write(event(error.body()))
             await response.write(DONE)
@@ -350,11 +411,32 @@ class Endpoint:
         return response
 
 
+async def _texts(talks: Sequence[_Talk]) -> AsyncGenerator[tuple[int, str], None]:
+    """Yield (number of the talk, its next text) as they come, until all have ended."""
+    if len(talks) == 1:  # by far the most: without a task per token
+        while talks[0].finish is None:
+            yield 0, await talks[0].next()
+        return
+    waiting = {asyncio.ensure_future(talk.next()): index for index, talk in enumerate(talks)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=waiting.__getitem__):
+                index = waiting.pop(task)
+                text = task.result()
+                if talks[index].finish is None:
+                    waiting[asyncio.ensure_future(talks[index].next())] = index
+                yield index, text
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
 class _Talk:
     """One response, as it is generated: ``next`` returns text until ``finish`` has the reason of its end."""
 
     def __init__(self, stream: Stream, body: Body, detokenizer: Detokenizer, n_asked: int) -> None:
-        self._stream = stream
+        self.stream = stream
         self._detokenizer = detokenizer
         self._stops = StopSequences(body.stops)
         self._n_asked = n_asked
@@ -367,7 +449,7 @@ class _Talk:
 
         Afterwards the response begins, and its HTTP status cannot change any more.
         """
-        while not isinstance(event := await self._stream.get(), Opened):
+        while not isinstance(event := await self.stream.get(), Opened):
             if isinstance(event, Ended):
                 raise ApiError(503, event.why or "the testbed ends")
             if isinstance(event, Refused) and rejects:
@@ -376,7 +458,7 @@ class _Talk:
 
     async def next(self) -> str:
         """Return the text of the next token, or after the last the held-back text. Raises ``ApiError``."""
-        event = await self._stream.get()
+        event = await self.stream.get()
         if isinstance(event, Generated):
             self.n_tokens += 1
             text = self._detokenizer.add(event.token_id)
@@ -404,6 +486,16 @@ def _id(given: str) -> str:
     return (given[:_MAX_ID] if given.isascii() and given.isprintable() else "") or uuid.uuid4().hex
 
 
+def _preflight(request: web.Request) -> dict[str, str]:
+    """Return what a browser asks for before a page's request: the methods and headers that it may have."""
+    asked = request.headers.get("Access-Control-Request-Headers", "")
+    return {
+        "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+        "Access-Control-Allow-Headers": asked if asked.isascii() and asked.isprintable() and asked else "*",
+        "Access-Control-Max-Age": "600",
+    }
+
+
 def _allowed(error: web.HTTPException) -> dict[str, str]:
     """Return the header Allow, which a response 405 must have."""
     return {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
@@ -411,6 +503,9 @@ def _allowed(error: web.HTTPException) -> dict[str, str]:
 
 async def _read(request: web.Request, kind: type[B]) -> B:
     """Read and check a request's body. Raises ``ApiError``."""
+    encoding = request.headers.get("Content-Encoding", "identity").lower()
+    if encoding not in _ENCODINGS:
+        raise ApiError(415, f"the body's Content-Encoding must be {', '.join(_ENCODINGS)}, or left out")
     if request.content_type != "application/json":
         raise ApiError(415, "the body must be JSON, with Content-Type: application/json")
     try:

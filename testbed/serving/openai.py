@@ -15,6 +15,8 @@ from nodes.blocks.spec import Sampling
 
 Finish = Literal["stop", "length"]
 B = TypeVar("B", bound="Body")
+_MOST_PROMPTS = 64
+"""In one request: each is a session of its own."""
 ANY_TOKEN = 2**31
 """More than the size of any vocabulary."""
 
@@ -54,7 +56,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class Body(msgspec.Struct, kw_only=True):
-    """Fields of both kinds of completions. Fields that are not listed here are ignored."""
+    """Fields of both kinds of completions. Others are ignored, but for those that would change the answer (``_PLAIN``)."""
 
     model: str
     stream: bool = False
@@ -67,16 +69,6 @@ class Body(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
-    # Rejected unless they have a value that changes nothing (_PLAIN).
-    n: int | None = None
-    logprobs: bool | int | None = None
-    top_logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    min_p: float | None = None
-    logit_bias: dict[str, float] | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -103,12 +95,7 @@ class Body(msgspec.Struct, kw_only=True):
         return Sampling(temperature, top_k, 1.0 if self.top_p is None else self.top_p, seed)
 
     def check(self) -> None:
-        """Raise ``ApiError`` for settings that are invalid or not supported."""
-        for name, plain in _PLAIN.items():
-            value = getattr(self, name, None)
-            counts_from_0 = name == "logprobs" and type(value) is int  # 0 asks for the chosen token's, too
-            if value not in (None, *plain) or counts_from_0:
-                raise ApiError(400, f"{name} is not supported here; leave it out", name)
+        """Raise ``ApiError`` for settings that are invalid."""
         sampling = self.sampling()
         if sampling is not None and (wrong := sampling.wrong()):
             raise ApiError(400, f"{wrong[0]} {wrong[1]}", wrong[0])
@@ -139,27 +126,52 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "functions": ([],),
     "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "truncate_prompt_tokens": (),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
 }
-"""Settings that are not supported, and the values that change nothing."""
+"""Settings that are not supported, and the values that change nothing. ``null`` is the same as leaving them out."""
 
 
 class CompletionBody(Body, kw_only=True):
-    """The body of ``/v1/completions``. ``prompt``: a text, token ids, or a list of exactly one of these."""
+    """The body of ``/v1/completions``. ``prompt``: a text, token ids, or a list of several of these."""
 
     prompt: str | list[Any]
-    best_of: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
 
-    def asked(self) -> str | list[int]:
-        """Return the prompt, a text or token ids. Raises ``ApiError`` if it is neither, or empty."""
+    def asked(self) -> list[str | list[int]]:
+        """Return the prompts, texts or token ids. Raises ``ApiError`` if one is neither, or empty, or they are too many."""
         prompt: Any = self.prompt
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-            prompt = prompt[0]
-        is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
-        if not (isinstance(prompt, str) or is_ids) or not prompt:
-            raise ApiError(400, "prompt must be one text or one list of token ids, and not empty", "prompt")
-        return prompt  # type: ignore[no-any-return]  # as just checked
+        has_several = isinstance(prompt, list) and any(isinstance(one, str | list) for one in prompt)
+        prompts = prompt if has_several else [prompt]
+        for one in prompts:
+            is_ids = isinstance(one, list) and all(type(token) is int for token in one)
+            if not (isinstance(one, str) or is_ids) or not one:
+                raise ApiError(
+                    400,
+                    "prompt must be a text, a list of token ids, or a list of these, none of them empty",
+                    "prompt",
+                )
+        if len(prompts) > _MOST_PROMPTS:
+            raise ApiError(400, f"prompt must have at most {_MOST_PROMPTS} texts", "prompt")
+        return prompts
 
 
 class Part(msgspec.Struct):
@@ -181,9 +193,6 @@ class ChatBody(Body, kw_only=True):
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
 
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -205,7 +214,8 @@ class ChatBody(Body, kw_only=True):
 def read_body(data: bytes, kind: type[B]) -> B:
     """Decode and check a request's body. Raises ``ApiError``."""
     try:
-        body = msgspec.json.decode(data, type=kind)
+        raw = _without_null(msgspec.json.decode(data))
+        body = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$.")
         param = path.rstrip("`") or None
@@ -216,14 +226,30 @@ def read_body(data: bytes, kind: type[B]) -> B:
         raise ApiError(400, "the body is not JSON: a text in it is not UTF-8") from error
     except RecursionError as error:
         raise ApiError(400, "the body is nested too deeply") from error
+    for name, plain in _PLAIN.items():
+        counts_from_0 = (
+            name == "logprobs" and type(raw.get(name)) is int
+        )  # 0 asks for the chosen token's, too
+        if name in raw and (raw[name] not in plain or counts_from_0):
+            raise ApiError(400, f"{name} is not supported here; leave it out", name)
     body.check()
     return body
+
+
+def _without_null(value: Any) -> Any:
+    """Returns decoded JSON without the fields that are ``null``: in OpenAI's API that is the same as none."""
+    if isinstance(value, dict):
+        return {key: _without_null(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list) and value and isinstance(value[0], dict):  # not the numbers of a long prompt
+        return [_without_null(inner) for inner in value]
+    return value
 
 
 class Writer:
     """Writes the response to one request, whole or as chunks of a stream.
 
-    ``key`` is the request's id, ``created`` is in seconds since 1970, ``n_prompt`` is the prompt's tokens.
+    ``key`` is the request's id, ``created`` is in seconds since 1970, ``n_prompt`` is the tokens of all its prompts. Each
+    prompt has a choice, numbered from 0.
     """
 
     def __init__(self, *, is_chat: bool, key: str, model: str, created: int, n_prompt: int) -> None:
@@ -234,7 +260,7 @@ class Writer:
         rest = {"created": created, "model": model}
         self._whole = {"id": f"{prefix}-{key}", "object": kinds[0], **rest}
         self._chunk = {"id": f"{prefix}-{key}", "object": kinds[1], **rest}
-        self._has_begun = False
+        self._begun: set[int] = set()
 
     def usage(self, n_tokens: int) -> dict[str, int]:
         """Return the numbers of tokens of a response with ``n_tokens`` output tokens."""
@@ -244,23 +270,24 @@ class Writer:
             "total_tokens": self._n_prompt + n_tokens,
         }
 
-    def whole(self, text: str, finish: Finish, n_tokens: int) -> dict[str, Any]:
-        """Return the response to a request that does not stream."""
-        content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
-        return {**self._whole, "choices": [choice], "usage": self.usage(n_tokens)}
+    def whole(self, answers: Sequence[tuple[str, Finish]], n_tokens: int) -> dict[str, Any]:
+        """Return the response to a request that does not stream: the text of every choice and why it ends."""
+        choices = []
+        for index, (text, finish) in enumerate(answers):
+            content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+            choices.append({"index": index, **content, "logprobs": None, "finish_reason": finish})
+        return {**self._whole, "choices": choices, "usage": self.usage(n_tokens)}
 
-    def chunk(self, text: str, finish: Finish | None, n_tokens: int | None) -> bytes:
-        """Return one event of a stream; with ``n_tokens``, it has the usage so far."""
+    def chunk(self, index: int, text: str, finish: Finish | None, n_tokens: int | None) -> bytes:
+        """Return one event of a stream, for choice ``index``; with ``n_tokens``, it has the usage so far."""
         content: dict[str, Any]
         if self._is_chat:
-            content = {
-                "delta": {"content": text} if self._has_begun else {"role": "assistant", "content": text}
-            }
+            has_begun = index in self._begun
+            content = {"delta": {"content": text} if has_begun else {"role": "assistant", "content": text}}
         else:
             content = {"text": text}
-        self._has_begun = True
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
+        self._begun.add(index)
+        choice = {"index": index, **content, "logprobs": None, "finish_reason": finish}
         return event(self._with_usage([choice], n_tokens))
 
     def last(self, n_tokens: int) -> bytes:

@@ -29,15 +29,16 @@ class Codec(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
-    def chat(self, messages: Sequence[tuple[str, str]]) -> str:
-        """Return the prompt of a chat's (role, text) pairs."""
+    def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """Return the token ids of the prompt for a chat's (role, text) pairs. Raises ``ValueError`` if it has none."""
         ...
 
 
 class StubCodec:
-    """The stub's tokenizer, from a folder; needs no torch. Each of ``words`` is one token, in any order.
+    """The stub's tokenizer, from a folder; needs no torch. Each of ``words`` is one token.
 
-    Raises ``UserError`` if the folder has no readable ``tokenizer.json``, or no such words.
+    It is one in any order, if the tokenizer has such words or other such texts (``counts_again``). Else words are the texts
+    of tokens. Raises ``UserError`` if the folder has no readable ``tokenizer.json``, or no token with a text.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +51,7 @@ class StubCodec:
             raise UserError(
                 f"{path} is not a tokenizer ({error}); give another folder with --tokenizer"
             ) from error
-        self.words = self._words()
+        self.words, self.counts_again = self._words()
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)
@@ -58,37 +59,47 @@ class StubCodec:
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens)))
 
-    def chat(self, messages: Sequence[tuple[str, str]]) -> str:
-        return plain_chat(messages)
+    def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        return self.encode(plain_chat(messages))
 
-    def _words(self) -> list[str]:
-        """Return words, each after a space, that are one token each in any text made of them.
+    def _words(self) -> tuple[list[str], bool]:
+        """Return the texts of the stub, and whether each is one token in any text made of them.
 
-        Raises ``UserError`` if random texts of them have another number of tokens.
+        They are words after a space, or single letters, or any tokens that a text can have.
         """
-        found: list[str] = []
-        size = self._tokenizer.get_vocab_size()
-        for token in range(size):
-            text = str(self._tokenizer.decode([0, token])[len(self._tokenizer.decode([0])) :])
+        words: list[str] = []
+        others: list[str] = []
+        begin = len(self._tokenizer.decode([0]))
+        for token in range(self._tokenizer.get_vocab_size()):
+            text = str(self._tokenizer.decode([0, token])[begin:])
+            if not text or UNFINISHED in text:
+                continue
+            others.append(text)
             if (
-                len(text) > 3
-                and text[0] == " "
+                text[0] == " "
+                and len(text) > 3
                 and text[1:].isascii()
                 and text[1:].isalpha()
                 and self._count(text) == 1
             ):
-                found.append(text)
-            if len(found) == _WORD_LIMIT:
+                words.append(text)
+            if len(words) == _WORD_LIMIT:
                 break
+        if not others:
+            raise UserError("this tokenizer has no token with a text; give another folder with --tokenizer")
+        single = [text for text in others if len(text) == 1 and text.isprintable() and self._count(text) == 1]
+        for found in (words, single):
+            if found and self._counts_again(found):
+                return found, True
+        return others[:_WORD_LIMIT], False
+
+    def _counts_again(self, words: Sequence[str]) -> bool:
+        """Return whether random texts of ``words`` have as many tokens as words."""
         chance = random.Random("words")
-        for n_words in (2, _TRIED, _TRIED):
-            tried = chance.choices(found, k=n_words) if found else []
-            if self._count("".join(tried)) != n_words:
-                raise UserError(
-                    "this tokenizer has no words that are one token each; give another folder with "
-                    "--tokenizer"
-                )
-        return found
+        return all(
+            self._count("".join(chance.choices(words, k=n_words))) == n_words
+            for n_words in (2, _TRIED, _TRIED)
+        )
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -117,8 +128,14 @@ class BlocksCodec:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._text.decode(list(tokens))
 
-    def chat(self, messages: Sequence[tuple[str, str]]) -> str:
-        return self._text.chat(messages) or plain_chat(messages)
+    def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        from nodes.compute import ComputeError
+
+        try:
+            found = self._text.chat(messages)
+        except ComputeError as error:
+            raise ValueError(str(error)) from error
+        return self.encode(plain_chat(messages)) if found is None else found
 
 
 class Detokenizer(Protocol):

@@ -390,10 +390,13 @@ class _Plain:
 
     def __init__(self, codec: StubCodec) -> None:
         self._codec = codec
-        self.decode, self.chat = codec.decode, codec.chat
+        self.decode = codec.decode
 
     def encode(self, text: str) -> list[int]:
         return [token % _VOCABULARY for token in self._codec.encode(text)]
+
+    def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        return [token % _VOCABULARY for token in self._codec.chat(messages)]
 
 
 class _Kept(logging.Handler):

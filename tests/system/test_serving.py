@@ -31,6 +31,7 @@ QUICK = ("--network", "loopback", "--time-scale", "50", "--no-report")
 SLOW = ("--network", "loopback", "--time-scale", "5", "--no-report", "--no-twin")
 """A token takes 90 ms."""
 MODEL = "bloom-176b"
+PAGE = "http://localhost:3000"
 HELLO = {"model": MODEL, "prompt": "Hello there", "max_tokens": 5}
 
 
@@ -44,7 +45,7 @@ def run(tmp_path: Path) -> Testbed:
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("serving") / "run"
     two = ("--set", 'clients=[{site="Cluster0"}, {site="Cluster1", name="far"}]')
-    with serving(folder, "clustered", *QUICK, "--no-twin", *two) as testbed:
+    with serving(folder, "clustered", *QUICK, "--no-twin", *two, "--cors", PAGE) as testbed:
         yield testbed
 
 
@@ -183,6 +184,65 @@ def test_what_is_wrong_is_said_in_openais_form(
     assert "X-Request-Id" in answer.headers
 
 
+def test_a_page_of_an_allowed_origin_may_ask_from_a_browser(quick: Serving) -> None:
+    def preflight(origin: str) -> tuple[int, dict[str, str | None]]:
+        connection = http.client.HTTPConnection(*quick.address, timeout=60)
+        asks = {
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,x-a",
+        }
+        connection.request("OPTIONS", "/v1/chat/completions", headers={"Origin": origin, **asks})
+        response = connection.getresponse()
+        response.read()
+        connection.close()
+        names = ("Allow-Origin", "Allow-Headers", "Allow-Methods")
+        return response.status, {name: response.headers[f"Access-Control-{name}"] for name in names}
+
+    status, allowed = preflight(PAGE)
+    assert (status, allowed["Allow-Origin"], allowed["Allow-Headers"]) == (204, PAGE, "authorization,x-a")
+    assert "POST" in str(allowed["Allow-Methods"])
+    assert preflight("http://elsewhere.example")[0] == 405
+    answer = quick.ask("/v1/completions", HELLO, Origin=PAGE)
+    assert answer.headers["Access-Control-Allow-Origin"] == PAGE
+    assert INDEX_HEADER in answer.headers
+    streamed = quick.ask("/v1/completions", {**HELLO, "stream": True}, Origin=PAGE)
+    assert streamed.headers["Access-Control-Allow-Origin"] == PAGE
+    wrong = quick.ask("/v1/completions", {**HELLO, "n": 2}, Origin=PAGE)
+    assert (wrong.status, wrong.headers["Access-Control-Allow-Origin"]) == (400, PAGE)
+    assert (
+        "Access-Control-Allow-Origin"
+        not in quick.ask("/v1/completions", HELLO, Origin="http://x.example").headers
+    )
+
+
+def test_a_model_is_described_by_its_name(quick: Serving) -> None:
+    listed = quick.ask("/v1/models").json["data"]
+    assert quick.ask(f"/v1/models/{MODEL}").json == listed[0]
+    assert quick.ask(f"/v1/models/{MODEL}@far").json == listed[2]
+    unknown = quick.ask("/v1/models/other")
+    assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
+
+
+def test_several_prompts_have_a_choice_each(quick: Serving) -> None:
+    several = {**HELLO, "prompt": ["Hello there", [1, 2, 3]]}
+    whole = quick.ask("/v1/completions", several)
+    assert [choice["index"] for choice in whole.json["choices"]] == [0, 1]
+    assert {choice["finish_reason"] for choice in whole.json["choices"]} == {"length"}
+    assert whole.json["usage"]["completion_tokens"] == 10
+    assert len(whole.headers[INDEX_HEADER].split(",")) == 2
+    events = quick.ask("/v1/completions", {**several, "stream": True}).events
+    assert events.pop() is None
+    chunks = [event["choices"][0] for event in events]
+    assert sorted(chunk["index"] for chunk in chunks) == [0] * 5 + [1] * 5
+    assert [chunk["finish_reason"] for chunk in chunks].count("length") == 2
+
+
+def test_a_body_that_is_packed_in_an_unknown_way_is_refused(quick: Serving) -> None:
+    answer = quick.ask("/v1/completions", HELLO, Content_Encoding="x-other")
+    assert answer.status == 415
+    assert "Content-Encoding must be identity, gzip, deflate" in answer.json["error"]["message"]
+
+
 def test_a_body_that_is_not_said_to_be_json_is_refused(quick: Serving) -> None:
     answer = quick.ask("/v1/completions", HELLO, Content_Type="text/plain")
     assert answer.status == 415
@@ -297,7 +357,13 @@ def test_what_no_cache_can_hold_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_a_key_is_asked_for_where_one_is_set(tmp_path: Path) -> None:
-    with serving(tmp_path / "run", "clustered", *SLOW, "--api-key", "s3cret") as testbed:
+    named = ("--served-model-name", "my-model", "--cors", "*")
+    with serving(tmp_path / "run", "clustered", *SLOW, "--api-key", "s3cret", *named) as testbed:
+        assert (
+            testbed.ask("/v1/models", Origin="http://a.example").headers["Access-Control-Allow-Origin"] == "*"
+        )
+        [row] = testbed.ask("/v1/models", Authorization="bearer s3cret").json["data"]
+        assert row["id"] == "my-model"
         assert testbed.ask("/v1/models").status == 401
         assert testbed.ask("/metrics", Authorization="Bearer other").status == 401
         assert testbed.ask("/v1/models", Authorization="Bearer s3cret").status == 200

@@ -27,13 +27,22 @@ def refusal(**fields: Any) -> ApiError:
 
 @pytest.mark.parametrize(
     ("prompt", "asked"),
-    [("hi", "hi"), ([1, 2], [1, 2]), (["hi"], "hi"), ([[3, 4]], [3, 4])],
+    [
+        ("hi", ["hi"]),
+        ([1, 2], [[1, 2]]),
+        (["hi"], ["hi"]),
+        ([[3, 4]], [[3, 4]]),
+        (["a", "b"], ["a", "b"]),
+        ([[1], "b"], [[1], "b"]),
+    ],
 )
-def test_a_prompt_is_one_text_or_one_list_of_tokens(prompt: Any, asked: Any) -> None:
+def test_a_prompt_is_a_text_or_a_list_of_tokens_or_several_of_these(prompt: Any, asked: Any) -> None:
     assert completion(prompt=prompt).asked() == asked
 
 
-@pytest.mark.parametrize("prompt", ["", [], ["a", "b"], [[1], [2]], [1, "a"], [True], [[]], [""], [1.5]])
+@pytest.mark.parametrize(
+    "prompt", ["", [], ["a", 1], [1, "a"], [True], [[]], [""], [1.5], ["a"] * 65, {"a": 1}]
+)
 def test_a_prompt_of_an_unsupported_type_is_refused(prompt: Any) -> None:
     error = refusal(prompt=prompt)
     assert (error.status, error.param) == (400, "prompt")
@@ -60,6 +69,9 @@ def test_a_prompt_of_an_unsupported_type_is_refused(prompt: Any) -> None:
         ({"stop": ["a"] * 17}, "stop"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"model": 3}, "model"),
+        ({"stop_token_ids": [3]}, "stop_token_ids"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
     ],
 )
 def test_a_parameter_that_is_not_supported_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
@@ -72,7 +84,41 @@ def test_a_parameter_that_is_not_supported_is_refused_by_its_name(fields: dict[s
 
 def test_values_that_change_nothing_and_unknown_fields_are_taken() -> None:
     fields = {"n": 1, "logprobs": None, "echo": False, "presence_penalty": 0, "user": "me", "best_of": 1}
-    assert completion(**fields).asked() == "hello"
+    assert completion(**fields, stop_token_ids=[], use_beam_search=False).asked() == ["hello"]
+
+
+def test_null_is_the_same_as_leaving_a_field_out() -> None:
+    fields = (
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "min_tokens",
+        "ignore_eos",
+        "stop",
+        "temperature",
+        "top_p",
+        "n",
+    )
+    fields += (
+        "logprobs",
+        "echo",
+        "suffix",
+        "best_of",
+        "logit_bias",
+        "stop_token_ids",
+        "user",
+        "seed",
+        "top_k",
+    )
+    assert completion(**dict.fromkeys(fields)).asked() == ["hello"]
+    assert (
+        completion(stream=True, stream_options={"include_usage": None}).usage_in_stream.include_usage is False
+    )
+    chatted = chat(
+        tools=None, response_format=None, messages=[{"role": "user", "content": "a", "name": None}]
+    )
+    assert chatted.turns() == [("user", "a")]
+    assert refusal(prompt=None).status == 400
 
 
 @pytest.mark.parametrize(
@@ -113,6 +159,10 @@ def test_max_completion_tokens_is_the_newer_name() -> None:
     assert chat(max_tokens=5, max_completion_tokens=7).limit() == 7
 
 
+def test_no_tools_are_taken() -> None:
+    assert chat(tools=[], tool_choice="none").turns() == [("user", "hi")]
+
+
 @pytest.mark.parametrize("fields", [{"tools": [{}]}, {"response_format": {"type": "json_object"}}])
 def test_tools_and_forms_of_answers_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="is not supported here"):
@@ -134,7 +184,7 @@ def test_a_body_that_is_nested_deeply_is_refused() -> None:
 
 def test_a_chunk_of_a_chat_says_who_speaks_once_and_the_last_one_only_has_the_usage() -> None:
     writer = Writer(is_chat=True, key="k", model="m", created=5, n_prompt=3)
-    chunks = [writer.chunk("a", None, None), writer.chunk("b", "length", 2), writer.last(2)]
+    chunks = [writer.chunk(0, "a", None, None), writer.chunk(0, "b", "length", 2), writer.last(2)]
     first, second, last = (json.loads(chunk.removeprefix(b"data: ")) for chunk in chunks)
     assert first["id"] == "chatcmpl-k"
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": "a"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models
 
 from testbed.errors import UserError
 from testbed.serving.text import (
@@ -64,8 +64,8 @@ class Bytes:
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(tokens).decode(errors="replace")
 
-    def chat(self, messages: Sequence[tuple[str, str]]) -> str:
-        return plain_chat(messages)
+    def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        return self.encode(plain_chat(messages))
 
 
 @given(st.text(max_size=30))
@@ -108,7 +108,17 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         StubCodec(tmp_path)
 
 
-def test_a_tokenizer_without_words_of_one_token_is_refused(tmp_path: Path) -> None:
-    Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UserError, match="no words that are one token each"):
-        StubCodec(tmp_path)
+def test_a_small_tokenizer_gives_texts_of_letters_or_of_any_tokens(tmp_path: Path) -> None:
+    def codec(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> StubCodec:
+        tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+        tokenizer.decoder = decoders.Fuse()
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        return StubCodec(tmp_path)
+
+    letters = codec({"a": 0, "b": 1}, [])
+    assert (sorted(letters.words), letters.counts_again) == (["a", "b"], True)
+    assert len(letters.encode(letters.words[0] * 7)) == 7
+    merging = codec({"a": 0, "aa": 1}, [("a", "a")])  # a text of single letters has half as many tokens
+    assert (sorted(merging.words), merging.counts_again) == (["a", "aa"], False)
+    with pytest.raises(UserError, match="has no token with a text"):
+        codec({}, [])
