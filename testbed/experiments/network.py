@@ -21,6 +21,8 @@ from testbed.experiments.shared_links import SharedLinks
 from testbed.experiments.units import DURATION, RATE
 
 SitePair = tuple[str, str]
+_IMPLAUSIBLE_S = 2.0
+"""A geostationary satellite takes 0.3 s one way."""
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +117,12 @@ def site_links(table: ClustersTable | MatrixTable) -> dict[SitePair, Link]:
     """Return one link per ordered pair of sites. Raises ``KeyedError`` if two rows are for the same pair."""
     links = _from_rows(table) if isinstance(table, ClustersTable) else _from_matrix(table)
     longest_s = max(link.delay_s for link in links.values())
+    if longest_s > _IMPLAUSIBLE_S:
+        (a, b) = next(pair for pair, link in links.items() if link.delay_s == longest_s)
+        _log.warning(
+            "network: messages from %s to %s take %s one way, more than any path on Earth; check the unit of the RTTs",
+            *(a, b, DURATION.format(longest_s)),
+        )
     if table.jitter > longest_s:
         _log.warning("%s", cut_jitter("network.jitter", table.jitter, longest_s))
     return links
