@@ -53,6 +53,7 @@ def show_command(file: Path) -> tuple[dict[str, Any], str]:
         "file": str(file),
         "kind": trace.kind,
         "n_requests": len(at_s),
+        "duration_s": float(at_s[-1]),
         "span_s": float(at_s[-1]),
         "rate_rps": float(len(gaps_s) / at_s[-1]) if at_s[-1] > 0 else None,
         "gap_variation": float(gaps_s.std() / gaps_s.mean()) if at_s[-1] > 0 else None,

@@ -10,7 +10,15 @@ import pytest
 from tests.stress.fuzz import TARGETS, descriptors, play
 from tests.support.effort import EFFORT
 
-CASES = {"codec": 500, "server": 100, "control": 100, "packets": 170, "endpoint": 50, "serve": 5}
+CASES = {
+    "codec": 500,
+    "files": 2000,
+    "server": 100,
+    "control": 100,
+    "packets": 170,
+    "endpoint": 50,
+    "serve": 5,
+}
 CASES = {target: n * EFFORT for target, n in CASES.items()}
 SEED = 20_261_121
 

@@ -1,6 +1,6 @@
 """Hostile input by the hundred thousand: ``python -m benchmarks fuzz --cases 100000 --seed 0``.
 
-Cases go to six targets: the codecs (``hostile_codec``), a server (``hostile_server``), both ends of the
+Cases go to seven targets: the codecs (``hostile_codec``), readers of files (``hostile_files``), a server (``hostile_server``), both ends of the
 control plane (``hostile_control``), the forwarder (``hostile_packets``), and the endpoint of ``testbed
 serve``, in this process (``hostile_endpoint``) and as a command (``hostile_serve``). Hypothesis generates
 them in batches. For a batch that fails the target, the seed and the smallest failing case are printed; it can
@@ -28,13 +28,14 @@ from hypothesis import strategies as st
 from tests.stress.hostile_codec import CodecTarget
 from tests.stress.hostile_control import ControlTarget
 from tests.stress.hostile_endpoint import EndpointTarget
+from tests.stress.hostile_files import FilesTarget
 from tests.stress.hostile_packets import PacketTarget
 from tests.stress.hostile_serve import ServeTarget
 from tests.stress.hostile_server import ServerTarget
 
 BATCH = 250
 SHARES: dict[str, float] = {
-    **{"codec": 0.35, "server": 0.2, "control": 0.145, "packets": 0.2, "endpoint": 0.1},
+    **{"codec": 0.2, "files": 0.15, "server": 0.2, "control": 0.145, "packets": 0.2, "endpoint": 0.1},
     "serve": 0.005,
 }
 
@@ -59,6 +60,7 @@ class Target(Protocol):
 
 TARGETS: dict[str, Callable[[], Target]] = {
     "codec": CodecTarget,
+    "files": FilesTarget,
     "server": ServerTarget,
     "control": ControlTarget,
     "packets": PacketTarget,

@@ -267,7 +267,9 @@ def test_a_matrix_can_name_shared_links_and_bad_ones_are_refused(load: Load, com
 
 def test_round_trips_in_the_wrong_unit_are_warned_of(of_file: Of, caplog: pytest.LogCaptureFixture) -> None:
     of_file("rtt.csv", ",A,B\nA,1,88\nB,88,1\n", 'rtt_unit = "s"\nrate = "1 Gbit/s"')
-    assert "messages from A to B take 44 s one way, more than any path on Earth; check the unit" in caplog.text
+    assert (
+        "messages from A to B take 44 s one way, more than any path on Earth; check the unit" in caplog.text
+    )
     caplog.clear()
     of_file("rtt.csv", ",A,B\nA,1,88\nB,88,1\n")
     assert "any path on Earth" not in caplog.text
