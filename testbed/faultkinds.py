@@ -85,6 +85,8 @@ class FaultKind(ABC):
     """The server's state from then on; ``None``: as before."""
     can_end: ClassVar[bool] = False
     """It may have a duration (``for``), after which it is undone."""
+    undone_by: ClassVar[str] = ""
+    """The kind of fault that ends it after ``for``, where it has no end of its own."""
     has_factor: ClassVar[bool] = False
     """It needs a ``factor``, by which it multiplies the server's compute times."""
     only_by_hand: ClassVar[bool] = False
@@ -221,6 +223,7 @@ class Join(FaultKind):
     name = "join"
     what = "Starts a server that is absent"
     state = "joining"
+    undone_by = "leave"
 
     def why_not(self, machine: Machine) -> str | None:
         return "has been there already: restart it" if machine.has_been else None
@@ -239,6 +242,7 @@ class Leave(FaultKind):
     name = "leave"
     what = "Accepts no new sessions, lets its sessions finish, and ends"
     state = "draining"
+    undone_by = "restart"
 
     def why_not(self, machine: Machine) -> str | None:
         if not machine.is_up:

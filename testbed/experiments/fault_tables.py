@@ -64,8 +64,10 @@ class FaultTable(Table):
         if self.at is not None and self.after is not None:
             raise rule("has both at and after; keep one")
         kind = KINDS[self.kind]
-        if self.for_ is not None and not kind.can_end:
-            raise rule(_only_for(lambda each: each.can_end, kind), "for")
+        if self.for_ is not None and not (kind.can_end or kind.undone_by):
+            raise rule(_only_for(lambda each: each.can_end or bool(each.undone_by), kind), "for")
+        if self.for_ is not None and kind.undone_by and self.at is None:
+            raise rule(f'of kind = "{kind.name}" needs at, a time that is known beforehand', "for")
         if self.factor is not None and not kind.has_factor:
             raise rule(_only_for(lambda each: each.has_factor, kind), "factor")
         if self.factor is None and kind.has_factor:

@@ -18,7 +18,7 @@ from testbed.experiments.fault_tables import (
 )
 from testbed.experiments.limits import MAX_DURATION_S
 from testbed.experiments.problems import Key, KeyedError, unknown
-from testbed.faultkinds import Join, Restart
+from testbed.faultkinds import KINDS, Join, Restart
 
 MAX_FAULTS = 100_000
 
@@ -29,7 +29,7 @@ def resolve_faults(
     absent: frozenset[int],
     requests: Sequence[RequestPlan],
 ) -> tuple[Fault, ...]:
-    """Return one ``Fault`` per table and server, in the order of the file.
+    """Return one ``Fault`` per table and server, in the order of the file; two where another kind ends the first.
 
     Raises ``KeyedError`` for a name that is no server, a server that joins although it is present from the
     start, an absent server that has faults but never joins, a request that does not exist or has too few
@@ -57,7 +57,12 @@ def resolve_faults(
                     (*key, "server"),
                     f'"{name}" has present = false and never joins; add a fault of kind = "{Join.name}" for it',
                 )
-            faults.append(Fault(table.kind, numbers[name], table.at, after, table.for_, table.factor or 1.0))
+            end = KINDS[table.kind].undone_by if table.for_ is not None else ""
+            lasts_s = None if end else table.for_
+            faults.append(Fault(table.kind, numbers[name], table.at, after, lasts_s, table.factor or 1.0))
+            if end:
+                assert table.at is not None and table.for_ is not None, "the table has checked itself"
+                faults.append(Fault(end, numbers[name], table.at + table.for_))
     if len(faults) > MAX_FAULTS:
         raise KeyedError(
             ("fault",), f"has {len(faults):,} faults, but at most {MAX_FAULTS:,} are allowed; remove some"

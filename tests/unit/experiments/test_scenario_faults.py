@@ -34,6 +34,14 @@ def test_a_fault_of_several_servers_is_one_fault_each_at_the_same_instant(load: 
     assert e.faults.planned == (Fault("stop", 1, 1.0), Fault("stop", 0, 1.0))
 
 
+def test_a_server_that_leaves_for_a_time_is_started_again_and_one_that_joins_leaves(load: Load) -> None:
+    e = load(faults("kind='leave', server='a100-1', at='30 s', for='20 s'"))
+    assert e.faults.planned == (Fault("leave", 1, 30.0), Fault("restart", 1, 50.0))
+    more = '[[servers]]\nhardware = "mig-1g"\nsite = "A"\npresent = false\n[clients]'
+    e = load(faults("kind='join', server='mig-1g-0', at='30 s', for='20 s'"), replace=("[clients]", more))
+    assert e.faults.planned == (Fault("join", 2, 30.0), Fault("leave", 2, 50.0))
+
+
 def test_a_fault_can_wait_for_tokens_of_a_request(load: Load) -> None:
     e = load(faults("kind='slow', server='a100-0', after={request=3, tokens=20}, factor=2.5"))
     assert e.faults.planned == (Fault("slow", 0, after=After(3, 20), factor=2.5),)
@@ -220,8 +228,8 @@ WRONG: Sequence[tuple[str, str]] = (
     (faults("kind='kill', server=[], at='1 s'"), "fault.0.server: needs at least 1 entry"),
     (faults("kind='kill', server=['a100-0', 'a100-0'], at='1 s'"), 'fault.0.server: names "a100-0" twice'),
     (
-        faults("kind='leave', server='a100-0', at='1 s', for='2 s'"),
-        'fault.0.for: is only for kind = "kill", "stop" or "slow"; kind is "leave"',
+        faults("kind='leave', server='a100-0', after={request=0, tokens=2}, for='2 s'"),
+        'fault.0.for: of kind = "leave" needs at, a time that is known beforehand',
     ),
     (faults("kind='kill', server='a100-0', at='1 s', factor=2"), 'fault.0.factor: is only for kind = "slow"'),
     (faults("kind='slow', server='a100-0', at='1 s'"), "fault.0.factor: is missing"),
