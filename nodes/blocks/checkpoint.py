@@ -16,6 +16,7 @@ from nodes.compute import ComputeError
 
 _NOT_WEIGHTS = ("rotary_emb.inv_freq",)
 """Tensors of old checkpoints that the model's code computes."""
+_LEAST_VALUE_BYTES = 2
 
 
 class Checkpoint:
@@ -76,7 +77,12 @@ class Checkpoint:
             if stored != shape:
                 raise ComputeError(f"{name} in {path} is {_by(stored)}, but {_by(shape)} by config.json")
             # A copy: the tensor from safetensors may be mapped from the file, and vanish when that is closed.
-            tensor: torch.Tensor = file.get_tensor(name).to(device, dtype, copy=True)
+            as_stored: torch.Tensor = file.get_tensor(name)
+            if not as_stored.is_floating_point() or as_stored.itemsize < _LEAST_VALUE_BYTES:
+                raise ComputeError(
+                    f"{name} in {path} holds {str(as_stored.dtype).removeprefix('torch.')}: weights must have 16 or 32 bits"
+                )
+            tensor = as_stored.to(device, dtype, copy=True)
         except (SafetensorError, OSError) as error:
             raise ComputeError(f"{path} cannot be read: {error}") from error
         return tensor

@@ -99,6 +99,13 @@ def family_of(config: Mapping[str, Any]) -> tuple[Family, Any]:
         raise ComputeError(
             f"models of type {model_type!r} are not supported; supported types: {', '.join(FAMILIES)}"
         )
+    quantised = config.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise ComputeError(
+            f"checkpoints that are quantised already ({method}) are not supported: use one of 16 or 32 bits, whose weights "
+            "servers can quantise (compute.weights)"
+        )
     family = FAMILIES[model_type]
     try:
         parsed = family.config_class.from_dict(dict(config))

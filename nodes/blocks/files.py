@@ -12,7 +12,8 @@ from typing import Any
 from nodes.compute import ComputeError
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_SMALL_FILES = ("*.json", "tokenizer.model")
+_SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model")
+"""Configurations, tokenizers, and chat templates."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -205,6 +205,22 @@ def test_a_configuration_that_makes_no_model_is_refused_in_one_sentence(change: 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("settings", [{"quant_method": "fp8", "activation_scheme": "dynamic"}, "fp8"])
+def test_a_checkpoint_that_is_quantised_already_is_refused_by_its_method(settings: Any) -> None:
+    with pytest.raises(ComputeError, match=r"quantised already \(fp8\) are not supported"):
+        family_of(CONFIGS[LLAMA] | {"quantization_config": settings})
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+async def test_weights_of_8_bits_without_their_scales_are_refused(folder: Path, dtype: torch.dtype) -> None:
+    [(name, file), *_] = of_block(folder, 2).items()
+    rewrite(folder, file, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    assert (
+        f"{name} in {folder / file} holds {str(dtype)[6:]}: weights must have 16 or 32 bits"
+        in await refusal(folder)
+    )
+
+
 def test_positions_that_depend_on_what_other_sessions_did_are_refused() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0}
     with pytest.raises(ComputeError, match="'dynamic' are not supported; supported types: default"):
