@@ -270,6 +270,8 @@ def sweep(
             folder = temporary / "sweep" if out is None else Path(out)
             workers = executor_of(study, LOCAL, whole(jobs, "jobs"))
             with measured(study, folder, workers, _shown(progress, stopped)) as results:
+                if results.stopped:
+                    raise KeyboardInterrupt(results.stopped)
                 if out is not None:
                     write_study(folder, study, results)
                 labels = {name: chosen.label(name) for name in names}

@@ -62,7 +62,10 @@ def test_a_sweep_that_ends_midway_goes_on_to_the_same_bytes(
         assert ended.code == 130 and "runs are left: the same command goes on" in ended.stderr
     n_kept = len(list(Lines(out / RUNS).read()))
     assert 5 < n_kept < N_RUNS, "it was stopped midway"
-    assert not (out / RESULTS).exists()
+    assert (out / RESULTS).exists() == (number != signal.SIGKILL)
+    if number != signal.SIGKILL:
+        assert pq.read_table(out / RESULTS).num_rows == n_kept
+        assert f"{N_RUNS - n_kept} of {N_RUNS} runs are left" in (out / PAGE).read_text(encoding="utf-8")
     again = sweep(out, 1).wait(110)
     assert again.code == 0, again.stderr
     assert f"{N_RUNS} runs: {N_RUNS - n_kept} computed" in again.stdout and f"{n_kept} found" in again.stdout

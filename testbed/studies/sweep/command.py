@@ -72,7 +72,10 @@ def sweep_command(
     workers = executor_of(study, executor, jobs)
     with sigterm_as_ctrl_c(), measured(study, out, workers) as results:
         computed_s = time.monotonic() - began_at_s
-        files = write_study(out, study, results)
+        files = write_study(out, study, results) if results.rows or not results.stopped else []
+        if results.stopped:
+            so_far = f"; {out / PAGE} shows those that are done" if files else ""
+            raise KeyboardInterrupt(f"{results.stopped}{so_far}")
     rows, n_computed, own_s = results.rows, results.n_computed, results.own_s
     n_runs, statuses = len(rows), Counter(row.record.status for row in rows)
     engines = engines_of(row.record for row in rows)
@@ -135,7 +138,8 @@ class Measured(NamedTuple):
     """The results of a study: one row per run, and the seeds.
 
     ``n_computed``: how many of the runs this command did. ``own_s``: the sum of their durations in real
-    seconds. ``kept``: the rows per request, if the study keeps them.
+    seconds. ``kept``: the rows per request, if the study keeps them. ``stopped``: what is left, if the command was
+    stopped before all were done; then there are rows of those that are.
     """
 
     rows: list[Row]
@@ -143,6 +147,7 @@ class Measured(NamedTuple):
     n_computed: int
     own_s: float
     kept: Kept | None = None
+    stopped: str = ""
 
 
 @contextmanager
@@ -165,8 +170,8 @@ def measured(study: Study, out: Path, workers: Executor, shown: Shown = with_pro
         kept = Kept(opened.enter_context(Lines(out / STORED))) if study.keeps_requests else None
         with writing(out / PROVENANCE):
             write_json(out / PROVENANCE, provenance())
-        rows, n_computed, own_s = _complete(study, groups, lines, kept, workers, shown)
-        yield Measured(rows, seeds, n_computed, own_s, kept)
+        rows, n_computed, own_s, stopped = _complete(study, groups, lines, kept, workers, shown)
+        yield Measured(rows, seeds, n_computed, own_s, kept, stopped)
 
 
 def _ray(jobs: int | None) -> Executor:
@@ -257,16 +262,18 @@ def _complete(
     kept: Kept | None,
     executor: Executor,
     shown: Shown,
-) -> tuple[list[Row], int, float]:
+) -> tuple[list[Row], int, float, str]:
     """Do the runs that are not in ``lines`` and store them there; their rows per request in ``kept``.
 
-    Returns one row per task, how many were computed, and the sum of their durations in real seconds.
+    Returns one row per task that is done, how many were computed, the sum of their durations in real seconds, and
+    what is left if the command was stopped.
     """
     n_tasks, n_computed, own_s = sum(map(len, groups)), 0, 0.0
     known = read_records(lines)
     if kept is not None:  # a run that was done without keeping its requests is done again
         known = {key: record for key, record in known.items() if record.status != OK or key in kept}
     done: dict[Run, Record] = {}
+    stopped = ""
     runs = [[task.run for task in group] for group in groups]
     found = executor.results(Runner, study.setup(frozenset(known)), runs, lost_record)
     with closing(found), closing(shown(found, n_tasks)) as done_now:
@@ -284,15 +291,14 @@ def _complete(
                         lines.append(record)
                 done[run] = record
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"stopped; {n_tasks - len(done)} of {n_tasks} runs are left: the same command goes on"
-            ) from None
+            stopped = f"stopped; {n_tasks - len(done)} of {n_tasks} runs are left: the same command goes on"
     rows = []
     for group in groups:
         for point, run in group:
-            record = done[run]
-            rows.append(Row(point, run.policy or record.policy, run.seed, record))
-    return rows, n_computed, own_s
+            if run in done:
+                record = done[run]
+                rows.append(Row(point, run.policy or record.policy, run.seed, record))
+    return rows, n_computed, own_s, stopped
 
 
 def _reasons(rows: Sequence[Row]) -> list[tuple[str, int]]:
@@ -344,6 +350,8 @@ def _about(study: Study, results: Measured) -> list[str]:
         "the same seed gives every policy the same requests. Unresolved: the interval of the difference "
         "contains 0."
     )
+    if results.stopped:
+        setting += f". {results.stopped.capitalize()}, which completes this page"
     engines = [
         f"{line[0].upper()}{line[1:]}."
         for line in engines_text(engines_of(row.record for row in results.rows))
