@@ -6,10 +6,10 @@ It is separate from the policy, so that |R| can be estimated with it and ablatio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from policies.problem import BlockRange, Problem
+from policies.problem import BlockRange, Problem, RequestSpec, hop_times_s
 
 _DUMMY_EXTRA_S = 1e-3
 """The dummy server, which holds every block at first, is slower than the slowest real one by this much."""
@@ -48,12 +48,27 @@ def block_counts(problem: Problem, design_concurrency: int, *, honour_cap: bool 
 
 
 def amortized_s(problem: Problem, counts: Sequence[int]) -> list[float]:
-    """Returns t~_j = tau_j + max_c t_cj / m_j: seconds per block and token if all of its blocks are used."""
-    worst_rtt_s = [max(column) for column in zip(*problem.token_rtt_s, strict=True)]
+    """Returns t~_j = tau_j + max_c t_cj / m_j: seconds per block and token if all of its blocks are used.
+
+    Where servers forward to each other, the slowest way to server j replaces max_c t_cj: from any client or any
+    server that holds blocks.
+    """
+    worst_rtt_s = [max(_ways_s(problem, j, counts)) for j in range(problem.n_servers)]
     return [
         server.decode_s + rtt_s / count if count else math.inf
         for server, rtt_s, count in zip(problem.servers, worst_rtt_s, counts, strict=True)
     ]
+
+
+def _ways_s(problem: Problem, server: int, counts: Sequence[int]) -> Iterator[float]:
+    """Yields the seconds per token of every way to a server: t_cj for each client c, with forwarding also from servers."""
+    for client in range(len(problem.clients)):
+        if not problem.forwarding:
+            yield problem.token_rtt_s[client][server]
+            continue
+        request = RequestSpec(client, problem.n_input_tokens, problem.n_output_tokens)
+        for previous in (None, *(i for i, count in enumerate(counts) if count and i != server)):
+            yield hop_times_s(problem, request, previous, server)[1]
 
 
 def serving_order(times_s: Sequence[float]) -> list[int]:

@@ -13,16 +13,12 @@ _TOLERANCE = 1e-9
 
 
 class Solution(NamedTuple):
-    """Values of the variables by number. ``bound`` is proven: no solution has a smaller objective.
-
-    ``timed_out``: the time limit ended the search, so another machine may find another solution.
-    """
+    """Values of the variables by number. ``bound`` is proven: no solution has a smaller objective."""
 
     values: tuple[float, ...]
     objective: float
     bound: float
     proven_optimal: bool
-    timed_out: bool = False
 
 
 class LinearModel:
@@ -61,17 +57,16 @@ class LinearModel:
         self,
         *,
         relaxed: bool = False,
-        time_limit_s: float = math.inf,
         gap_ratio: float = 0.0,
         max_nodes: int | None = None,
         start: Sequence[float] | None = None,
     ) -> Solution | None:
-        """Returns the optimum (``relaxed``: without integrality), or the best solution within the limits.
+        """Returns the optimum (``relaxed``: without integrality), or the best solution within ``max_nodes``.
 
         Returns ``None`` if there is no solution. A solution within ``gap_ratio`` of the bound counts as
-        optimal. ``max_nodes`` limits the number of branches, equally on every machine. ``start`` has the
-        values of a solution to begin with. Raises ``PolicyError`` if the time was too short to find a
-        solution, or if HiGHS fails.
+        optimal. ``max_nodes`` limits the number of branches. No clock ends the search, so that the result is
+        the same on every machine, however busy it is. ``start`` has the values of a solution to begin with.
+        Raises ``PolicyError`` if the branches were too few to find a solution, or if HiGHS fails.
         """
         import highspy
         import numpy as np
@@ -96,7 +91,8 @@ class LinearModel:
         options: dict[str, bool | int | float | str] = {
             "output_flag": False,
             "parallel": "off",
-            "time_limit": time_limit_s,
+            "threads": 1,
+            "random_seed": 0,
             "mip_rel_gap": gap_ratio,
             "mip_abs_gap": _TOLERANCE,
             "mip_feasibility_tolerance": _TOLERANCE,
@@ -117,15 +113,14 @@ class LinearModel:
         if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
             return None  # never unbounded: costs and variables are >= 0
         optimal = status == highspy.HighsModelStatus.kOptimal
-        timed_out = status == highspy.HighsModelStatus.kTimeLimit
-        if not (optimal or timed_out or status == highspy.HighsModelStatus.kSolutionLimit):
+        if not (optimal or status == highspy.HighsModelStatus.kSolutionLimit):
             raise PolicyError(f"HiGHS ended with {highs.modelStatusToString(status)!r}")
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             raise PolicyError(
-                f"HiGHS found no solution within {time_limit_s:g} s; allow more time or make the instance smaller"
+                f"HiGHS found no solution in {max_nodes} branches; allow more or make the instance smaller"
             )
         objective = info.objective_function_value
         # Costs are >= 0, but the bound of a search that was stopped early can be less, even -inf.
         bound = max(info.mip_dual_bound, 0.0) if mixed else objective if optimal else 0.0
         values = tuple(float(value) for value in highs.getSolution().col_value)
-        return Solution(values, objective * scale, bound * scale, optimal, timed_out)
+        return Solution(values, objective * scale, bound * scale, optimal)
