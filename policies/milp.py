@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 from policies.design import given_or_chosen
 from policies.feasibility import block_list, gigabytes
@@ -13,6 +13,8 @@ from policies.greedy import plan, whole
 from policies.interfaces import PlacementPolicy
 from policies.link_costs import chain_total_s, cheapest_chain, link_costs
 from policies.milp_model import BprrModel
+from policies.milp_paper import PaperModel
+from policies.milp_solver import LinearModel, Solution
 from policies.positions import PositionGraph
 from policies.problem import (
     BlockRange,
@@ -48,6 +50,19 @@ class BprrAnswer(NamedTuple):
         return 1 - self.lower_bound_s / self.objective_s if self.objective_s else 0.0
 
 
+class Program(Protocol):
+    """A program for placement and routes, whose arguments are those of ``BprrModel``."""
+
+    linear: LinearModel
+
+    def __init__(
+        self, problem: Problem, requests: Sequence[RequestSpec], *, decode_only: bool, min_blocks: int
+    ) -> None: ...
+    def ranges(self, solution: Solution) -> tuple[BlockRange, ...]: ...
+    def chains(self, solution: Solution) -> tuple[tuple[Hop, ...], ...]: ...
+    def values(self, ranges: Sequence[BlockRange], chains: Sequence[Sequence[Hop]]) -> list[float]: ...
+
+
 def solve_bprr(
     problem: Problem,
     requests: Sequence[RequestSpec],
@@ -56,18 +71,19 @@ def solve_bprr(
     min_blocks: int = 0,
     max_nodes: int = MAX_NODES,
     gap_ratio: float = 0.0,
+    program: type[Program] = BprrModel,
 ) -> BprrAnswer:
     """Places blocks and routes all ``requests`` together, so that the time of all their tokens is minimal.
 
     Every request counts with its own number of output tokens, and its cache with its own lengths (the paper's
     App. B.2). ``decode_only`` counts every token as a decode step. ``min_blocks`` = 1
     makes every server with room for a block hold one. A solution within ``gap_ratio`` of the bound
-    counts as optimal. ``policies.milp_model`` contains the program. The search begins with the best of
+    counts as optimal. ``program`` is that of ``policies.milp_model`` or ``policies.milp_paper``. The search begins with the best of
     CG-BP's placements and ends after ``max_nodes`` branches. Raises ``InfeasiblePlacement`` if there
     is no solution, and ``PolicyError`` if the instance is too large or the branches too few to find one.
     """
     _refuse_if_short(problem, requests)
-    model = BprrModel(problem, requests, decode_only=decode_only, min_blocks=min_blocks)
+    model = program(problem, requests, decode_only=decode_only, min_blocks=min_blocks)
     start = _greedy_start(problem, requests, decode_only, min_blocks)
     solution = model.linear.solve(
         max_nodes=max_nodes, gap_ratio=gap_ratio, start=None if start is None else model.values(*start)
@@ -117,10 +133,15 @@ def relaxation_s(
     requests: Sequence[RequestSpec],
     *,
     decode_only: bool = False,
+    min_blocks: int = 0,
+    program: type[Program] = BprrModel,
 ) -> float:
-    """Returns the LP relaxation's value in seconds: a lower bound. Raises as ``solve_bprr`` does."""
+    """Returns the LP relaxation's value in seconds: a lower bound, below 0 if the program is weak.
+
+    Raises as ``solve_bprr`` does.
+    """
     _refuse_if_short(problem, requests)
-    model = BprrModel(problem, requests, decode_only=decode_only, min_blocks=0)
+    model = program(problem, requests, decode_only=decode_only, min_blocks=min_blocks)
     solution = model.linear.solve(relaxed=True)
     if solution is None:
         raise _infeasible(problem, requests)
@@ -147,13 +168,29 @@ class MilpPlacement(PlacementPolicy):
         Raises ``InfeasiblePlacement``, and ``PolicyError`` for a problem that is too large.
         """
         requests = _design_requests(problem, design_concurrency)
-        answer = solve_bprr(problem, requests, max_nodes=self.max_nodes)
+        answer = self._solve(problem, requests)
         bounds = {
             **_per_token(answer, requests),
             "proven_optimal": float(answer.proven_optimal),
             "gap_ratio": answer.gap_ratio,
         }
         return _placement(self.name, problem, answer.ranges, len(requests), bounds)
+
+    def _solve(self, problem: Problem, requests: Sequence[RequestSpec]) -> BprrAnswer:
+        return solve_bprr(problem, requests, max_nodes=self.max_nodes)
+
+
+@dataclass
+class MilpPaperPlacement(MilpPlacement):
+    """The same optimum by the paper's own program (13a-13h), which proves less: a few servers and requests.
+
+    Every server with memory for a block holds one, as in the paper.
+    """
+
+    name: str = "milp-paper"
+
+    def _solve(self, problem: Problem, requests: Sequence[RequestSpec]) -> BprrAnswer:
+        return solve_bprr(problem, requests, min_blocks=1, max_nodes=self.max_nodes, program=PaperModel)
 
 
 @dataclass

@@ -34,7 +34,7 @@ from policies.milp_solver import LinearModel, Solution
 from policies.problem import BlockRange, Hop, PolicyError, Problem, RequestSpec
 from policies.waiting import ROUNDING_RATIO
 
-MAX_VARIABLES = 20_000
+MAX_VARIABLES = 25_000
 """Larger models are refused: HiGHS would need hours, if it found any solution."""
 
 

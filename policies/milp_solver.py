@@ -22,10 +22,14 @@ class Solution(NamedTuple):
 
 
 class LinearModel:
-    """Minimise a linear objective with costs >= 0 over variables >= 0 under linear rows."""
+    """Minimise a linear objective over variables >= 0 under linear rows.
+
+    A variable with a cost below 0 needs an upper limit, so that no objective is unbounded.
+    """
 
     def __init__(self) -> None:
         self._costs: list[float] = []
+        self._lowers: list[float] = []
         self._uppers: list[float] = []
         self._integer: list[bool] = []
         self._lower_sides: list[float] = []
@@ -34,9 +38,12 @@ class LinearModel:
         self._columns: list[int] = []
         self._coefficients: list[float] = []
 
-    def variable(self, cost: float, upper: float = math.inf, *, integer: bool = True) -> int:
-        """Adds a variable in ``[0, upper]``; returns its number."""
+    def variable(
+        self, cost: float, upper: float = math.inf, *, integer: bool = True, lower: float = 0.0
+    ) -> int:
+        """Adds a variable in ``[lower, upper]``; returns its number."""
         self._costs.append(cost)
+        self._lowers.append(lower)
         self._uppers.append(upper)
         self._integer.append(integer)
         return len(self._costs) - 1
@@ -71,11 +78,11 @@ class LinearModel:
         import highspy
         import numpy as np
 
-        scale = max(self._costs, default=0.0) or 1.0
+        scale = max(map(abs, self._costs), default=0.0) or 1.0
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = len(self._costs), len(self._lower_sides)
         lp.col_cost_ = np.array(self._costs) / scale
-        lp.col_lower_ = np.zeros(len(self._costs))
+        lp.col_lower_ = np.array(self._lowers)
         lp.col_upper_ = np.array(self._uppers)
         lp.row_lower_ = np.array(self._lower_sides)
         lp.row_upper_ = np.array(self._upper_sides)
@@ -111,7 +118,7 @@ class LinearModel:
         highs.run()
         status, info = highs.getModelStatus(), highs.getInfo()
         if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
-            return None  # never unbounded: costs and variables are >= 0
+            return None  # never unbounded: see the class
         optimal = status == highspy.HighsModelStatus.kOptimal
         if not (optimal or status == highspy.HighsModelStatus.kSolutionLimit):
             raise PolicyError(f"HiGHS ended with {highs.modelStatusToString(status)!r}")
@@ -120,7 +127,12 @@ class LinearModel:
                 f"HiGHS found no solution in {max_nodes} branches; allow more or make the instance smaller"
             )
         objective = info.objective_function_value
-        # Costs are >= 0, but the bound of a search that was stopped early can be less, even -inf.
-        bound = max(info.mip_dual_bound, 0.0) if mixed else objective if optimal else 0.0
+        # The bound of a search that was stopped early can be -inf; no objective is below ``least``.
+        least = sum(
+            c * (u if c < 0 else x)
+            for c, x, u in zip(self._costs, self._lowers, self._uppers, strict=True)
+            if c
+        )
+        bound = max(info.mip_dual_bound, least / scale) if mixed else objective if optimal else least / scale
         values = tuple(float(value) for value in highs.getSolution().col_value)
         return Solution(values, objective * scale, bound * scale, optimal)

@@ -1,6 +1,6 @@
 """Solves offline instances: all requests are known from the start, and only decode steps count.
 
-The policies are ``milp`` (the optimum), ``cg-bprr`` and ``lp-rounding``. Every result has lower bounds of the
+The policies are ``milp`` and ``milp-paper`` (the optimum by two programs), ``cg-bprr`` and ``lp-rounding``. Every result has lower bounds of the
 optimum, and Theorem 1's upper bound of CG-BPRR.
 """
 
@@ -16,7 +16,9 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from policies.milp import BprrAnswer, relaxation_s, round_bprr, solve_bprr
+from policies.milp import BprrAnswer, Program, relaxation_s, round_bprr, solve_bprr
+from policies.milp_model import BprrModel
+from policies.milp_paper import PaperModel
 from policies.offline import cg_bprr, knapsack_lower_bound_s, lower_bound_s
 from policies.problem import (
     BlockRange,
@@ -173,10 +175,18 @@ class _Decision(NamedTuple):
     search: BprrAnswer | None = None
 
 
-def _by_milp(instance: OfflineInstance) -> _Decision:
+def _search(instance: OfflineInstance, program: type[Program]) -> _Decision:
     # As in the instances' stated optimum, every server with enough memory holds at least one block.
-    answer = solve_bprr(instance.problem, instance.requests, decode_only=True, min_blocks=1)
+    answer = solve_bprr(instance.problem, instance.requests, decode_only=True, min_blocks=1, program=program)
     return _Decision(answer.ranges, answer.chains, answer.objective_s, answer)
+
+
+def _by_milp(instance: OfflineInstance) -> _Decision:
+    return _search(instance, BprrModel)
+
+
+def _by_milp_paper(instance: OfflineInstance) -> _Decision:
+    return _search(instance, PaperModel)
 
 
 def _by_lp_rounding(instance: OfflineInstance) -> _Decision:
@@ -191,6 +201,7 @@ def _by_cg_bprr(instance: OfflineInstance) -> _Decision:
 
 OFFLINE_POLICIES: dict[str, Callable[[OfflineInstance], _Decision]] = {
     "milp": _by_milp,
+    "milp-paper": _by_milp_paper,
     "cg-bprr": _by_cg_bprr,
     "lp-rounding": _by_lp_rounding,
 }
@@ -236,16 +247,17 @@ def _solve(instance: OfflineInstance, policy: str) -> dict[str, Any]:
             answer["proven_optimal"] = decision.search.proven_optimal
             answer["gap"] = decision.search.gap_ratio
     answer["decision_s"] = time.perf_counter() - began_s
-    answer["bounds"] = _bounds(instance, exact=policy != "cg-bprr")
+    program = {"milp-paper": PaperModel, "cg-bprr": None}.get(policy, BprrModel)
+    answer["bounds"] = _bounds(instance, program)
     return answer
 
 
-def _bounds(instance: OfflineInstance, *, exact: bool) -> dict[str, float | None]:
+def _bounds(instance: OfflineInstance, program: type[Program] | None) -> dict[str, float | None]:
     """Return bounds in ms, summed over the requests; ``None`` where no placement exists.
 
     ``theorem1_ms`` is an upper bound of CG-BPRR. Lower bounds of the optimum are ``lower_bound_ms`` (T^o: a
-    server used in part costs that part), ``lower_bound_knapsack_ms`` (whole hops) and, only with ``exact``,
-    ``lp_relaxation_ms``. ``ratio`` is Theorem 1's bound divided by T^o.
+    server used in part costs that part), ``lower_bound_knapsack_ms`` (whole hops) and ``lp_relaxation_ms``, that of
+    ``program`` (left out without one). ``ratio`` is Theorem 1's bound divided by T^o.
     """
     problem, requests = instance.problem, instance.requests
     fractional_ms = lower_bound_s(problem, requests, decode_only=True) * 1e3
@@ -257,9 +269,10 @@ def _bounds(instance: OfflineInstance, *, exact: bool) -> dict[str, float | None
         "lower_bound_knapsack_ms": knapsack_ms if math.isfinite(knapsack_ms) else None,
         "ratio": theorem1_ms / fractional_ms if theorem1_ms is not None and fractional_ms > 0 else None,
     }
-    if exact:
+    if program is not None:
+        chosen = program
         bounds["lp_relaxation_ms"] = _ms_if_feasible(
-            lambda: relaxation_s(problem, requests, decode_only=True)
+            lambda: relaxation_s(problem, requests, decode_only=True, min_blocks=1, program=chosen)
         )
     return bounds
 

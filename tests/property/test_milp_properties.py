@@ -9,9 +9,20 @@ from itertools import product
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from policies import BlockRange, Hop, InfeasiblePlacement, Placement, Problem, RequestSpec, Route, SystemState
+from policies import (
+    BlockRange,
+    Hop,
+    InfeasiblePlacement,
+    Placement,
+    PolicyError,
+    Problem,
+    RequestSpec,
+    Route,
+    SystemState,
+)
 from policies.checks import check_placement, check_route
 from policies.milp import BprrAnswer, relaxation_s, round_bprr, solve_bprr
+from policies.milp_paper import PaperModel
 from policies.offline import cg_bprr, knapsack_lower_bound_s, lower_bound_s
 from policies.optimal_rr import OptimalRr
 from policies.problem import hop_times_s, return_times_s, service_s
@@ -140,6 +151,46 @@ def test_the_exact_optimum_is_that_of_trying_everything(
     if min_blocks:
         for server, held in zip(problem.servers, answer.ranges, strict=True):
             assert held.n_blocks or server.memory_bytes < problem.model.block_bytes
+
+
+@settings(max_examples=n_drawn(15))
+@given(batches(3, 4, 3), st.booleans())
+def test_the_papers_program_has_the_same_optimum_and_a_weaker_relaxation(
+    given_batch: tuple[Problem, Batch], decode_only: bool
+) -> None:
+    problem, batch = given_batch
+    ours = optimum(problem, batch, decode_only, min_blocks=1)
+    try:
+        papers = solve_bprr(problem, batch, decode_only=decode_only, min_blocks=1, program=PaperModel)
+    except InfeasiblePlacement:
+        assert ours is None
+        return
+    assert ours is not None and papers.proven_optimal
+    check_answer(problem, batch, papers, decode_only)
+    assert math.isclose(papers.objective_s, ours.objective_s, rel_tol=REL)
+    weak_s = relaxation_s(problem, batch, decode_only=decode_only, min_blocks=1, program=PaperModel)
+    tight_s = relaxation_s(problem, batch, decode_only=decode_only, min_blocks=1)
+    assert weak_s <= tight_s + REL * ours.objective_s
+
+
+@settings(max_examples=n_drawn(15))
+@given(batches(4, 6, 4), st.booleans())
+def test_a_search_without_branches_is_no_worse_than_cg_bprr_and_says_how_far_the_optimum_may_be(
+    given_batch: tuple[Problem, Batch], decode_only: bool
+) -> None:
+    problem, batch = given_batch
+    try:
+        greedy_s = cg_bprr(problem, batch, decode_only=decode_only).objective_s
+    except PolicyError:
+        return
+    found = solve_bprr(problem, batch, decode_only=decode_only, max_nodes=0)
+    assert found == solve_bprr(problem, batch, decode_only=decode_only, max_nodes=0)
+    check_answer(problem, batch, found, decode_only)
+    assert found.objective_s <= greedy_s * (1 + REL)
+    best = optimum(problem, batch, decode_only)
+    assert best is not None
+    assert found.objective_s * (1 - found.gap_ratio) <= best.objective_s * (1 + REL)
+    assert found.proven_optimal == (found.gap_ratio == 0)
 
 
 @settings(max_examples=n_drawn(10))

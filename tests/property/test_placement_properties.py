@@ -19,7 +19,7 @@ from policies.wsrr import WsRr
 from tests.support.effort import n_drawn
 from tests.support.problems import every_chain, problems
 
-EXACT = {"milp", "lp-rounding", "helix"}
+EXACT = {"milp", "milp-paper", "lp-rounding", "helix"}
 """Placements that are quick on small instances only."""
 
 

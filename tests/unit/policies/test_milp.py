@@ -155,7 +155,7 @@ def test_what_the_program_cannot_say_is_refused_in_one_sentence(solve: object) -
         solve(make_problem([100.0]), [])
     large = make_problem([1e5] * 30, n_blocks=70)
     with pytest.raises(
-        PolicyError, match=r"70 blocks, 30 servers and 1 kind of request .* more than the 20000 .* use cg-bp"
+        PolicyError, match=r"70 blocks, 30 servers and 1 kind of request .* more than the 25000 .* use cg-bp"
     ):
         solve(large, [ONE])
 

@@ -73,9 +73,13 @@ def check_memory_and_chains(tiny: dict[str, Any], answer: dict[str, Any]) -> Non
     assert answer["objective_ms"] == pytest.approx(total_ms, rel=REL)
 
 
-@each_tiny
-def test_milp_finds_the_enumerated_optimum(tiny: dict[str, Any], tmp_path: Path) -> None:
-    answer = solved(tiny, "milp", tmp_path)
+@pytest.mark.parametrize(
+    ("policy", "tiny"),
+    [("milp", tiny) for tiny in TINY] + [("milp-paper", tiny) for tiny in TINY if len(tiny["clients"]) < 3],
+    ids=lambda value: value if isinstance(value, str) else value["id"],
+)
+def test_milp_finds_the_enumerated_optimum(policy: str, tiny: dict[str, Any], tmp_path: Path) -> None:
+    answer = solved(tiny, policy, tmp_path)
     if tiny["optimum_ms"] is None:
         assert not answer["feasible"]
         assert "no placement holds" in answer["error"]
@@ -284,9 +288,9 @@ def test_an_online_instance_is_told_from_an_offline_one() -> None:
 
 
 def test_an_unknown_policy_is_answered_with_the_nearest_valid_one() -> None:
-    with pytest.raises(UserError, match=r"did you mean 'cg-bprr'\? valid: milp, cg-bprr, lp-"):
+    with pytest.raises(UserError, match=r"did you mean 'cg-bprr'\? valid: milp, milp-paper, cg-bprr, lp-"):
         offline_command([], "cgbprr")
-    assert list(OFFLINE_POLICIES) == ["milp", "cg-bprr", "lp-rounding"]
+    assert list(OFFLINE_POLICIES) == ["milp", "milp-paper", "cg-bprr", "lp-rounding"]
 
 
 @pytest.mark.parametrize("policy", ["milp", "lp-rounding"])
