@@ -190,7 +190,9 @@ def _notes(row: dict[str, Any]) -> list[str]:
 
 def _searched(row: dict[str, Any]) -> str | None:
     """Return a note on how far a search for an optimal placement came; ``None`` without one."""
-    found = [bounds for run in row.get("runs", [row]) if "proven_optimal" in (bounds := run["bounds"])]
+    found = [
+        bounds for run in row.get("runs", [row]) if "proven_optimal" in (bounds := run.get("bounds", {}))
+    ]
     if not found:
         return None
     of = f" in {{}} of {len(found)} runs" if len(found) > 1 else ""
