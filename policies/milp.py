@@ -95,7 +95,10 @@ def solve_bprr(
     ranges = model.ranges(solution)
     overbooked = _overbooked(problem, requests, ranges, chains)
     assert not overbooked, f"the program's solution overbooks {overbooked}"
-    bound_s = objective_s if solution.proven_optimal and gap_ratio == 0 else min(solution.bound, objective_s)
+    if solution.proven_optimal and gap_ratio == 0:
+        bound_s = objective_s
+    else:  # the bound of a weak program can be below 0, which no time is
+        bound_s = min(max(solution.bound, 0.0), objective_s)
     return BprrAnswer(ranges, chains, objective_s, bound_s, solution.proven_optimal)
 
 

@@ -26,10 +26,12 @@ from itertools import pairwise, permutations
 from typing import NamedTuple
 
 from policies.link_costs import LinkCosts, link_costs
-from policies.milp_model import MAX_VARIABLES
 from policies.milp_solver import LinearModel, Solution
 from policies.problem import BlockRange, Hop, PolicyError, Problem, RequestSpec
 from policies.waiting import ROUNDING_RATIO
+
+MAX_VARIABLES = 1_000
+"""Larger models are refused: 500 branches would take minutes and prove next to nothing."""
 
 
 class _Link(NamedTuple):

@@ -293,6 +293,15 @@ def test_an_unknown_policy_is_answered_with_the_nearest_valid_one() -> None:
     assert list(OFFLINE_POLICIES) == ["milp", "milp-paper", "cg-bprr", "lp-rounding"]
 
 
+def test_too_many_requests_for_the_papers_program_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "many.json"
+    path.write_text(json.dumps(document_of(TINY[0]) | {"request_clients": [0] * 17}), encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"3 servers and 17 requests would have 1026 variables, more .* use milp"
+    ):
+        offline_command([path], "milp-paper")
+
+
 @pytest.mark.parametrize("policy", ["milp", "lp-rounding"])
 def test_a_too_large_instance_is_refused_with_its_file_and_size(policy: str, tmp_path: Path) -> None:
     document = document_of(TINY[0]) | {"L": 200, "M": [1e6] * 3}
