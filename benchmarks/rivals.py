@@ -66,7 +66,14 @@ this length.
 """
 LOADS = (0.5, 1.0, 2.0)
 LEFT_OUT = (
-    *("milp", "petals-optimized-order", "petals-optimized-number", "petals-optimized-rr", "cg-bprr"),
+    *(
+        "milp",
+        "milp-paper",
+        "petals-optimized-order",
+        "petals-optimized-number",
+        "petals-optimized-rr",
+        "cg-bprr",
+    ),
     "swarm-ws-rr",
 )
 """Pairs that are not compared by default: an exact optimum for small instances, and ablations."""

@@ -24,7 +24,7 @@ Placement
 - ``helix``: the placement with the largest flow; ``flow``: the tokens per second that a placement can process
 - ``feasibility``: error messages for placements that do not fit
 - ``milp``: the exact optimum of placement and routes, its relaxation and rounding; ``milp_model``: the
-  program; ``milp_solver``: HiGHS; ``offline``: CG-BPRR for given requests; ``link_costs``: time per token
+  program; ``milp_paper``: the paper's own; ``milp_solver``: HiGHS; ``offline``: CG-BPRR for given requests; ``link_costs``: time per token
 
 Routing
 - ``wsrr``: WS-RR; ``petals_routing``: PETALS' routing; ``petals_search``: its search for chains

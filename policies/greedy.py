@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.problem import BlockRange, Problem
+from policies.problem import BlockRange, Problem, RequestSpec, hop_times_s, return_times_s
 
 _DUMMY_EXTRA_S = 1e-3
 """The dummy server, which holds every block at first, is slower than the slowest real one by this much."""
@@ -48,12 +48,40 @@ def block_counts(problem: Problem, design_concurrency: int, *, honour_cap: bool 
 
 
 def amortized_s(problem: Problem, counts: Sequence[int]) -> list[float]:
-    """Returns t~_j = tau_j + max_c t_cj / m_j: seconds per block and token if all of its blocks are used."""
-    worst_rtt_s = [max(column) for column in zip(*problem.token_rtt_s, strict=True)]
-    return [
-        server.decode_s + rtt_s / count if count else math.inf
-        for server, rtt_s, count in zip(problem.servers, worst_rtt_s, counts, strict=True)
-    ]
+    """Returns t~_j = tau_j + max_c t_cj / m_j: seconds per block and token if all of its blocks are used.
+
+    Where servers forward to each other, t_cj is what a hop on server j costs on average (``_forwarded_s``).
+    """
+    clients = range(len(problem.clients))
+    times_s = []
+    for j, (server, count) in enumerate(zip(problem.servers, counts, strict=True)):
+        if not count:
+            times_s.append(math.inf)
+        elif problem.forwarding:
+            times_s.append(
+                server.decode_s + max(_forwarded_s(problem, c, j, counts) for c in clients) / count
+            )
+        else:
+            times_s.append(server.decode_s + max(problem.token_rtt_s[c][j] for c in clients) / count)
+    return times_s
+
+
+def _forwarded_s(problem: Problem, client: int, server: int, counts: Sequence[int]) -> float:
+    """Returns the mean seconds per token and hop on server j outside of its blocks, with forwarding.
+
+    On a chain of servers like j a share m_j / L of the hops is the first, and as many the last: these have the ways
+    from and to the client. The others have the mean way from a server, by blocks. With m_j = L that is t_cj.
+    """
+    request = RequestSpec(client, problem.n_input_tokens, problem.n_output_tokens)
+    there_s = hop_times_s(problem, request, None, server)[1]
+    back_s = return_times_s(problem, request, server)[1]
+    others = [(i, count) for i, count in enumerate(counts) if count and i != server]
+    if not others:
+        return there_s + back_s
+    across_s = sum(count * hop_times_s(problem, request, i, server)[1] for i, count in others)
+    across_s /= sum(count for _, count in others)
+    part = counts[server] / problem.model.n_blocks
+    return part * (there_s + back_s) + (1 - part) * across_s
 
 
 def serving_order(times_s: Sequence[float]) -> list[int]:

@@ -36,8 +36,7 @@ class Helix(PlacementPolicy):
 
     The search starts from the best of equal stages and PETALS' windows, and improves it by small changes,
     whose number depends on the number of servers. Then HiGHS searches up to ``max_nodes`` branches. Both
-    limits are counts, so the result is the same on every machine. Only if HiGHS needs more than
-    ``time_limit_s`` does the clock stop it, and then ``bounds["stopped_by_time"]`` is 1. ``bounds`` also has
+    limits are counts, so the result is the same on every machine. ``bounds`` has
     the flow reached (``flow_tps``), a flow that no placement exceeds (``flow_bound_tps``), the gap between
     them (``gap_ratio``, as a share of the bound), and whether the flow is the largest (``proven_optimal``).
     Flows are in tokens per second.
@@ -47,7 +46,6 @@ class Helix(PlacementPolicy):
     """
 
     max_nodes: int = 500
-    time_limit_s: float = 120.0
     name: str = "helix"
     sees_join_order: ClassVar[bool] = False
 
@@ -61,12 +59,9 @@ class Helix(PlacementPolicy):
         rates = Rates(problem)
         bound_tps = rates.most_tps(most, n_blocks)
         ranges, flow = self._by_heuristics(problem, rates, most, bound_tps)
-        stopped = False
         model = _Model(rates, most, n_blocks, bound_tps)
         if flow.total_tps < bound_tps * (1 - 1e-9) and model.linear.n_variables <= _MOST_VARIABLES:
-            solution = model.linear.solve(
-                time_limit_s=self.time_limit_s, max_nodes=self.max_nodes, start=model.values(ranges, flow)
-            )
+            solution = model.linear.solve(max_nodes=self.max_nodes, start=model.values(ranges, flow))
             assert solution is not None, "the program has the heuristics' solution"
             found = model.ranges(solution)
             found_flow = max_flow(rates, found, n_blocks)
@@ -75,7 +70,6 @@ class Helix(PlacementPolicy):
             # The program minimises the shortfall from the bound, so its own bound is a lower limit of the
             # shortfall.
             bound_tps = flow.total_tps if solution.proven_optimal else bound_tps * (1 - solution.bound)
-            stopped = solution.timed_out
         bound_tps = max(bound_tps, flow.total_tps)
         gap_ratio = 1 - flow.total_tps / bound_tps
         bounds = {
@@ -83,7 +77,6 @@ class Helix(PlacementPolicy):
             "flow_bound_tps": bound_tps,
             "gap_ratio": gap_ratio,
             "proven_optimal": float(gap_ratio <= 1e-9),
-            "stopped_by_time": float(stopped),
         }
         return placed(self.name, problem, ranges, design_concurrency, bounds)
 

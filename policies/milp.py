@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 from policies.design import given_or_chosen
 from policies.feasibility import block_list, gigabytes
-from policies.greedy import whole
+from policies.greedy import plan, whole
 from policies.interfaces import PlacementPolicy
-from policies.link_costs import cheapest_chain, link_costs
+from policies.link_costs import chain_total_s, cheapest_chain, link_costs
 from policies.milp_model import BprrModel
+from policies.milp_paper import PaperModel
+from policies.milp_solver import LinearModel, Solution
 from policies.positions import PositionGraph
 from policies.problem import (
     BlockRange,
@@ -24,11 +27,14 @@ from policies.problem import (
 )
 from policies.waiting import ROUNDING_RATIO, fits
 
+MAX_NODES = 500
+"""Branches of a search, if not stated otherwise."""
+
 
 class BprrAnswer(NamedTuple):
     """A placement and one chain per request, without waits.
 
-    ``objective_s`` is the time per token in seconds, summed over the requests. No placement and routes have
+    ``objective_s`` is the time of all output tokens of all requests, in seconds. No placement and routes have
     less than ``lower_bound_s``; with ``proven_optimal`` none have less than the objective.
     """
 
@@ -38,6 +44,24 @@ class BprrAnswer(NamedTuple):
     lower_bound_s: float
     proven_optimal: bool
 
+    @property
+    def gap_ratio(self) -> float:
+        """The share of the objective by which the optimum may be less than it; 0 if it is proven."""
+        return 1 - self.lower_bound_s / self.objective_s if self.objective_s else 0.0
+
+
+class Program(Protocol):
+    """A program for placement and routes, whose arguments are those of ``BprrModel``."""
+
+    linear: LinearModel
+
+    def __init__(
+        self, problem: Problem, requests: Sequence[RequestSpec], *, decode_only: bool, min_blocks: int
+    ) -> None: ...
+    def ranges(self, solution: Solution) -> tuple[BlockRange, ...]: ...
+    def chains(self, solution: Solution) -> tuple[tuple[Hop, ...], ...]: ...
+    def values(self, ranges: Sequence[BlockRange], chains: Sequence[Sequence[Hop]]) -> list[float]: ...
+
 
 def solve_bprr(
     problem: Problem,
@@ -45,19 +69,25 @@ def solve_bprr(
     *,
     decode_only: bool = False,
     min_blocks: int = 0,
-    time_limit_s: float = 60.0,
+    max_nodes: int = MAX_NODES,
     gap_ratio: float = 0.0,
+    program: type[Program] = BprrModel,
 ) -> BprrAnswer:
-    """Places blocks and routes all ``requests`` together, so that their total time per token is minimal.
+    """Places blocks and routes all ``requests`` together, so that the time of all their tokens is minimal.
 
-    ``decode_only`` counts only decode steps instead of the mean over all tokens. ``min_blocks`` = 1
+    Every request counts with its own number of output tokens, and its cache with its own lengths (the paper's
+    App. B.2). ``decode_only`` counts every token as a decode step. ``min_blocks`` = 1
     makes every server with room for a block hold one. A solution within ``gap_ratio`` of the bound
-    counts as optimal. ``policies.milp_model`` contains the program. Raises ``InfeasiblePlacement`` if there
-    is no solution, and ``PolicyError`` if the instance is too large or the time too short to find one.
+    counts as optimal. ``program`` is that of ``policies.milp_model`` or ``policies.milp_paper``. The search begins with the best of
+    CG-BP's placements and ends after ``max_nodes`` branches. Raises ``InfeasiblePlacement`` if there
+    is no solution, and ``PolicyError`` if the instance is too large or the branches too few to find one.
     """
     _refuse_if_short(problem, requests)
-    model = BprrModel(problem, requests, decode_only=decode_only, min_blocks=min_blocks)
-    solution = model.linear.solve(time_limit_s=time_limit_s, gap_ratio=gap_ratio)
+    model = program(problem, requests, decode_only=decode_only, min_blocks=min_blocks)
+    start = _greedy_start(problem, requests, decode_only, min_blocks)
+    solution = model.linear.solve(
+        max_nodes=max_nodes, gap_ratio=gap_ratio, start=None if start is None else model.values(*start)
+    )
     if solution is None:
         raise _infeasible(problem, requests)
     chains = model.chains(solution)
@@ -65,7 +95,10 @@ def solve_bprr(
     ranges = model.ranges(solution)
     overbooked = _overbooked(problem, requests, ranges, chains)
     assert not overbooked, f"the program's solution overbooks {overbooked}"
-    bound_s = objective_s if solution.proven_optimal and gap_ratio == 0 else min(solution.bound, objective_s)
+    if solution.proven_optimal and gap_ratio == 0:
+        bound_s = objective_s
+    else:  # the bound of a weak program can be below 0, which no time is
+        bound_s = min(max(solution.bound, 0.0), objective_s)
     return BprrAnswer(ranges, chains, objective_s, bound_s, solution.proven_optimal)
 
 
@@ -75,7 +108,6 @@ def round_bprr(
     *,
     decode_only: bool = False,
     min_blocks: int = 0,
-    time_limit_s: float = 60.0,
 ) -> BprrAnswer:
     """Solves the LP relaxation, rounds every a_j and m_j to the nearest whole number, and routes on the result.
 
@@ -86,7 +118,7 @@ def round_bprr(
     """
     _refuse_if_short(problem, requests)
     model = BprrModel(problem, requests, decode_only=decode_only, min_blocks=min_blocks)
-    solution = model.linear.solve(relaxed=True, time_limit_s=time_limit_s)
+    solution = model.linear.solve(relaxed=True)
     if solution is None:
         raise _infeasible(problem, requests)
     ranges = []
@@ -104,12 +136,16 @@ def relaxation_s(
     requests: Sequence[RequestSpec],
     *,
     decode_only: bool = False,
-    time_limit_s: float = 60.0,
+    min_blocks: int = 0,
+    program: type[Program] = BprrModel,
 ) -> float:
-    """Returns the LP relaxation's value in seconds: a lower bound. Raises as ``solve_bprr`` does."""
+    """Returns the LP relaxation's value in seconds: a lower bound, below 0 if the program is weak.
+
+    Raises as ``solve_bprr`` does.
+    """
     _refuse_if_short(problem, requests)
-    model = BprrModel(problem, requests, decode_only=decode_only, min_blocks=0)
-    solution = model.linear.solve(relaxed=True, time_limit_s=time_limit_s)
+    model = program(problem, requests, decode_only=decode_only, min_blocks=min_blocks)
+    solution = model.linear.solve(relaxed=True)
     if solution is None:
         raise _infeasible(problem, requests)
     return solution.bound
@@ -120,11 +156,12 @@ class MilpPlacement(PlacementPolicy):
     """The exact optimum (BPRR) for |R| requests at once, by HiGHS: small instances only.
 
     The requests have the design lengths and come from the clients in turn. Block caps do not apply. The
-    result is the best found within ``time_limit_s`` seconds. ``bounds["proven_optimal"]`` is 1 if it is the
-    optimum; only then is it the same on every machine.
+    result is the best found in ``max_nodes`` branches, and the same on every machine.
+    ``bounds["proven_optimal"]`` is 1 if it is the optimum; ``bounds["gap_ratio"]`` is the share by which the
+    optimum may be less.
     """
 
-    time_limit_s: float = 60.0
+    max_nodes: int = MAX_NODES
     name: str = "milp"
     sees_join_order: ClassVar[bool] = False
 
@@ -134,13 +171,29 @@ class MilpPlacement(PlacementPolicy):
         Raises ``InfeasiblePlacement``, and ``PolicyError`` for a problem that is too large.
         """
         requests = _design_requests(problem, design_concurrency)
-        answer = solve_bprr(problem, requests, time_limit_s=self.time_limit_s)
+        answer = self._solve(problem, requests)
         bounds = {
-            "objective_per_token_s": answer.objective_s / len(requests),
-            "lower_bound_per_token_s": answer.lower_bound_s / len(requests),
+            **_per_token(answer, requests),
             "proven_optimal": float(answer.proven_optimal),
+            "gap_ratio": answer.gap_ratio,
         }
         return _placement(self.name, problem, answer.ranges, len(requests), bounds)
+
+    def _solve(self, problem: Problem, requests: Sequence[RequestSpec]) -> BprrAnswer:
+        return solve_bprr(problem, requests, max_nodes=self.max_nodes)
+
+
+@dataclass
+class MilpPaperPlacement(MilpPlacement):
+    """The same optimum by the paper's own program (13a-13h), which proves less: a few servers and requests.
+
+    Every server with memory for a block holds one, as in the paper.
+    """
+
+    name: str = "milp-paper"
+
+    def _solve(self, problem: Problem, requests: Sequence[RequestSpec]) -> BprrAnswer:
+        return solve_bprr(problem, requests, min_blocks=1, max_nodes=self.max_nodes, program=PaperModel)
 
 
 @dataclass
@@ -150,7 +203,6 @@ class LpRounding(PlacementPolicy):
     The requests have the design lengths and come from the clients in turn. Block caps do not apply.
     """
 
-    time_limit_s: float = 60.0
     name: str = "lp-rounding"
     sees_join_order: ClassVar[bool] = False
 
@@ -161,12 +213,8 @@ class LpRounding(PlacementPolicy):
         for a problem that is too large.
         """
         requests = _design_requests(problem, design_concurrency)
-        answer = round_bprr(problem, requests, time_limit_s=self.time_limit_s)
-        bounds = {
-            "objective_per_token_s": answer.objective_s / len(requests),
-            "lower_bound_per_token_s": answer.lower_bound_s / len(requests),
-        }
-        return _placement(self.name, problem, answer.ranges, len(requests), bounds)
+        answer = round_bprr(problem, requests)
+        return _placement(self.name, problem, answer.ranges, len(requests), _per_token(answer, requests))
 
 
 def _design_requests(problem: Problem, design_concurrency: int | None) -> list[RequestSpec]:
@@ -176,6 +224,14 @@ def _design_requests(problem: Problem, design_concurrency: int | None) -> list[R
         RequestSpec(i % n_clients, problem.n_input_tokens, problem.n_output_tokens)
         for i in range(design_concurrency)
     ]
+
+
+def _per_token(answer: BprrAnswer, requests: Sequence[RequestSpec]) -> dict[str, float]:
+    n_tokens = sum(request.n_output_tokens for request in requests)
+    return {
+        "objective_per_token_s": answer.objective_s / n_tokens,
+        "lower_bound_per_token_s": answer.lower_bound_s / n_tokens,
+    }
 
 
 def _placement(
@@ -191,9 +247,35 @@ def _objective_s(
     decode_only: bool,
 ) -> float:
     return sum(
-        link_costs(problem, request, decode_only=decode_only).of(chain)
+        chain_total_s(request, link_costs(problem, request, decode_only=decode_only), chain)
         for request, chain in zip(requests, chains, strict=True)
     )
+
+
+def _greedy_start(
+    problem: Problem, requests: Sequence[RequestSpec], decode_only: bool, min_blocks: int
+) -> tuple[Sequence[BlockRange], Sequence[tuple[Hop, ...]]] | None:
+    """Returns the best of CG-BP's placements for 1 to |R| requests that has chains for all, ``None`` without any."""
+    best, best_s = None, math.inf
+    tried: set[tuple[BlockRange, ...]] = set()
+    for design_concurrency in range(1, len(requests) + 1):
+        ranges = plan(problem, design_concurrency, honour_cap=False).ranges
+        if ranges in tried:
+            continue
+        tried.add(ranges)
+        if min_blocks and any(
+            not held.n_blocks and whole(server.memory_bytes, problem.model.block_bytes)
+            for server, held in zip(problem.servers, ranges, strict=True)
+        ):
+            continue
+        try:
+            chains = _route_in_turn(problem, requests, ranges, decode_only)
+        except InfeasiblePlacement:
+            continue
+        objective_s = _objective_s(problem, requests, chains, decode_only)
+        if objective_s < best_s:
+            best, best_s = (ranges, chains), objective_s
+    return best
 
 
 def _overbooked(

@@ -11,7 +11,11 @@ and requests flow over block positions:
   sum_{p'<=p} f[q,j,p',e] <= sum_{a<=p} min(n_q, floor(room[j,a,e] / (s_c(q) (e - p)))) y[j,a,e].
 - Memory, for every j, e: sum s_c(q) (e - p) f[q,j,p,e] <= sum_a room[j,a,e] y[j,a,e], where
   room[j,a,e] = M_j - s_m (e - a). One range is chosen, so that this is the server's memory.
-- Objective: sum (hop_s + block_s (e - p)) f, the time per token summed over the requests.
+- Objective: sum l_q (hop_s + block_s (e - p)) f, the time of all tokens of all requests. l_q is the number of
+  output tokens of a request (the paper's App. B.2).
+- Where servers forward to each other, a hop's time depends on the server before. x[q,i,j,p] = number of
+  requests that go from server i to server j at position p, at hop_s[i][j]. Flow is then conserved at every
+  server: what leaves i at p goes to some j, and what enters j at p comes from some i.
 
 There is no big-M, so the LP relaxation is tighter than the paper's. Requests of one kind share a flow. That
 is exact, because an integral flow is a set of chains, and it leaves no symmetric solutions to search.
@@ -21,15 +25,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise, permutations
+from typing import NamedTuple
 
 from policies.greedy import whole
-from policies.link_costs import link_costs
+from policies.link_costs import LinkCosts, link_costs
 from policies.milp_solver import LinearModel, Solution
 from policies.problem import BlockRange, Hop, PolicyError, Problem, RequestSpec
 from policies.waiting import ROUNDING_RATIO
 
-MAX_VARIABLES = 20_000
+MAX_VARIABLES = 25_000
 """Larger models are refused: HiGHS would need hours, if it found any solution."""
+
+
+class Pass(NamedTuple):
+    """A session's way from server ``previous`` to ``server``, with the blocks before ``position`` done."""
+
+    previous: int
+    server: int
+    position: int
 
 
 class BprrModel:
@@ -50,19 +64,26 @@ class BprrModel:
         self.linear = LinearModel()
         self._ranges: list[dict[BlockRange, int]] = [{} for _ in problem.servers]
         self._flows: dict[RequestSpec, dict[Hop, int]] = {q: {} for q in self._kinds}
+        self._passes: dict[RequestSpec, dict[Pass, int]] = {q: {} for q in self._kinds}
         self._refuse_large()
+        costs = {q: link_costs(problem, q, decode_only=decode_only) for q in self._kinds}
         for j in range(problem.n_servers):
             self._choose_range(j, min_blocks)
             for kind in self._kinds:
-                self._offer_hops(j, kind, decode_only)
+                self._offer_hops(j, kind, costs[kind])
             self._limit_memory(j)
-        for kind, n_requests in self._kinds.items():
-            self._conserve(kind, n_requests)
+        for kind in self._kinds:
+            if problem.forwarding:
+                self._pass_on(kind, costs[kind])
+            self._conserve(kind)
 
     def _refuse_large(self) -> None:
         n_variables = 0
         for held in self._most_held():
             n_variables += sum(self._n_blocks - m + 1 for m in range(1, held + 1)) * (1 + len(self._kinds))
+        if self._problem.forwarding:
+            n_pairs = self._problem.n_servers * (self._problem.n_servers - 1)
+            n_variables += n_pairs * (self._n_blocks - 1) * len(self._kinds)
         if n_variables > MAX_VARIABLES:
             kinds = f"{len(self._kinds)} kind{'s' if len(self._kinds) > 1 else ''} of request"
             raise PolicyError(
@@ -85,10 +106,9 @@ class BprrModel:
         if ranges:
             self.linear.row(dict.fromkeys(ranges.values(), 1.0), float(min(min_blocks, 1)), 1.0)
 
-    def _offer_hops(self, j: int, kind: RequestSpec, decode_only: bool) -> None:
+    def _offer_hops(self, j: int, kind: RequestSpec, costs: LinkCosts) -> None:
         """Adds the hops of ``kind`` on server j; each is possible only if j's range allows it."""
         n_requests = self._kinds[kind]
-        costs = link_costs(self._problem, kind, decode_only=decode_only)
         one_bytes = self._problem.model.block_bytes + self._cache_bytes[kind]
         longest = whole(self._problem.servers[j].memory_bytes, one_bytes)
         ranges = self._ranges_by_end(j)
@@ -96,7 +116,7 @@ class BprrModel:
             entered: dict[int, float] = {}
             for first in range(max(last - longest, 0), last):
                 hop = Hop(j, first, last)
-                flow = self.linear.variable(costs.of((hop,)), float(n_requests))
+                flow = self.linear.variable(self._hop_s(hop, kind, costs), float(n_requests))
                 self._flows[kind][hop] = flow
                 entered[flow] = 1.0
                 # Every session that entered at or before ``first`` holds cache for at least hop.n_blocks
@@ -107,6 +127,40 @@ class BprrModel:
                     if held.first <= first
                 }
                 self.linear.row({**entered, **needed}, -float("inf"), 0.0)
+
+    def _hop_s(self, hop: Hop, kind: RequestSpec, costs: LinkCosts) -> float:
+        """Returns the seconds of a hop over all tokens, without the way to it if a server forwards to it."""
+        per_token_s = costs.block_s[hop.server] * hop.n_blocks
+        if costs.across_s is None or hop.first == 0:
+            per_token_s += costs.hop_s[hop.server]
+        if costs.return_s is not None and hop.last == self._n_blocks:
+            per_token_s += costs.return_s[hop.server]
+        return kind.n_output_tokens * per_token_s
+
+    def _pass_on(self, kind: RequestSpec, costs: LinkCosts) -> None:
+        """Adds the ways from server to server, and rows so that every session continues from where it is."""
+        assert costs.across_s is not None
+        servers = range(self._problem.n_servers)
+        for position in range(1, self._n_blocks):
+            leaving: list[dict[int, float]] = [{} for _ in servers]
+            entering: list[dict[int, float]] = [{} for _ in servers]
+            for hop, flow in self._flows[kind].items():
+                if hop.last == position:
+                    leaving[hop.server][flow] = 1.0
+                elif hop.first == position:
+                    entering[hop.server][flow] = 1.0
+            here: dict[Pass, int] = {}
+            for i, j in permutations(servers, 2):
+                if leaving[i] and entering[j]:
+                    cost_s = kind.n_output_tokens * costs.across_s[i][j]
+                    here[Pass(i, j, position)] = self.linear.variable(cost_s, float(self._kinds[kind]))
+            self._passes[kind] |= here
+            for j in servers:
+                out = {x: -1.0 for way, x in here.items() if way.previous == j}
+                into = {x: -1.0 for way, x in here.items() if way.server == j}
+                for terms in ({**leaving[j], **out}, {**entering[j], **into}):
+                    if terms:
+                        self.linear.row(terms, 0.0, 0.0)
 
     def _most_sessions(self, j: int, held: BlockRange, kind: RequestSpec, n_blocks: int) -> int:
         """Returns how many sessions of ``kind``, each on ``n_blocks`` blocks, fit beside ``held`` on j."""
@@ -140,8 +194,9 @@ class BprrModel:
             if terms:
                 self.linear.row(terms, -float("inf"), 0.0)
 
-    def _conserve(self, kind: RequestSpec, n_requests: int) -> None:
+    def _conserve(self, kind: RequestSpec) -> None:
         """Adds rows so that every chain starts at position 0, continues where it arrives, and ends at L."""
+        n_requests = self._kinds[kind]
         for position in range(self._n_blocks + 1):
             terms = {}
             for hop, flow in self._flows[kind].items():
@@ -165,17 +220,43 @@ class BprrModel:
             kind: {hop: round(solution.values[flow]) for hop, flow in flows.items()}
             for kind, flows in self._flows.items()
         }
-        return tuple(self._take_chain(left[request]) for request in self._requests)
+        passed = {
+            kind: {way: round(solution.values[x]) for way, x in passes.items()}
+            for kind, passes in self._passes.items()
+        }
+        return tuple(self._take_chain(left[request], passed[request]) for request in self._requests)
 
-    def _take_chain(self, left: dict[Hop, int]) -> tuple[Hop, ...]:
+    def _take_chain(self, left: dict[Hop, int], passed: dict[Pass, int]) -> tuple[Hop, ...]:
         chain: list[Hop] = []
-        position = 0
+        position, server = 0, None
         while position < self._n_blocks:
-            hop = next(h for h, n in left.items() if n > 0 and h.first == position)
+            if chain and self._problem.forwarding:
+                at = chain[-1].server
+                way = next(
+                    w for w, n in passed.items() if n > 0 and (w.previous, w.position) == (at, position)
+                )
+                passed[way] -= 1
+                server = way.server
+            hop = next(
+                h for h, n in left.items() if n > 0 and h.first == position and server in (None, h.server)
+            )
             left[hop] -= 1
             chain.append(hop)
             position = hop.last
         return tuple(chain)
+
+    def values(self, ranges: Sequence[BlockRange], chains: Sequence[Sequence[Hop]]) -> list[float]:
+        """Returns the values of all variables for a placement and a chain per request."""
+        values = [0.0] * self.linear.n_variables
+        for chosen, held in zip(self._ranges, ranges, strict=True):
+            if held.n_blocks:
+                values[chosen[held]] = 1.0
+        for request, chain in zip(self._requests, chains, strict=True):
+            for hop in chain:
+                values[self._flows[request][hop]] += 1.0
+            for before, hop in pairwise(chain) if self._problem.forwarding else ():
+                values[self._passes[request][Pass(before.server, hop.server, hop.first)]] += 1.0
+        return values
 
     def mean_ranges(self, solution: Solution) -> list[tuple[float, float]]:
         """Returns (first block, number of blocks) of each server in a relaxed solution, as real numbers.

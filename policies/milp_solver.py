@@ -13,23 +13,23 @@ _TOLERANCE = 1e-9
 
 
 class Solution(NamedTuple):
-    """Values of the variables by number. ``bound`` is proven: no solution has a smaller objective.
-
-    ``timed_out``: the time limit ended the search, so another machine may find another solution.
-    """
+    """Values of the variables by number. ``bound`` is proven: no solution has a smaller objective."""
 
     values: tuple[float, ...]
     objective: float
     bound: float
     proven_optimal: bool
-    timed_out: bool = False
 
 
 class LinearModel:
-    """Minimise a linear objective with costs >= 0 over variables >= 0 under linear rows."""
+    """Minimise a linear objective over variables >= 0 under linear rows.
+
+    A variable with a cost below 0 needs an upper limit, so that no objective is unbounded.
+    """
 
     def __init__(self) -> None:
         self._costs: list[float] = []
+        self._lowers: list[float] = []
         self._uppers: list[float] = []
         self._integer: list[bool] = []
         self._lower_sides: list[float] = []
@@ -38,9 +38,12 @@ class LinearModel:
         self._columns: list[int] = []
         self._coefficients: list[float] = []
 
-    def variable(self, cost: float, upper: float = math.inf, *, integer: bool = True) -> int:
-        """Adds a variable in ``[0, upper]``; returns its number."""
+    def variable(
+        self, cost: float, upper: float = math.inf, *, integer: bool = True, lower: float = 0.0
+    ) -> int:
+        """Adds a variable in ``[lower, upper]``; returns its number."""
         self._costs.append(cost)
+        self._lowers.append(lower)
         self._uppers.append(upper)
         self._integer.append(integer)
         return len(self._costs) - 1
@@ -61,26 +64,25 @@ class LinearModel:
         self,
         *,
         relaxed: bool = False,
-        time_limit_s: float = math.inf,
         gap_ratio: float = 0.0,
         max_nodes: int | None = None,
         start: Sequence[float] | None = None,
     ) -> Solution | None:
-        """Returns the optimum (``relaxed``: without integrality), or the best solution within the limits.
+        """Returns the optimum (``relaxed``: without integrality), or the best solution within ``max_nodes``.
 
         Returns ``None`` if there is no solution. A solution within ``gap_ratio`` of the bound counts as
-        optimal. ``max_nodes`` limits the number of branches, equally on every machine. ``start`` has the
-        values of a solution to begin with. Raises ``PolicyError`` if the time was too short to find a
-        solution, or if HiGHS fails.
+        optimal. ``max_nodes`` limits the number of branches. No clock ends the search, so that the result is
+        the same on every machine, however busy it is. ``start`` has the values of a solution to begin with.
+        Raises ``PolicyError`` if the branches were too few to find a solution, or if HiGHS fails.
         """
         import highspy
         import numpy as np
 
-        scale = max(self._costs, default=0.0) or 1.0
+        scale = max(map(abs, self._costs), default=0.0) or 1.0
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = len(self._costs), len(self._lower_sides)
         lp.col_cost_ = np.array(self._costs) / scale
-        lp.col_lower_ = np.zeros(len(self._costs))
+        lp.col_lower_ = np.array(self._lowers)
         lp.col_upper_ = np.array(self._uppers)
         lp.row_lower_ = np.array(self._lower_sides)
         lp.row_upper_ = np.array(self._upper_sides)
@@ -96,7 +98,8 @@ class LinearModel:
         options: dict[str, bool | int | float | str] = {
             "output_flag": False,
             "parallel": "off",
-            "time_limit": time_limit_s,
+            "threads": 1,
+            "random_seed": 0,
             "mip_rel_gap": gap_ratio,
             "mip_abs_gap": _TOLERANCE,
             "mip_feasibility_tolerance": _TOLERANCE,
@@ -115,17 +118,21 @@ class LinearModel:
         highs.run()
         status, info = highs.getModelStatus(), highs.getInfo()
         if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
-            return None  # never unbounded: costs and variables are >= 0
+            return None  # never unbounded: see the class
         optimal = status == highspy.HighsModelStatus.kOptimal
-        timed_out = status == highspy.HighsModelStatus.kTimeLimit
-        if not (optimal or timed_out or status == highspy.HighsModelStatus.kSolutionLimit):
+        if not (optimal or status == highspy.HighsModelStatus.kSolutionLimit):
             raise PolicyError(f"HiGHS ended with {highs.modelStatusToString(status)!r}")
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             raise PolicyError(
-                f"HiGHS found no solution within {time_limit_s:g} s; allow more time or make the instance smaller"
+                f"HiGHS found no solution in {max_nodes} branches; allow more or make the instance smaller"
             )
         objective = info.objective_function_value
-        # Costs are >= 0, but the bound of a search that was stopped early can be less, even -inf.
-        bound = max(info.mip_dual_bound, 0.0) if mixed else objective if optimal else 0.0
+        # The bound of a search that was stopped early can be -inf; no objective is below ``least``.
+        least = sum(
+            c * (u if c < 0 else x)
+            for c, x, u in zip(self._costs, self._lowers, self._uppers, strict=True)
+            if c
+        )
+        bound = max(info.mip_dual_bound, least / scale) if mixed else objective if optimal else least / scale
         values = tuple(float(value) for value in highs.getSolution().col_value)
-        return Solution(values, objective * scale, bound * scale, optimal, timed_out)
+        return Solution(values, objective * scale, bound * scale, optimal)

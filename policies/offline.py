@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from policies.cgbp import CgBp, lower_bounds_per_token_s, theorem1_per_token_s
 from policies.greedy import plan, whole
-from policies.link_costs import LinkCosts, cheapest_chain, link_costs, with_costs
+from policies.link_costs import LinkCosts, chain_total_s, cheapest_chain, link_costs, with_costs
 from policies.positions import PositionGraph
 from policies.problem import BlockRange, Hop, PolicyError, Problem, RequestSpec
 
 
 class CgBprrAnswer(NamedTuple):
-    """A placement, one chain per request, and their times per token in seconds.
+    """A placement, one chain per request, and the seconds of all output tokens of each request.
 
     ``objective_s`` is the sum of ``per_request_s``. By Theorem 1 it is at most ``theorem1_s``, which is the
-    bound per request times the number of requests.
+    bound per token times the number of output tokens of all requests.
     """
 
     ranges: tuple[BlockRange, ...]
@@ -46,26 +46,27 @@ def cg_bprr(problem: Problem, requests: Sequence[RequestSpec], *, decode_only: b
     graph = PositionGraph(ranges, problem.model.n_blocks)
     chains, times_s = [], []
     all_costs = [link_costs(problem, request, decode_only=decode_only) for request in requests]
-    for costs in all_costs:
+    for request, costs in zip(requests, all_costs, strict=True):
         chain = cheapest_chain(graph, costs)
         assert chain is not None, "CG-BP holds every block"
         chains.append(chain)
-        times_s.append(costs.of(chain))
-    bound_s = _theorem1_s(problem, all_costs) * len(requests)
+        times_s.append(chain_total_s(request, costs, chain))
+    bound_s = _theorem1_s(problem, all_costs) * sum(request.n_output_tokens for request in requests)
     return CgBprrAnswer(ranges, tuple(chains), tuple(times_s), sum(times_s), bound_s)
 
 
 def _theorem1_s(problem: Problem, all_costs: Sequence[LinkCosts]) -> float:
-    """Returns Theorem 1's bound for any request, with the largest cost of any request on each server.
+    """Returns Theorem 1's bound per token of any request, with the largest cost of any request on each server.
 
     The proof needs no property of the costs: the windows up to the K-th server follow each other, and only
     the K-th overlaps blocks that are held already. With ``decode_only`` costs and a request of every client
-    it is the paper's bound.
+    it is the paper's bound. Where servers forward to each other, every hop counts as on the slowest way to it.
     """
     greedy = plan(problem, len(all_costs), honour_cap=False)
+    slowest = [costs.of_any_way(max) for costs in all_costs]
     worst = LinkCosts(
-        tuple(max(column) for column in zip(*(costs.hop_s for costs in all_costs), strict=True)),
-        tuple(max(column) for column in zip(*(costs.block_s for costs in all_costs), strict=True)),
+        tuple(max(column) for column in zip(*(costs.hop_s for costs in slowest), strict=True)),
+        tuple(max(column) for column in zip(*(costs.block_s for costs in slowest), strict=True)),
     )
     amortized_s = tuple(
         block_s + hop_s / held.n_blocks if held.n_blocks else math.inf
@@ -78,20 +79,22 @@ def _theorem1_s(problem: Problem, all_costs: Sequence[LinkCosts]) -> float:
             for server, block_s in zip(problem.servers, worst.block_s, strict=True)
         ),
     )
-    return theorem1_per_token_s(costed, greedy._replace(amortized_s=amortized_s))
+    bound_s = theorem1_per_token_s(costed, greedy._replace(amortized_s=amortized_s))
+    return bound_s + max(costs.returned_s for costs in slowest)
 
 
 def lower_bound_s(problem: Problem, requests: Sequence[RequestSpec], *, decode_only: bool = False) -> float:
-    """Returns T^o: the sum of the fractional lower bounds of all requests (``lower_bounds_per_token_s``).
+    """Returns T^o: the fractional lower bounds of all tokens of all requests (``lower_bounds_per_token_s``).
 
-    For each request the L cheapest block places count, each at t~_j = block cost + hop cost / m_j with m_j =
+    For each request the L cheapest block places count, l_r times, each at t~_j = block cost + hop cost / m_j with m_j =
     min(floor(M_j / (s_m + s_c)), L). A server of which only some places are used counts as that part of a
     hop.
     """
     total_s = 0.0
     for request in requests:
-        costs = link_costs(problem, request, decode_only=decode_only)
-        total_s += lower_bounds_per_token_s(with_costs(problem, request, costs))[0]
+        costs = link_costs(problem, request, decode_only=decode_only).of_any_way(min)
+        per_token_s = lower_bounds_per_token_s(with_costs(problem, request, costs))[0] + costs.returned_s
+        total_s += request.n_output_tokens * per_token_s
     return total_s
 
 
@@ -100,17 +103,17 @@ def knapsack_lower_bound_s(
 ) -> float:
     """Returns a tighter lower bound: the sum over requests of the cheapest way to split L blocks on servers.
 
-    min sum_j (hop cost [k_j > 0] + block cost k_j) with integers k_j <= m_j that sum to L, and m_j as in
+    min sum_j l_r (hop cost [k_j > 0] + block cost k_j) with integers k_j <= m_j that sum to L, and m_j as in
     ``lower_bound_s``. A server that is used costs its whole hop. It ignores that requests share
     memory and that ranges must follow each other.
     """
     return sum(
-        _cheapest_split_s(problem, request, link_costs(problem, request, decode_only=decode_only))
-        for request in requests
+        request.n_output_tokens * _cheapest_split_s(problem, request, decode_only) for request in requests
     )
 
 
-def _cheapest_split_s(problem: Problem, request: RequestSpec, costs: LinkCosts) -> float:
+def _cheapest_split_s(problem: Problem, request: RequestSpec, decode_only: bool) -> float:
+    costs = link_costs(problem, request, decode_only=decode_only).of_any_way(min)
     n_blocks = problem.model.n_blocks
     each_bytes = problem.model.block_bytes + problem.model.cache_bytes(request.n_tokens)
     least_s = [0.0] + [math.inf] * n_blocks
@@ -123,4 +126,4 @@ def _cheapest_split_s(problem: Problem, request: RequestSpec, costs: LinkCosts) 
             )
             for n in range(n_blocks + 1)
         ]
-    return least_s[-1]
+    return least_s[-1] + costs.returned_s

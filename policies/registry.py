@@ -27,7 +27,7 @@ from policies.foresight_routing import ForesightRouting
 from policies.helix import Helix
 from policies.interfaces import PlacementPolicy, RoutingPolicy
 from policies.iwrr import Iwrr
-from policies.milp import LpRounding, MilpPlacement
+from policies.milp import LpRounding, MilpPaperPlacement, MilpPlacement
 from policies.online import OnlinePolicy, TwoTimeScale
 from policies.optimal_rr import OptimalRr
 from policies.parallax import Parallax, ShortestByLayer
@@ -49,6 +49,7 @@ PLACEMENTS: dict[str, type[PlacementPolicy]] = {
         CgBp,
         ForesightPlacement,
         MilpPlacement,
+        MilpPaperPlacement,
         LpRounding,
         Exo,
         Helix,
@@ -84,6 +85,7 @@ PAIRS: dict[str, tuple[str, str]] = {
     "foresight": ("foresight", "foresight"),
     "cg-bprr": ("cg-bp", "shortest-path"),
     "milp": ("milp", "optimal-rr"),
+    "milp-paper": ("milp-paper", "optimal-rr"),
     "exo": ("exo", "rr"),
     "helix": ("helix", "iwrr"),
     "separate-pipelines": ("separate-pipelines", "rr"),

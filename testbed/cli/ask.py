@@ -333,7 +333,9 @@ def solve(
     instances: Annotated[list[Path], typer.Argument(metavar="INSTANCE", help="Offline instance files.")],
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="milp, cg-bprr (default) or lp-rounding. Repeat to compare."),
+        typer.Option(
+            metavar="NAME", help="milp, milp-paper, cg-bprr (default) or lp-rounding. Repeat to compare."
+        ),
     ] = None,
     as_json: JsonLinesOption = False,
 ) -> None:

@@ -170,7 +170,7 @@ def _left_out(rows: Sequence[RequestRow]) -> dict[str, Any]:
     }
 
 
-_SEARCHED = ("flow_tps", "flow_bound_tps", "gap_ratio", "proven_optimal", "stopped_by_time")
+_SEARCHED = ("flow_tps", "flow_bound_tps", "gap_ratio", "proven_optimal")
 """Bounds reported by placements that search for an optimum."""
 
 

@@ -32,7 +32,7 @@ GigaBytes = Annotated[float, Field(ge=0, le=MAX_SIZE_BYTES / 1e9)]
 PositiveGigaBytes = Annotated[float, Field(gt=0, le=MAX_SIZE_BYTES / 1e9), NOT_TINY]
 
 
-class _Table(BaseModel):
+class InstanceTable(BaseModel):
     """A table with strict types. Unknown keys are ignored, unless they look like a misspelled key."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -56,7 +56,7 @@ class _Table(BaseModel):
         return data
 
 
-class _Model(_Table):
+class _Model(InstanceTable):
     name: str
     n_blocks: Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
     d_model: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)]
@@ -65,7 +65,7 @@ class _Model(_Table):
     petals_cache_gb_per_block: PositiveGigaBytes
 
 
-class _Server(_Table):
+class _Server(InstanceTable):
     type: str
     node: str | None = None
     memory_gb: GigaBytes
@@ -78,28 +78,28 @@ class _Server(_Table):
     block_cap: Annotated[int, Field(ge=0)] | None = None
 
 
-class _Workload(_Table):
+class _Workload(InstanceTable):
     rate_per_s: Positive
     n_input_tokens: Tokens
     n_output_tokens: Tokens
     inter_arrival_ms: list[Milliseconds] = Field(min_length=1, max_length=MAX_REQUESTS)
 
 
-class _PetalsConstants(_Table):
+class _PetalsConstants(InstanceTable):
     hop_overhead_ms: Milliseconds = 18.0
     shortage_penalty_ms: Milliseconds = 10_000.0
 
 
-class _Setup(_Table):
+class _Setup(InstanceTable):
     petals: Milliseconds
     proposed: Milliseconds
 
 
-class _Client(_Table):
+class _Client(InstanceTable):
     node: str | None = None
 
 
-class _Document(_Table):
+class _Document(InstanceTable):
     """The keys that are read; others (expected results, descriptions) are ignored."""
 
     id: str

@@ -1,6 +1,6 @@
 """Solves offline instances: all requests are known from the start, and only decode steps count.
 
-The policies are ``milp`` (the optimum), ``cg-bprr`` and ``lp-rounding``. Every result has lower bounds of the
+The policies are ``milp`` and ``milp-paper`` (the optimum by two programs), ``cg-bprr`` and ``lp-rounding``. Every result has lower bounds of the
 optimum, and Theorem 1's upper bound of CG-BPRR.
 """
 
@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from policies.milp import relaxation_s, round_bprr, solve_bprr
+from policies.milp import BprrAnswer, Program, relaxation_s, round_bprr, solve_bprr
+from policies.milp_model import BprrModel
+from policies.milp_paper import PaperModel
 from policies.offline import cg_bprr, knapsack_lower_bound_s, lower_bound_s
 from policies.problem import (
     BlockRange,
@@ -31,8 +33,16 @@ from policies.problem import (
 from testbed.errors import UserError
 from testbed.experiments.fields import NOT_TINY
 from testbed.experiments.json_files import read_json
-from testbed.experiments.limits import MAX_BLOCKS, MAX_DURATION_S, MAX_NODES, MAX_REQUESTS, MAX_SIZE_BYTES
+from testbed.experiments.limits import (
+    MAX_BLOCKS,
+    MAX_DURATION_S,
+    MAX_NODES,
+    MAX_REQUESTS,
+    MAX_SIZE_BYTES,
+    MAX_TOKENS,
+)
 from testbed.experiments.problems import explain
+from testbed.simulator.instance import InstanceTable
 
 Memory = Annotated[float, Field(ge=0, le=MAX_SIZE_BYTES)]
 PositiveMemory = Annotated[float, Field(gt=0, le=MAX_SIZE_BYTES), NOT_TINY]
@@ -40,10 +50,12 @@ Milliseconds = Annotated[float, Field(ge=0, le=MAX_DURATION_S * 1e3)]
 Count = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 
-class _Document(BaseModel):
-    """The keys that are read; others (expected results, conventions) are ignored."""
+Lengths = Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field(min_length=2, max_length=2)]
+"""The input and the output tokens of a request."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+class _Document(InstanceTable):
+    """The keys that are read; others (expected results, conventions) are ignored."""
 
     id: str
     n_server: Count
@@ -55,13 +67,15 @@ class _Document(BaseModel):
     tau: list[Milliseconds]
     RTT: list[list[Milliseconds]]
     request_clients: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, max_length=MAX_REQUESTS)
+    request_lengths: list[Lengths] | None = None
 
 
 @dataclass(frozen=True)
 class OfflineInstance:
     """A problem, with the file's own unit of memory in place of bytes, and its requests, all at time 0.
 
-    A request has no input and two output tokens, so one decode step: its time is the time per token.
+    Without ``request_lengths`` a request has one output token: its time is the time per token. With them the
+    file's cache per block is that of the longest request, and the others have less in proportion.
     """
 
     id: str
@@ -89,8 +103,10 @@ def parse_offline_instance(document: Mapping[str, Any], source: str) -> OfflineI
     _check_shapes(data, source)
     rtt_s = tuple(tuple(t / 1e3 for t in row) for row in data.RTT)
     nothing = ((0.0,) * data.n_server,) * data.n_client
+    lengths = data.request_lengths or [[0, 1]] * len(data.request_clients)
+    n_input_tokens, n_output_tokens = max(lengths, key=sum)
     problem = Problem(
-        model=ModelSpec(data.id, data.L, 1, data.sm, data.sc / 2),
+        model=ModelSpec(data.id, data.L, 1, data.sm, data.sc / (n_input_tokens + n_output_tokens)),
         servers=tuple(
             # Messages count servers by hardware: "2 more such servers would do".
             ServerSpec(f"server {j}", "such", memory, tau_ms / 1e3, 0.0, 0.0, 1.0, 1.0)
@@ -102,12 +118,15 @@ def parse_offline_instance(document: Mapping[str, Any], source: str) -> OfflineI
         input_rtt_base_s=nothing,
         input_rtt_slope_s=nothing,
         server_rtt_s=((0.0,) * data.n_server,) * data.n_server,
-        n_input_tokens=0,
-        n_output_tokens=2,
+        n_input_tokens=n_input_tokens,
+        n_output_tokens=n_output_tokens,
         request_rate=1.0,
         join_order=tuple(range(data.n_server)),
     )
-    return OfflineInstance(data.id, problem, tuple(RequestSpec(c, 0, 2) for c in data.request_clients))
+    requests = (
+        RequestSpec(c, n_in, n_out) for c, (n_in, n_out) in zip(data.request_clients, lengths, strict=True)
+    )
+    return OfflineInstance(data.id, problem, tuple(requests))
 
 
 def _check_shapes(data: _Document, source: str) -> None:
@@ -131,30 +150,58 @@ def _check_shapes(data: _Document, source: str) -> None:
                 f"{source}: request_clients.{i}: is {client}, but clients are numbered 0 to "
                 f"{data.n_client - 1}"
             )
+    if data.request_lengths is None:
+        return
+    n_requests = len(data.request_clients)
+    if len(data.request_lengths) != n_requests:
+        raise UserError(
+            f"{source}: request_lengths: has {len(data.request_lengths)} entries but needs {n_requests}, one for "
+            "each request"
+        )
+    for i, (_, n_output_tokens) in enumerate(data.request_lengths):
+        if not n_output_tokens:
+            raise UserError(f"{source}: request_lengths.{i}.1: must be at least 1 output token, not 0")
 
 
-_Decision = tuple[tuple[BlockRange, ...], tuple[tuple[Hop, ...], ...], float, bool | None]
-"""Ranges, chains, objective in seconds, and whether it is proven optimal (``None``: not an exact policy)."""
+class _Decision(NamedTuple):
+    """What a policy decided, with its objective in seconds.
+
+    ``search`` is the answer of a search for the optimum, ``None`` for other policies.
+    """
+
+    ranges: Sequence[BlockRange]
+    chains: Sequence[Sequence[Hop]]
+    objective_s: float
+    search: BprrAnswer | None = None
+
+
+def _search(instance: OfflineInstance, program: type[Program]) -> _Decision:
+    # As in the instances' stated optimum, every server with enough memory holds at least one block.
+    answer = solve_bprr(instance.problem, instance.requests, decode_only=True, min_blocks=1, program=program)
+    return _Decision(answer.ranges, answer.chains, answer.objective_s, answer)
 
 
 def _by_milp(instance: OfflineInstance) -> _Decision:
-    # As in the instances' stated optimum, every server with enough memory holds at least one block.
-    answer = solve_bprr(instance.problem, instance.requests, decode_only=True, min_blocks=1)
-    return answer.ranges, answer.chains, answer.objective_s, answer.proven_optimal
+    return _search(instance, BprrModel)
+
+
+def _by_milp_paper(instance: OfflineInstance) -> _Decision:
+    return _search(instance, PaperModel)
 
 
 def _by_lp_rounding(instance: OfflineInstance) -> _Decision:
     answer = round_bprr(instance.problem, instance.requests, decode_only=True, min_blocks=1)
-    return answer.ranges, answer.chains, answer.objective_s, None
+    return _Decision(answer.ranges, answer.chains, answer.objective_s)
 
 
 def _by_cg_bprr(instance: OfflineInstance) -> _Decision:
     answer = cg_bprr(instance.problem, instance.requests, decode_only=True)
-    return answer.ranges, answer.chains, answer.objective_s, None
+    return _Decision(answer.ranges, answer.chains, answer.objective_s)
 
 
 OFFLINE_POLICIES: dict[str, Callable[[OfflineInstance], _Decision]] = {
     "milp": _by_milp,
+    "milp-paper": _by_milp_paper,
     "cg-bprr": _by_cg_bprr,
     "lp-rounding": _by_lp_rounding,
 }
@@ -163,10 +210,11 @@ OFFLINE_POLICIES: dict[str, Callable[[OfflineInstance], _Decision]] = {
 def offline_command(paths: Sequence[Path], policy: str) -> list[dict[str, Any]]:
     """Solve every instance file with ``policy``; returns one JSON object each, in the order given.
 
-    ``{id, policy, feasible, error?, objective_ms, placement, routes, bounds, proven_optimal?, decision_s}``:
+    ``{id, policy, feasible, error?, objective_ms, placement, routes, bounds, proven_optimal?, gap?, decision_s}``:
     ``placement`` is ``[first block, blocks]`` per server, 1-based, ``[0, 0]`` for none; ``routes`` are lists
     of 0-based servers per request. If infeasible, these and the objective are ``None``. Times in ms are sums
-    over the requests. Raises ``UserError`` for a wrong file or policy before anything is solved, and for an
+    over the requests, and over their output tokens where the file has ``request_lengths``. ``gap`` is the share
+    of the objective by which the optimum may be less. Raises ``UserError`` for a wrong file or policy before anything is solved, and for an
     instance that is too large.
     """
     if policy not in OFFLINE_POLICIES:
@@ -187,27 +235,29 @@ def _solve(instance: OfflineInstance, policy: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"id": instance.id, "policy": policy, "feasible": True}
     began_s = time.perf_counter()
     try:
-        ranges, chains, objective_s, proven_optimal = OFFLINE_POLICIES[policy](instance)
+        decision = OFFLINE_POLICIES[policy](instance)
     except InfeasiblePlacement as error:
         answer |= {"feasible": False, "error": str(error)}
         answer |= {"objective_ms": None, "placement": None, "routes": None}
     else:
-        answer["objective_ms"] = objective_s * 1e3
-        answer["placement"] = [[r.first + 1, r.n_blocks] if r.n_blocks else [0, 0] for r in ranges]
-        answer["routes"] = [[hop.server for hop in chain] for chain in chains]
-        if proven_optimal is not None:
-            answer["proven_optimal"] = proven_optimal
+        answer["objective_ms"] = decision.objective_s * 1e3
+        answer["placement"] = [[r.first + 1, r.n_blocks] if r.n_blocks else [0, 0] for r in decision.ranges]
+        answer["routes"] = [[hop.server for hop in chain] for chain in decision.chains]
+        if decision.search is not None:
+            answer["proven_optimal"] = decision.search.proven_optimal
+            answer["gap"] = decision.search.gap_ratio
     answer["decision_s"] = time.perf_counter() - began_s
-    answer["bounds"] = _bounds(instance, exact=policy != "cg-bprr")
+    program = {"milp-paper": PaperModel, "cg-bprr": None}.get(policy, BprrModel)
+    answer["bounds"] = _bounds(instance, program)
     return answer
 
 
-def _bounds(instance: OfflineInstance, *, exact: bool) -> dict[str, float | None]:
+def _bounds(instance: OfflineInstance, program: type[Program] | None) -> dict[str, float | None]:
     """Return bounds in ms, summed over the requests; ``None`` where no placement exists.
 
     ``theorem1_ms`` is an upper bound of CG-BPRR. Lower bounds of the optimum are ``lower_bound_ms`` (T^o: a
-    server used in part costs that part), ``lower_bound_knapsack_ms`` (whole hops) and, only with ``exact``,
-    ``lp_relaxation_ms``. ``ratio`` is Theorem 1's bound divided by T^o.
+    server used in part costs that part), ``lower_bound_knapsack_ms`` (whole hops) and ``lp_relaxation_ms``, that of
+    ``program`` (left out without one). ``ratio`` is Theorem 1's bound divided by T^o.
     """
     problem, requests = instance.problem, instance.requests
     fractional_ms = lower_bound_s(problem, requests, decode_only=True) * 1e3
@@ -219,9 +269,10 @@ def _bounds(instance: OfflineInstance, *, exact: bool) -> dict[str, float | None
         "lower_bound_knapsack_ms": knapsack_ms if math.isfinite(knapsack_ms) else None,
         "ratio": theorem1_ms / fractional_ms if theorem1_ms is not None and fractional_ms > 0 else None,
     }
-    if exact:
+    if program is not None:
+        chosen = program
         bounds["lp_relaxation_ms"] = _ms_if_feasible(
-            lambda: relaxation_s(problem, requests, decode_only=True)
+            lambda: relaxation_s(problem, requests, decode_only=True, min_blocks=1, program=chosen)
         )
     return bounds
 

@@ -145,6 +145,8 @@ def _notes(row: dict[str, Any]) -> list[str]:
             f"{row['policy']}: goodput {'-' if good is None else f'{good:.4f}'}"
             f"{'' if half is None else f' ±{half:.4f}'} requests/s"
         )
+    if proof := _searched(row):
+        notes.append(proof)
     if "online" in row:
         n_moves = sum(len(run.get("moves", ())) for run in row.get("runs", [row]))
         notes.append(f"{row['policy']} + {row['online']}: {n_moves} moves of servers")
@@ -184,6 +186,27 @@ def _notes(row: dict[str, Any]) -> list[str]:
     if "gain" in row:
         notes.append(_gain(row))
     return notes
+
+
+def _searched(row: dict[str, Any]) -> str | None:
+    """Return a note on how far a search for an optimal placement came; ``None`` without one."""
+    found = [
+        bounds for run in row.get("runs", [row]) if "proven_optimal" in (bounds := run.get("bounds", {}))
+    ]
+    if not found:
+        return None
+    of = f" in {{}} of {len(found)} runs" if len(found) > 1 else ""
+    n_proven = sum(bool(bounds["proven_optimal"]) for bounds in found)
+    parts = []
+    if n_proven:
+        parts.append(f"the search proved its placement optimal{of.format(n_proven)}")
+    if n_proven < len(found):
+        gap = max(bounds["gap_ratio"] for bounds in found)
+        parts.append(
+            f"the search did not prove its placement optimal{of.format(len(found) - n_proven)}; its objective "
+            f"is within {gap:.1%} of the best possible"
+        )
+    return f"{row['policy']}: " + "; ".join(parts)
 
 
 def _most_used(links: Sequence[dict[str, Any]]) -> float:
@@ -229,9 +252,13 @@ def _gain(row: dict[str, Any]) -> str:
 
 
 def offline_text(answers: Sequence[dict[str, Any]], width: int = 120) -> str:
-    """Return a table with a row per offline instance: objective and bounds in ms, sums over its requests."""
+    """Return a table with a row per offline instance: objective and bounds in ms, sums over its requests.
+
+    The column on the optimum is for policies that search for it: "proven", or the share of the objective by which
+    the optimum may be less.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("instance", "policy", "objective (ms)", "lower bound", "Theorem 1", "decision"):
+    for title in ("instance", "policy", "objective (ms)", "optimal", "lower bound", "Theorem 1", "decision"):
         table.add_column(title, justify="left" if title in ("instance", "policy") else "right", no_wrap=True)
     for answer in answers:
         bounds = answer["bounds"]
@@ -240,6 +267,7 @@ def offline_text(answers: Sequence[dict[str, Any]], width: int = 120) -> str:
             answer["id"],
             answer["policy"],
             f"{answer['objective_ms']:.3f}" if answer["feasible"] else "infeasible",
+            _proof(answer),
             *("-" if limit is None else f"{limit:.3f}" for limit in limits),
             f"{1e3 * answer['decision_s']:.1f} ms",
         )
@@ -250,3 +278,9 @@ def offline_text(answers: Sequence[dict[str, Any]], width: int = 120) -> str:
         if not answer["feasible"]:
             console.print(f"{answer['id']}, {answer['policy']}: {answer['error']}")
     return buffer.getvalue().rstrip()
+
+
+def _proof(answer: dict[str, Any]) -> str:
+    if "proven_optimal" not in answer:
+        return "-"
+    return "proven" if answer["proven_optimal"] else f"within {answer['gap']:.1%}"

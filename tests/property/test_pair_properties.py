@@ -24,8 +24,7 @@ def runs(draw: st.DrawFn) -> Run:
     """Draw a problem, a pair's name, and requests no longer than the problem is designed for."""
     pair = draw(st.sampled_from(sorted(PAIRS)))
     problem = draw(problems(4, 6, 60, cache_bytes_per_token=draw(st.sampled_from([0.125, 0.5]))))
-    # The exact program is for sessions through the client.
-    if pair != "milp" and draw(st.booleans()):
+    if draw(st.booleans()):
         problem = forwarded(problem, over_links=draw(st.booleans()))
     at_s, plans = 0.0, []
     for index in range(draw(st.integers(2, 14))):

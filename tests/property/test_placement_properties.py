@@ -19,15 +19,15 @@ from policies.wsrr import WsRr
 from tests.support.effort import n_drawn
 from tests.support.problems import every_chain, problems
 
-EXACT = {"milp", "lp-rounding", "helix"}
-"""Placements that are quick on small instances only."""
+LARGEST = {"milp-paper": (2, 4), **dict.fromkeys(("milp", "lp-rounding", "helix"), (4, 6))}
+"""Placements that are quick on small instances only: most servers and blocks."""
 
 
 @st.composite
 def placing(draw: st.DrawFn) -> tuple[Problem, str]:
     """Draw a problem and the name of a placement policy for it."""
     name = draw(st.sampled_from(sorted(PLACEMENTS)))
-    return draw(problems(4, 6) if name in EXACT else problems()), name
+    return draw(problems(*LARGEST.get(name, ()))), name
 
 
 @given(placing(), st.integers(1, 6))

@@ -17,7 +17,7 @@ from testbed.studies.reproduce.explain import breakdown_lines, concurrency_lines
 from testbed.studies.reproduce.figures import draw_breakdown, draw_sweeps
 from testbed.studies.reproduce.runs import Results, begin_runs, task_of
 from testbed.studies.reproduce.settings import SWEEPS, TABLES, Setting, settings_of
-from testbed.studies.reproduce.sweeps import sweep_lines
+from testbed.studies.reproduce.sweeps import run_time_lines, sweep_lines
 from testbed.studies.reproduce.tables import (
     block_lines,
     deviations,
@@ -141,17 +141,21 @@ def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Ite
         lines += [*breakdown_lines(collected), *concurrency_lines(collected), *block_lines(collected)]
         lines += [*duel_lines(collected, TABLES), *settings_lines(seeds)]
         yield save_text(out / "tables.md", _document(lines))
-        lines = [
-            "# Run times",
-            "Processor time in milliseconds for all decisions in one run of 100 requests, the placement "
-            "and all "
-            "routes: mean ± 95 %, with settings as the paper states them. It is measured while the runs "
-            "are computed, "
-            "so it differs every time.",
+        yield from draw_breakdown(out / FIGURES, collected)
+    run_times = [
+        "# Run times",
+        "Processor time in milliseconds for all decisions in one run, the placement and all routes: mean ± 95 %. It is "
+        "measured while the runs are computed, so it differs every time.",
+    ]
+    if only != "figures":
+        run_times += [
+            "## The tables' settings",
+            "As the paper states them, 100 requests.",
             run_time_table(collected),
         ]
-        yield save_text(out / "run-times.md", _document(lines))
-        yield from draw_breakdown(out / FIGURES, collected)
+    if only != "tables":
+        run_times += run_time_lines(collected)
+    yield save_text(out / "run-times.md", _document(run_times))
     if only != "tables":
         lines = ["# The paper's sweeps, reproduced", about, *sweep_lines(collected)]
         yield save_text(out / "sweeps.md", _document([*lines, *duel_lines(collected, SWEEPS)]))

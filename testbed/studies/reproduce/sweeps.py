@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from testbed.studies.reproduce.markdown import seconds, table
+from testbed.studies.reproduce.markdown import ms, seconds, table
 from testbed.studies.reproduce.paper import METRICS
 from testbed.studies.reproduce.runs import Results
 from testbed.studies.reproduce.settings import LABELS, SWEEPS, Setting
@@ -27,6 +27,22 @@ def sweep_lines(results: Results) -> Iterator[str]:
                     for value, setting in points
                 ]
                 yield table(["", sweep.x_label, *LABELS.values()], rows)
+
+
+def run_time_lines(results: Results) -> Iterator[str]:
+    """Yields a Markdown table per sweep: the processor time of all decisions in a run, along the sweep."""
+    for sweep in SWEEPS:
+        yield f"## {sweep.title}"
+        rows = [
+            [
+                place,
+                f"{value:g}",
+                *(ms(results.values(setting, policy, "reference", "decision_s")) for policy in LABELS),
+            ]
+            for place, points in sweep.points.items()
+            for value, setting in points
+        ]
+        yield table(["", sweep.x_label, *LABELS.values()], rows)
 
 
 def _cell(results: Results, setting: Setting, policy: str, setup: str, metric: str) -> str:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from policies import InfeasiblePlacement, PolicyError
 from policies.cgbp import CgBp
 from policies.design import choose_design_concurrency, memory_bound, single_request_s
 from policies.feasibility import block_list
-from policies.greedy import block_counts
+from policies.greedy import amortized_s, block_counts
 from tests.support.problems import make_problem
 
 
@@ -24,6 +26,27 @@ def test_a_server_without_room_for_a_block_takes_no_part() -> None:
     assert placement.ranges == ((0, 0), (0, 4))
     assert placement.cache_bytes == (0.0, 4.0), "no session can use a server without blocks"
     assert placement.bounds["theorem1_per_token_s"] == pytest.approx(0.1 + 4 * 0.01)
+
+
+def test_with_forwarding_a_server_counts_with_its_way_from_the_others() -> None:
+    # Server 1 is nearer to the client than server 2, but 0.5 s one way from the others.
+    far_s, near_s = 1.0, 0.02
+    problem = make_problem(
+        [24.0] * 3,
+        rtt_s=[[0.1, 0.2, 0.25]],
+        server_rtt_s=[[0, far_s, near_s], [far_s, 0, far_s], [near_s, far_s, 0]],
+    )
+    assert CgBp().place(problem, 1).ranges == ((0, 2), (2, 4), (0, 2))
+    forwarding = replace(problem, forwarding=True)
+    assert CgBp().place(forwarding, 1).ranges == ((0, 2), (0, 2), (2, 4))
+    # Half of the hops begin or end a chain; the others come from the two other servers alike.
+    between_s = (far_s / 2 + near_s / 2) / 2
+    times_s = amortized_s(forwarding, [2, 2, 2])
+    assert times_s[0] == pytest.approx(0.01 + (0.1 / 2 + between_s / 2) / 2)
+    assert times_s[1] == pytest.approx(0.01 + (0.2 / 2 + far_s / 2 / 2) / 2)
+    # A server that holds all blocks serves from the client and back, whoever forwards.
+    assert amortized_s(forwarding, [4, 4, 4]) == pytest.approx(amortized_s(problem, [4, 4, 4]))
+    assert amortized_s(forwarding, [2, 0, 0]) == pytest.approx(amortized_s(problem, [2, 0, 0]))
 
 
 def test_servers_left_over_double_the_blocks_with_the_least_capacity() -> None:

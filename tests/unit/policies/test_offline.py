@@ -46,13 +46,24 @@ def test_requests_that_are_longer_than_caches_are_designed_for_are_refused() -> 
         cg_bprr(problem, [RequestSpec(0, 4, 1), RequestSpec(0, 4, 2)])
 
 
-def test_no_requests_and_forwarding_are_refused() -> None:
+def test_no_requests_are_refused() -> None:
     with pytest.raises(PolicyError, match="at least 1"):
         cg_bprr(make_problem([100.0]), [])
-    forwarding = replace(make_problem([100.0]), forwarding=True)
-    for bound in (cg_bprr, lower_bound_s, knapsack_lower_bound_s):
-        with pytest.raises(PolicyError, match="turn server-to-server forwarding off"):
-            bound(forwarding, [ONE])
+
+
+def test_a_forwarded_hop_costs_the_way_from_the_server_before_and_the_last_one_the_way_back() -> None:
+    problem = make_problem(
+        [33.0, 33.0], rtt_s=[[0.2, 0.6]], server_rtt_s=[[0.0, 0.1], [0.3, 0.0]], n_output_tokens=2
+    )
+    costs = link_costs(replace(problem, forwarding=True), RequestSpec(0, 1, 2), decode_only=True)
+    # Half a round trip there, from server 0 to server 1, and from there back; the blocks are 0.01 s each.
+    assert costs.of([Hop(0, 0, 2), Hop(1, 2, 4)]) == pytest.approx(0.1 + 0.05 + 0.3 + 4 * 0.01)
+    assert costs.of([Hop(1, 0, 2), Hop(0, 2, 4)]) == pytest.approx(0.3 + 0.15 + 0.1 + 4 * 0.01)
+    least, most = costs.of_any_way(min), costs.of_any_way(max)
+    assert (least.hop_s, least.returned_s) == (pytest.approx((0.1, 0.05)), pytest.approx(0.1))
+    assert (most.hop_s, most.returned_s) == (pytest.approx((0.15, 0.3)), pytest.approx(0.3))
+    without = link_costs(problem, ONE)
+    assert without.of_any_way(min) is without
 
 
 def test_the_fractional_bound_charges_part_of_a_hop_and_the_knapsack_all_of_it() -> None:
@@ -80,7 +91,7 @@ def test_link_costs_are_means_over_the_tokens_of_the_request_itself() -> None:
     assert costs.hop_s == pytest.approx(((0.5 + 3 * 0.2) / 4,))
     assert costs.block_s == pytest.approx(((3 * 0.02 + 3 * 0.01) / 4,))
     assert costs.of([Hop(0, 0, 3), Hop(0, 3, 4)]) == pytest.approx(2 * costs.hop_s[0] + 4 * costs.block_s[0])
-    assert link_costs(problem, request, decode_only=True) == ((0.2,), (0.01,))
+    assert link_costs(problem, request, decode_only=True) == ((0.2,), (0.01,), None, None)
 
 
 def test_a_problem_with_given_costs_has_them_as_decode_steps_of_one_client() -> None:

@@ -12,10 +12,11 @@ from policies.interfaces import PlacementPolicy
 from policies.petals import PetalsPlacement
 from testbed.results.intervals import mean_of, t_quantile
 from testbed.studies.reproduce.breakdown import break_down, shapley
-from testbed.studies.reproduce.runs import changed, run_task, task_of
-from testbed.studies.reproduce.settings import CLOSEST, PLACES, STATED
+from testbed.studies.reproduce.runs import Results, changed, run_task, task_of
+from testbed.studies.reproduce.settings import CLOSEST, PLACES, STATED, SWEEPS, TOPOLOGIES, settings_of
+from testbed.studies.reproduce.sweeps import run_time_lines
 from testbed.studies.reproduce.windows import place_with
-from testbed.studies.sweep.runs import Measures, Setup, case_of
+from testbed.studies.sweep.runs import Measures, Record, Setup, case_of
 
 
 @pytest.mark.parametrize(
@@ -129,3 +130,17 @@ def test_runs_without_every_placement_do_not_count_in_a_breakdown(one_result: Me
     breakdown = break_down([one_result, without], with_setup=True)
     assert breakdown is not None and (breakdown.n_runs, breakdown.n_all) == (1, 2)
     assert break_down([without], with_setup=True) is None
+
+
+def test_the_run_times_of_every_policy_stand_along_every_sweep(one_result: Measures) -> None:
+    settings = settings_of("figures")
+    keys = [task_of(setting, seed).key for setting in settings for seed in (0, 1)]
+    results = Results({key: Record(key, measures=one_result) for key in keys}, settings, (0, 1))
+    text = "\n".join(run_time_lines(results)).splitlines()
+    assert [line for line in text if line.startswith("## ")] == [f"## {sweep.title}" for sweep in SWEEPS]
+    rows = [line for line in text if line.startswith(tuple(f"| {place} |" for place in TOPOLOGIES))]
+    assert len(rows) == sum(len(points) for sweep in SWEEPS for points in sweep.points.values())
+    took_s = one_result["proposed/reference/decision_s"]
+    assert took_s is not None
+    took_ms = took_s * 1e3
+    assert all(f"{took_ms:.1f}" in row for row in rows)

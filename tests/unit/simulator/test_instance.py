@@ -241,7 +241,7 @@ def test_the_instance_in_the_manual_can_be_simulated(policy: str, tmp_path: Path
         assert f"`{key}`" in MANUAL
 
 
-@pytest.mark.parametrize("policy", ["milp", "cg-bprr", "lp-rounding"])
+@pytest.mark.parametrize("policy", ["milp", "milp-paper", "cg-bprr", "lp-rounding"])
 def test_the_offline_instance_in_the_manual_can_be_solved(policy: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     path.write_text(OFFLINE_EXAMPLE, encoding="utf-8")

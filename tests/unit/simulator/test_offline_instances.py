@@ -20,6 +20,7 @@ from testbed.simulator.offline import (
     offline_command,
     parse_offline_instance,
 )
+from testbed.simulator.text import offline_text
 
 FILE = Path(__file__).parents[2] / "data" / "tiny_instances.json.gz"
 TINY: list[dict[str, Any]] = json.loads(gzip.decompress(FILE.read_bytes()))
@@ -72,15 +73,20 @@ def check_memory_and_chains(tiny: dict[str, Any], answer: dict[str, Any]) -> Non
     assert answer["objective_ms"] == pytest.approx(total_ms, rel=REL)
 
 
-@each_tiny
-def test_milp_finds_the_enumerated_optimum(tiny: dict[str, Any], tmp_path: Path) -> None:
-    answer = solved(tiny, "milp", tmp_path)
+@pytest.mark.parametrize(
+    ("policy", "tiny"),
+    [("milp", tiny) for tiny in TINY] + [("milp-paper", tiny) for tiny in TINY if len(tiny["clients"]) < 3],
+    ids=lambda value: value if isinstance(value, str) else value["id"],
+)
+def test_milp_finds_the_enumerated_optimum(policy: str, tiny: dict[str, Any], tmp_path: Path) -> None:
+    answer = solved(tiny, policy, tmp_path)
     if tiny["optimum_ms"] is None:
         assert not answer["feasible"]
         assert "no placement holds" in answer["error"]
         assert answer["objective_ms"] is answer["placement"] is answer["routes"] is None
         return
     assert answer["feasible"] and answer["proven_optimal"]
+    assert answer["gap"] == 0.0
     assert answer["objective_ms"] == pytest.approx(tiny["optimum_ms"], rel=REL)
     check_memory_and_chains(tiny, answer)
 
@@ -150,6 +156,54 @@ def test_lp_rounding_is_no_better_than_the_optimum_or_says_what_rounding_broke(
         assert answer["objective_ms"] >= tiny["optimum_ms"] * (1 - REL)
 
 
+UNLIKE: dict[str, Any] = {
+    "id": "unlike",
+    "n_server": 2,
+    "n_client": 2,
+    "L": 1,
+    "sm": 10.0,
+    "sc": 1.0,
+    "M": [11.0, 100.0],
+    "tau": [500.0, 500.0],
+    "RTT": [[500.0, 10_500.0], [500.0, 9_500.0]],
+    "request_clients": [0, 1],
+    "request_lengths": [[0, 20], [0, 100]],
+}
+"""The fast server has cache for one of two requests. Per token the short one gains most there: 10 s against 9."""
+
+
+@pytest.mark.parametrize("policy", ["milp", "cg-bprr"])
+def test_requests_of_unlike_lengths_count_with_their_tokens(policy: str, tmp_path: Path) -> None:
+    path = tmp_path / "unlike.json"
+    path.write_text(json.dumps(UNLIKE), encoding="utf-8")
+    (answer,) = offline_command([path], policy)
+    bounds = answer["bounds"]
+    assert bounds["lower_bound_ms"] == pytest.approx(120e3)  # both on the fast server
+    if policy == "milp":
+        assert answer["objective_ms"] == pytest.approx(320e3)
+        assert answer["routes"] == [[1], [0]]
+        assert bounds["lp_relaxation_ms"] <= 320e3 * (1 + REL)
+    else:  # CG-BP leaves cache for two of the longest: only the slow server holds the block
+        assert answer["objective_ms"] == pytest.approx(20 * 11e3 + 100 * 10e3)
+        assert bounds["theorem1_ms"] == pytest.approx(120 * 11e3)
+
+
+def test_the_cache_in_a_file_is_that_of_its_longest_request() -> None:
+    instance = parse_offline_instance(UNLIKE | {"request_lengths": [[30, 20], [0, 100]]}, "mine")
+    caches = [instance.problem.model.cache_bytes(request.n_tokens) for request in instance.requests]
+    assert caches == pytest.approx([0.5, 1.0])
+    assert instance.problem.design_cache_bytes == pytest.approx(1.0)
+
+
+def test_the_table_says_what_is_proven(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(document_of(TINY[0])), encoding="utf-8")
+    (answer,) = offline_command([path], "milp")
+    assert "proven" in offline_text([answer])
+    assert "within 12.5%" in offline_text([answer | {"proven_optimal": False, "gap": 0.125}])
+    assert "proven" not in offline_text(offline_command([path], "cg-bprr"))
+
+
 def test_several_instances_are_answered_in_the_order_given(tmp_path: Path) -> None:
     paths = []
     for tiny in (TINY[3], TINY[0]):
@@ -179,6 +233,17 @@ def changed(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (changed("n_server", 10**9), "n_server: must be at most 100,000"),
         (changed("sc", 1e-300), "sc: must be at least 1e-15, not 1e-300"),
         (changed("request_clients", [0, 2]), r"request_clients\.1: is 2, but clients are numbered 0 to 1"),
+        (
+            changed("request_lengths", [[1, 2]]),
+            "request_lengths: has 1 entries but needs 2, one for each request",
+        ),
+        (changed("request_lengths", [[1, 2], [3]]), r"request_lengths\.1: needs at least 2 entries"),
+        (
+            changed("request_lengths", [[1, 2], [3, 0]]),
+            r"request_lengths\.1\.1: must be at least 1 output token",
+        ),
+        (changed("request_lengths", [[1, 2], [-1, 2]]), r"request_lengths\.1\.0: must be at least 0, not -1"),
+        (changed("request_length", [[1, 2]] * 2), 'unknown key; did you mean "request_lengths"'),
         (changed("request_clients", []), "request_clients: needs at least 1 entry"),
         (changed("sc", 0.0), r"sc: must be more than 0, not 0\.0"),
     ],
@@ -223,9 +288,18 @@ def test_an_online_instance_is_told_from_an_offline_one() -> None:
 
 
 def test_an_unknown_policy_is_answered_with_the_nearest_valid_one() -> None:
-    with pytest.raises(UserError, match=r"did you mean 'cg-bprr'\? valid: milp, cg-bprr, lp-"):
+    with pytest.raises(UserError, match=r"did you mean 'cg-bprr'\? valid: milp, milp-paper, cg-bprr, lp-"):
         offline_command([], "cgbprr")
-    assert list(OFFLINE_POLICIES) == ["milp", "cg-bprr", "lp-rounding"]
+    assert list(OFFLINE_POLICIES) == ["milp", "milp-paper", "cg-bprr", "lp-rounding"]
+
+
+def test_too_many_requests_for_the_papers_program_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "many.json"
+    path.write_text(json.dumps(document_of(TINY[0]) | {"request_clients": [0] * 17}), encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"3 servers and 17 requests would have 1026 variables, more .* use milp"
+    ):
+        offline_command([path], "milp-paper")
 
 
 @pytest.mark.parametrize("policy", ["milp", "lp-rounding"])

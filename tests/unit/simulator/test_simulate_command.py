@@ -19,6 +19,7 @@ from testbed.records.requests import flat
 from testbed.results.logs import RunRecords
 from testbed.results.model import hop_table
 from testbed.results.requests import request_rows
+from testbed.simulator.text import comparison_text
 from tests.unit.simulator.test_instance import DOCUMENT
 
 MEANS = {"per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent"}
@@ -377,5 +378,33 @@ def test_a_placement_that_searches_says_how_far_it_came(
 ) -> None:
     (found,) = lines(capsys, write_instance(tmp_path), "--policy", "helix", "--session-setup", "none")
     bounds = found["bounds"]
-    assert bounds["stopped_by_time"] == 0.0
     assert bounds["gap_ratio"] == pytest.approx(1 - bounds["flow_tps"] / bounds["flow_bound_tps"])
+
+
+@pytest.mark.parametrize(
+    ("gaps", "said"),
+    [
+        ([0.0], "milp: the search proved its placement optimal"),
+        (
+            [0.125],
+            "milp: the search did not prove its placement optimal; its objective is within 12.5% of the best",
+        ),
+        (
+            [0.0, 0.0, 0.25],
+            "optimal in 2 of 3 runs; the search did not prove its placement optimal in 1 of 3 runs;",
+        ),
+    ],
+)
+def test_the_table_states_whether_a_placement_is_proven_optimal(
+    gaps: list[float], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = lines(capsys, write_instance(tmp_path), "--policy", "proposed", "--session-setup", "none")
+    runs = [
+        {**row, "bounds": {**row["bounds"], "proven_optimal": float(not gap), "gap_ratio": gap}}
+        for gap in gaps
+    ]
+    answer = {**runs[0], "policy": "milp"}
+    if len(runs) > 1:
+        answer |= {"runs": runs, "n_runs": len(runs)}
+        answer |= {"mean_ci95": row["mean"], "percentiles_ci95": row["percentiles"]}
+    assert said in " ".join(comparison_text([answer], 300).split())
