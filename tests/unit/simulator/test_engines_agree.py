@@ -79,7 +79,10 @@ def check_times(fast: Simulation, virtual: Simulation, rel: float) -> None:
 
 def test_a_chain_of_servers_takes_each_link_in_its_own_direction(tmp_path: Path) -> None:
     """A to B to C and back are 10 ms each; the other way round it would be 90."""
-    fast, virtual = both(ASYMMETRIC, 'policy.communication="server-to-server"', folder=tmp_path)
+    (tmp_path / "plan.json").write_text("[[1, 2], [3, 2]]")
+    placed = (f"policy.placement='fixed:{tmp_path}/plan.json'", "policy.routing='ws-rr'")
+    communication = 'policy.communication="server-to-server"'
+    fast, virtual = both(ASYMMETRIC, communication, *placed, folder=tmp_path)
     check_times(fast, virtual, 3e-3)
     one = fast.rows[0].times
     assert one.e2e_s is not None and one.ttft_s is not None
