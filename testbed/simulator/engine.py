@@ -19,7 +19,7 @@ from testbed.fast.engine import simulate_fast
 from testbed.fast.machines import not_carried
 from testbed.fast.outcome import Disturbed, SimulatedRequest
 from testbed.records.links import link_name
-from testbed.records.plan import PlacementRow, Plan
+from testbed.records.plan import REFERENCE, PlacementRow, Plan
 from testbed.records.requests import COMPLETED, RequestRow
 from testbed.records.summary import MOST_LINKS, SIMULATED, LinkRow
 from testbed.runtime.signals import Interruption
@@ -27,7 +27,8 @@ from testbed.simulator.cases import Case, Served
 from testbed.simulator.rows import outcome_rows
 from testbed.simulator.virtual import serve_virtually
 
-TESTBED, REFERENCE = MODES = "testbed", "reference"
+TESTBED = "testbed"
+MODES = TESTBED, REFERENCE
 """The modes: the testbed's own semantics, or those of the paper's public simulator (with its own engine)."""
 MAX_STEPS = 5_000_000
 """Most rows of ``hops.parquet`` (hops of tokens); with more it is left out, which ``summary.json`` states."""

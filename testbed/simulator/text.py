@@ -12,6 +12,7 @@ from rich.table import Table
 from testbed.experiments.units import counted
 from testbed.records.links import busy_text
 from testbed.records.summary import LinkRow
+from testbed.results.bounds import bounds_text
 from testbed.results.unused import unused_from, unused_text
 from testbed.simulator.answer import PERCENTILES
 from testbed.simulator.engine import EMULATED
@@ -145,6 +146,7 @@ def _notes(row: dict[str, Any]) -> list[str]:
             f"{row['policy']}: goodput {'-' if good is None else f'{good:.4f}'}"
             f"{'' if half is None else f' ±{half:.4f}'} requests/s"
         )
+    notes += _bounds(row)
     if "online" in row:
         n_moves = sum(len(run.get("moves", ())) for run in row.get("runs", [row]))
         notes.append(f"{row['policy']} + {row['online']}: {n_moves} moves of servers")
@@ -184,6 +186,16 @@ def _notes(row: dict[str, Any]) -> list[str]:
     if "gain" in row:
         notes.append(_gain(row))
     return notes
+
+
+def _bounds(row: dict[str, Any]) -> list[str]:
+    """Return a note on what is proven about the time per token, of the first run where there are several."""
+    runs = [run for run in row.get("runs", [row]) if run["feasible"]]
+    if not runs:
+        return []
+    found = runs[0]["bounds"]
+    of_first = " (of the first run)" if any(run["bounds"] != found for run in runs) else ""
+    return [f"{row['policy']}: {bounds_text(found, found['design_concurrency'])}{of_first}"]
 
 
 def _most_used(links: Sequence[dict[str, Any]]) -> float:

@@ -31,8 +31,8 @@ from policies.wsrr import WsRr
 from testbed.codeversion import rules_digest
 from testbed.experiments.schema import CalibrationTable
 from testbed.experiments.sources import shipped_files
+from testbed.records.plan import REFERENCE
 from testbed.results.intervals import Mean, mean_of
-from testbed.simulator.engine import REFERENCE
 from testbed.studies.reproduce.settings import Setting
 from testbed.studies.reproduce.windows import STEPS, place_with
 from testbed.studies.sweep.runs import Measures, Record, Run, Setup, case_of

@@ -125,11 +125,10 @@ def test_the_same_problem_always_gets_the_same_placement() -> None:
     assert ForesightPlacement().place(problem) == ForesightPlacement().place(problem)
 
 
-def test_the_proposed_placement_and_its_bounds_are_kept_where_nothing_is_better() -> None:
+def test_the_proposed_placement_is_kept_where_nothing_is_better() -> None:
     problem = make_problem([100.0], n_output_tokens=2)
     proposed, found = CgBp().place(problem), ForesightPlacement().place(problem)
     assert found == replace(proposed, policy="foresight")
-    assert "theorem1_per_token_s" in found.bounds
 
 
 def test_a_given_concurrency_is_that_of_the_placement_to_be_beaten() -> None:

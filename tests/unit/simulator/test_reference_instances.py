@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from policies import InfeasiblePlacement, Placement, PlacementPolicy, RoutingPolicy
+from policies.bounds import greedy_plan_of
+from policies.cgbp import theorem1_per_token_s
 from policies.design import choose_design_concurrency
 from policies.petals_routing import PetalsRouting
 from policies.registry import resolve_pair, resolve_placement, resolve_routing
@@ -81,7 +83,9 @@ def test_placements_routes_and_times_are_the_reference_simulators(
     placement = placing.place(instance.problem)
     assert [list(r) for r in placement.ranges] == run["ranges"]
     if algorithm == "proposed":
-        bound_ms = placement.bounds["theorem1_per_token_s"] * 1e3
+        greedy = greedy_plan_of(instance.problem, placement)
+        assert greedy is not None
+        bound_ms = theorem1_per_token_s(instance.problem, greedy) * 1e3
         assert bound_ms == pytest.approx(run["theorem1_per_token_ms"], rel=REL)
     for variant in run["variants"]:
         check_variant(instance, placement, routing, run, variant)
