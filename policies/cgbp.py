@@ -30,7 +30,7 @@ class CgBp(PlacementPolicy):
 
         Raises ``InfeasiblePlacement`` if no server holds some block, ``PolicyError`` if |R| < 1.
         """
-        design_concurrency = given_or_chosen(problem, design_concurrency)
+        design_concurrency = given_or_chosen(problem, design_concurrency, honour_cap=self.honour_block_cap)
         greedy = plan(problem, design_concurrency, honour_cap=self.honour_block_cap)
         placement = Placement(
             policy=self.name,

@@ -111,7 +111,7 @@ def simulate(
     try:
         online = None if mode == REFERENCE else online_policy(experiment)
         engine, why = (VIRTUAL, "asked for") if is_virtual else _engine(case, mode, online)
-        placed = place(experiment, case.stand_ins, placements, links_are_busy=mode != REFERENCE)
+        placed = place(experiment, case.stand_ins, placements, as_reference=mode == REFERENCE)
     except InfeasiblePlacement as error:
         return Simulation(case, mode, engine, why, error=str(error))
     except PolicyError as error:
