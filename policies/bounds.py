@@ -7,7 +7,7 @@ adds to the whole request, divided by the request's output tokens (``policies.li
 
 from __future__ import annotations
 
-from policies.cgbp import lower_bound_s, theorem1_s
+from policies.cgbp import lower_bound_s, theorem1_s, theorem1_servers
 from policies.greedy import GreedyPlan, plan
 from policies.link_costs import cheapest_chain, link_costs
 from policies.positions import PositionGraph
@@ -42,12 +42,28 @@ class UpperBound:
         ``lead_s``: the seconds before the prompt is sent. The mean over all tokens is at most Theorem 1's value for the
         whole request's costs. Without the first token it is at most what the cheapest prefill leaves of them.
         """
-        problem, n = self._problem, request.n_output_tokens
-        whole_s = n * theorem1_s(link_costs(problem, request), self._greedy, problem.model.n_blocks)
+        n, whole_s = request.n_output_tokens, self._service_s(request)
         longest_s = (lead_s + whole_s) / n
         if n > 1:
             longest_s = max(longest_s, (whole_s - self._least_prefill_s(request)) / (n - 1))
-        return longest_s + problem.hub_token_s
+        return longest_s + self._problem.hub_token_s
+
+    def completion_s(self, request: RequestSpec, lead_s: float, crowded_s: float) -> float:
+        """Returns the bound in seconds on a request from its arrival to its last token, if nobody had to ask again.
+
+        ``crowded_s``: the seconds until fewer than |R| of the sessions that it found are left; 0 if they were fewer. From
+        then on no hop waits. WS-RR minimises the sum of the waits at all hops and the chain's own time, and the
+        request waits no longer than that sum: on the chain of Theorem 1 it is at most ``crowded_s`` for each hop.
+        """
+        n_hops = len(theorem1_servers(self._greedy, self._problem.model.n_blocks))
+        tokens_s = self._service_s(request) + request.n_output_tokens * self._problem.hub_token_s
+        return lead_s + n_hops * crowded_s + tokens_s
+
+    def _service_s(self, request: RequestSpec) -> float:
+        """Returns Theorem 1's bound on the seconds of the cheapest chain, for all output tokens."""
+        costs = link_costs(self._problem, request)
+        per_token_s = theorem1_s(costs, self._greedy, self._problem.model.n_blocks)
+        return request.n_output_tokens * per_token_s
 
     def _least_prefill_s(self, request: RequestSpec) -> float:
         """Returns the seconds of the cheapest chain's prefill, if only the prefill counted."""

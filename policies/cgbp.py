@@ -66,15 +66,22 @@ def theorem1_s(costs: LinkCosts, greedy: GreedyPlan, n_blocks: int) -> float:
     are held already. So it holds for the costs that a routing policy minimises, whichever they are. Raises
     ``ValueError`` if some block is not held.
     """
+    servers = theorem1_servers(greedy, n_blocks)
+    counts = [greedy.ranges[j].n_blocks for j in servers]
+    total_s = sum(costs.hop_s[j] + costs.block_s[j] * count for j, count in zip(servers, counts, strict=True))
+    return total_s - costs.block_s[servers[-1]] * (sum(counts) - n_blocks)
+
+
+def theorem1_servers(greedy: GreedyPlan, n_blocks: int) -> tuple[int, ...]:
+    """Returns the servers of the chain that Theorem 1 is about: in serving order, until all blocks are held.
+
+    Raises ``ValueError`` if some block is not held.
+    """
     missing = set(range(n_blocks))
-    total_s, n_placed = 0.0, 0
-    for j in greedy.order:
-        held = greedy.ranges[j]
-        missing.difference_update(range(held.first, held.last))
-        total_s += costs.hop_s[j] + costs.block_s[j] * held.n_blocks
-        n_placed += held.n_blocks
+    for number, j in enumerate(greedy.order, 1):
+        missing.difference_update(range(greedy.ranges[j].first, greedy.ranges[j].last))
         if not missing:
-            return total_s - costs.block_s[j] * (n_placed - n_blocks)
+            return greedy.order[:number]
     raise ValueError("theorem 1 needs a placement that holds every block")
 
 

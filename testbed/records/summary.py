@@ -46,7 +46,9 @@ class Bounds(Record, kw_only=True):
     ``applies``: whether Theorem 1 holds for the run; if not, ``why``, and it is absent. ``theorem1_per_token_s`` is the
     largest of all clients, ``lower_bound_per_token_s`` the mean over all requests (Lemma B.1). The latter is absent where
     it does not hold. ``proven_optimal`` and ``gap_ratio`` are what a search for an optimal placement proved, if there was
-    one: by which share of its objective a better one may be better.
+    one: by which share of its objective a better one may be better. ``n_bounded`` requests have a bound on their
+    completion, ``n_exceeded`` of them took longer, ``n_exceeded_by_backoff`` of these only because they asked again after a
+    fixed time instead of when there was room.
     """
 
     applies: bool
@@ -56,6 +58,9 @@ class Bounds(Record, kw_only=True):
     theorem1_ratio: float | UnsetType = UNSET
     lower_bound_per_token_s: float | UnsetType = UNSET
     lower_bound_by_client_s: dict[str, float] | UnsetType = UNSET
+    n_bounded: int | UnsetType = UNSET
+    n_exceeded: int | UnsetType = UNSET
+    n_exceeded_by_backoff: int | UnsetType = UNSET
     proven_optimal: bool | UnsetType = UNSET
     gap_ratio: float | UnsetType = UNSET
 

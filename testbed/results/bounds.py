@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET
@@ -13,15 +14,25 @@ from policies.bounds import UpperBound, greedy_plan_of, lower_bound_per_token_s
 from policies.interfaces import RoutingPolicy, trait
 from policies.problem import Placement, RequestSpec
 from policies.registry import shipped_policy
+from policies.wsrr import WsRr
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.units import counted
 from testbed.fast.links import never_wait
 from testbed.records.base import data_of
+from testbed.records.requests import RequestRow
 from testbed.records.summary import Bounds
 
+_ROUNDING = 1 + 1e-9
+"""A time is not over its bound by rounding alone."""
 
-def bounds_of(experiment: Experiment, placement: Placement, is_reference: bool = False) -> Bounds:
-    """Return the bounds on the requests of a run, weighted as the workload has them.
+
+def bounds_of(
+    experiment: Experiment,
+    placement: Placement,
+    is_reference: bool = False,
+    rows: Sequence[RequestRow] = (),
+) -> Bounds:
+    """Return the bounds on the requests of a run, weighted as the workload has them; adds them to ``rows``.
 
     ``is_reference``: the run has the semantics of the published simulator, in which opening a chain takes no time and
     messages never wait for each other.
@@ -51,7 +62,48 @@ def bounds_of(experiment: Experiment, placement: Placement, is_reference: bool =
         found.theorem1_per_token_s = max(found.theorem1_by_client_s.values())
         if found.lower_bound_per_token_s:
             found.theorem1_ratio = found.theorem1_per_token_s / found.lower_bound_per_token_s
+        if rows and placement.design_concurrency and experiment.policy.routing == WsRr.name:
+            leads_s = [
+                setup_s if is_reference else _lead_s(experiment, placement, client)
+                for client in range(len(problem.clients))
+            ]
+            _add_guarantee(found, bound, placement.design_concurrency, leads_s, experiment, rows)
     return found
+
+
+def _add_guarantee(
+    found: Bounds,
+    bound: UpperBound,
+    concurrency: int,
+    leads_s: Sequence[float],
+    experiment: Experiment,
+    rows: Sequence[RequestRow],
+) -> None:
+    """Add the bound on its completion to each row, and to ``found`` how many requests took longer.
+
+    The sessions that a request finds are those that have arrived before it and have not ended, also if they still wait.
+    """
+    clients = {name: client for client, name in enumerate(experiment.problem.clients)}
+    ends_at_s: list[float] = []
+    found.n_bounded = found.n_exceeded = found.n_exceeded_by_backoff = 0
+    for row in sorted(rows, key=lambda row: (row.arrival_at_s, row.request)):
+        if row.arrived_at_s is None or row.ended_at_s is None:
+            continue
+        del ends_at_s[: bisect_right(ends_at_s, row.arrived_at_s)]
+        n_over = len(ends_at_s) - concurrency
+        crowded_s = ends_at_s[n_over] - row.arrived_at_s if n_over >= 0 else 0.0
+        client = clients[row.client]
+        request = RequestSpec(client, row.n_input_tokens, row.n_output_tokens)
+        row.completion_bound_s = bound.completion_s(request, leads_s[client], crowded_s)
+        insort(ends_at_s, row.ended_at_s)
+        e2e_s, queue_s = row.times.e2e_s, row.times.queue_s
+        if e2e_s is None or queue_s is None:
+            continue
+        found.n_bounded += 1
+        limit_s = row.completion_bound_s * _ROUNDING
+        if e2e_s > limit_s:
+            found.n_exceeded += 1
+            found.n_exceeded_by_backoff += e2e_s - queue_s + min(queue_s, crowded_s) <= limit_s
 
 
 def _has_lower_bound(experiment: Experiment) -> bool:
@@ -148,6 +200,10 @@ def bounds_text(found: Mapping[str, Any], design_concurrency: int | None) -> str
         parts.append(f"at most {most_ms / 1e3:.3f} s with up to |R| = {sessions} at once (Theorem 1)")
     else:
         parts.append(f"no upper bound, since {found['why']}")
+    if n := found.get("n_bounded"):
+        n_over, n_backoff = found["n_exceeded"], found["n_exceeded_by_backoff"]
+        text = f"{n_over} of {counted(n, 'requests')} took longer than WS-RR guarantees for the sessions that they found"
+        parts.append(text + (f", {n_backoff} of them by asking again later than needed" if n_over else ""))
     return f"a client's time per token: {'; '.join(parts)}"
 
 

@@ -122,7 +122,10 @@ def common_summary(
     rows: Sequence[RequestRow],
     objectives: Mapping[str, float],
 ) -> RunSummary:
-    """Return the part of the summary that follows from the plan and the rows of the requests, in every engine."""
+    """Return the part of the summary that follows from the plan and the rows of the requests, in every engine.
+
+    The rows get their ``completion_bound_s``.
+    """
     count = Counter(row.status for row in rows)
     calibration = experiment.calibration
     admitted = [row for row in rows if row.times.queue_s is not None]
@@ -151,7 +154,7 @@ def common_summary(
             routing=experiment.policy.routing,
             design_concurrency=plan.placement.design_concurrency,
         ),
-        bounds=bounds_of(experiment, placement, plan.mode == REFERENCE),
+        bounds=bounds_of(experiment, placement, plan.mode == REFERENCE, rows),
         calibration=CalibrationUsed(set=calibration.name, session_setup_s=calibration.session_setup_s),
         metrics=times_stats(rows),
         model=times_stats(rows, "model"),

@@ -64,7 +64,7 @@ class Simulation:
         """A row per request; in the engines fast and reference without the ``unqueued`` metrics, which take time."""
         if self.served.rows is not None:
             return self.served.rows
-        return outcome_rows(self.case.experiment.problem.clients, self.served.outcomes)
+        return outcome_rows(self.case.experiment, self.served.outcomes)
 
     @property
     def links(self) -> Sequence[LinkRow] | None:
@@ -217,7 +217,19 @@ def _reference(case: Case, placed: PlacedExperiment) -> Served:
     )
     setup_s += experiment.problem.initial_delay_s
     requests = tuple(
-        SimulatedRequest(d.plan, COMPLETED, d.route, 0, d.waiting_s, setup_s, d.ttft_s, d.time_s, d.time_s)
+        SimulatedRequest(
+            d.plan,
+            COMPLETED,
+            d.route,
+            0,
+            d.waiting_s,
+            setup_s,
+            d.ttft_s,
+            d.time_s,
+            d.time_s,
+            cost_s=d.route.cost_s,
+            wait_expected_s=d.route.wait_s,
+        )
         for d in done
     )
     return Served(requests, routing_s=tuple(router.decisions_s))

@@ -14,11 +14,14 @@ from policies.cgbp import CgBp
 from policies.links import Link
 from policies.optimal_rr import OptimalRr
 from policies.problem import Hop
+from policies.replay import replay
 from policies.workload import RequestPlan
 from policies.wsrr import ShortestPath, WsRr
+from testbed.fast.outcome import SimulatedRequest
 from testbed.records.requests import COMPLETED
 from testbed.records.summary import Bounds
 from testbed.results.bounds import bounds_of, bounds_text, in_ms
+from testbed.simulator.rows import outcome_rows
 from tests.support.effort import n_drawn
 from tests.support.problems import make_problem, placements, problems
 from tests.support.simulation import experiment_of, run_fast, with_fields
@@ -99,6 +102,44 @@ def test_no_run_is_faster_than_lemma_b1_says_whatever_its_placement(
     least_s = bounds.lower_bound_per_token_s
     assert isinstance(least_s, float)
     assert sum(per_token_s) / len(per_token_s) >= least_s / ROUNDING
+
+
+@settings(max_examples=n_drawn(40))
+@given(served(), st.integers(1, 4), st.data())
+def test_a_request_that_finds_a_crowd_ends_within_the_guarantee_but_for_the_steps_of_the_backoff(
+    problem: Problem, concurrency: int, data: st.DataObject
+) -> None:
+    try:
+        placement = CgBp().place(problem, concurrency)
+    except InfeasiblePlacement:
+        assume(False)
+    plans = data.draw(requests_of(problem, 12))
+    experiment = experiment_of(problem, plans, placement="cg-bp", routing="ws-rr")
+    done = replay(problem, placement, WsRr().bind(problem, placement), plans)
+    lead_s = problem.initial_delay_s
+    rows = outcome_rows(
+        experiment,
+        [
+            SimulatedRequest(
+                d.plan, COMPLETED, d.route, 0, d.waiting_s, lead_s, d.ttft_s, d.time_s, d.time_s,
+                cost_s=d.route.cost_s, wait_expected_s=d.route.wait_s,
+            )
+            for d in done
+        ],
+    )  # fmt: skip
+    bounds = bounds_of(experiment, placement, True, rows)
+    n_late = 0
+    for row in rows:
+        assert row.completion_bound_s is not None and row.wsrr_cost_s is not None
+        assert row.times.e2e_s is not None and row.times.queue_s is not None
+        own_s = lead_s + row.n_output_tokens * problem.hub_token_s
+        assert row.wsrr_cost_s + own_s <= row.completion_bound_s * ROUNDING
+        rounded_s = row.times.queue_s - (row.wait_expected_s or 0.0)
+        assert row.times.e2e_s - rounded_s <= row.completion_bound_s * ROUNDING
+        n_late += row.times.e2e_s > row.completion_bound_s * ROUNDING
+    assert (bounds.n_bounded, bounds.n_exceeded) == (len(plans), n_late)
+    assert bounds.n_exceeded_by_backoff == n_late
+    event(f"late: {n_late > 0}")
 
 
 def two_servers() -> tuple[Problem, Placement, list[RequestPlan]]:
