@@ -174,7 +174,9 @@ def assert_alike(
     """The system serves as the fast engine does; the steps, if it goes by steps, to the nanosecond."""
     fast = run_fast(*made, requests, most_steps=10_000, **options)
     system = fail(made, requests, *faults, **options)
-    for a, b in zip(outcome_rows(experiment_of(made[0], requests), fast.requests), system.requests, strict=True):
+    for a, b in zip(
+        outcome_rows(experiment_of(made[0], requests), fast.requests), system.requests, strict=True
+    ):
         event(a.status)
         event("refused" if a.n_rejections else "let in at once")
         event("preempted" if a.n_preemptions else "kept")
