@@ -28,6 +28,10 @@ _COLUMNS = (
 
 _PERCENTILES = ("percentiles", "percentiles_ci95")
 _MOST_WHYS = 3
+_OFFLINE_BOUNDS = (
+    "lower bound: no placement and routes have a smaller objective; Theorem 1: CG-BP's placement with the cheapest "
+    "routes (cg-bprr) has none larger"
+)
 _VERDICTS = {
     "gain": "a gain",
     "loss": "a loss",
@@ -261,4 +265,5 @@ def offline_text(answers: Sequence[dict[str, Any]], width: int = 120) -> str:
     for answer in answers:
         if not answer["feasible"]:
             console.print(f"{answer['id']}, {answer['policy']}: {answer['error']}")
+    console.print(_OFFLINE_BOUNDS)
     return buffer.getvalue().rstrip()
