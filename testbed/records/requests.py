@@ -145,8 +145,8 @@ class RequestRow(Record, kw_only=True):
     wsrr_cost_s: Annotated[
         float | None,
         column(
-            "what WS-RR minimised for the request when it first asked: the waits for room at all hops, added, and the "
-            "chain's own time; null with other routings",
+            "what routing minimised for the request when it first asked. WS-RR: the waits for room at all hops, added, and "
+            "the chain's own time; other routings: their own cost",
             "s",
         ),
     ] = None

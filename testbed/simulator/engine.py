@@ -64,7 +64,7 @@ class Simulation:
         """A row per request; in the engines fast and reference without the ``unqueued`` metrics, which take time."""
         if self.served.rows is not None:
             return self.served.rows
-        return outcome_rows(self.case.experiment, self.served.outcomes)
+        return outcome_rows(self.case.experiment.problem.clients, self.served.outcomes)
 
     @property
     def links(self) -> Sequence[LinkRow] | None:

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.problem import RequestSpec
-from policies.wsrr import WsRr
 from testbed.experiments.experiment import Experiment
 from testbed.fast.outcome import SimulatedRequest
 from testbed.records.requests import RequestRow, Times, chain_text
 from testbed.results.requests import unqueued
 
 
-def outcome_rows(experiment: Experiment, outcomes: Sequence[SimulatedRequest]) -> list[RequestRow]:
-    """Return the rows of ``outcomes``; ``add_unqueued`` adds the metrics of requests that are alone.
+def outcome_rows(clients: Sequence[str], outcomes: Sequence[SimulatedRequest]) -> list[RequestRow]:
+    """Return the rows of ``outcomes``, with the names of ``clients``; ``add_unqueued`` adds the metrics of requests that are alone.
 
     The model's metrics are equal to the simulated ones. ``decision_s`` and ``asked_s`` are None: they are real time,
     but the tables of one seed must be the same bytes.
     """
     rows = []
-    clients, is_wsrr = experiment.problem.clients, experiment.policy.routing == WsRr.name
     for r in outcomes:
         plan, hops = r.plan, () if r.route is None else r.route.hops
         times = Times()
@@ -45,7 +43,7 @@ def outcome_rows(experiment: Experiment, outcomes: Sequence[SimulatedRequest]) -
                 preempted_s=r.preempted_s,
                 schedule_lag_s=0.0,
                 wait_expected_s=r.wait_expected_s,
-                wsrr_cost_s=r.cost_s if is_wsrr else None,
+                wsrr_cost_s=r.cost_s,
                 chain=chain_text(hops),
                 times=times,
                 model=times,

@@ -26,7 +26,7 @@ from testbed.simulator.rows import outcome_rows
 from tests.support.effort import n_drawn
 from tests.support.failing import SystemRun, fail
 from tests.support.problems import make_problem
-from tests.support.simulation import experiment_of, run_fast
+from tests.support.simulation import run_fast
 
 N_BLOCKS = 4
 TIMES = st.integers(0, 120).map(lambda n: n / 8)
@@ -174,9 +174,7 @@ def assert_alike(
     """The system serves as the fast engine does; the steps, if it goes by steps, to the nanosecond."""
     fast = run_fast(*made, requests, most_steps=10_000, **options)
     system = fail(made, requests, *faults, **options)
-    for a, b in zip(
-        outcome_rows(experiment_of(made[0], requests), fast.requests), system.requests, strict=True
-    ):
+    for a, b in zip(outcome_rows(made[0].clients, fast.requests), system.requests, strict=True):
         event(a.status)
         event("refused" if a.n_rejections else "let in at once")
         event("preempted" if a.n_preemptions else "kept")
