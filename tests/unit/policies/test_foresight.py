@@ -140,9 +140,11 @@ def test_a_given_concurrency_is_that_of_the_placement_to_be_beaten() -> None:
 
 def test_where_cg_bp_refuses_a_smaller_concurrency_serves() -> None:
     problem = load_experiment("abovenet", (*FEW, "workload.rate=0.5")).problem
+    too_many = CgBp().place(problem).design_concurrency
+    assert too_many is not None
     with pytest.raises(InfeasiblePlacement):
-        CgBp().place(problem)
-    found = ForesightPlacement().place(problem)
+        CgBp().place(problem, too_many + 1)
+    found = ForesightPlacement().place(problem, too_many + 1)
     check_placement(problem, found)
     state = SystemState(found.cache_bytes)
     longest = RequestSpec(0, problem.n_input_tokens, problem.n_output_tokens)
