@@ -3,6 +3,7 @@
 # make setup  .venv with everything (development tools, real blocks)
 # make check  format, lint, types
 # make bench  measure speed and accuracy; prints the figures
+# make docs-figures  run every command whose output a document states, and compare (some minutes)
 # make petals an environment for the real PETALS (docs/petals.md)
 
 PYTHON ?= python3
@@ -21,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Extra arguments for the run, e.g. make run ARGS="--policy petals"
 ARGS ?=
 
-.PHONY: setup run test tests check lint types format bench petals clean
+.PHONY: setup run test tests check lint types format bench docs-figures petals clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "testbed needs Python 3.11 or newer")'
@@ -66,6 +67,9 @@ tests: $(VENV)/.test-$(TEST_EXTRAS)
 
 bench: $(VENV)/.test-$(TEST_EXTRAS)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+docs-figures: $(VENV)/.test-$(TEST_EXTRAS)
+	$(BIN)/python -m tests.support.docs_figures
 
 petals: $(PETALS_VENV)/.done
 

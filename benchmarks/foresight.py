@@ -1,17 +1,19 @@
 """Compares Foresight with the other pairs of policies: mean time per token over paired runs, in Markdown.
 
-``python -m benchmarks.foresight [scarce] [published] [--runs N]`` takes about ten minutes for all; therefore
-``python -m benchmarks`` does not include it. A run draws places, join order and arrivals with its number as
-the seed, the same for every pair. The second table of a group adds the published session setup (60 s for
+``python -m benchmarks.foresight [scarce] [published] [--runs N] [--first SEED] [--workers N]`` takes about ten minutes for
+all; therefore ``python -m benchmarks`` does not include it. A run draws places, join order and arrivals with its seed, the
+same for every pair. Seeds begin at 20: those before were looked at while Foresight was made. The second table of a group adds the published session setup (60 s for
 CG-BP's and Foresight's placement, 250 or 350 s for the others), during which a session already holds its
 caches.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +40,11 @@ COMPARED: dict[str, tuple[str, str]] = {
 """Name in the tables -> (placement, routing)."""
 
 _OUR_SETUP_S = 60.0
+_FIRST_SEED = 20
+_RIVALS = ("proposed", "petals", "optimized-order", "optimized-number", "optimized-rr")
+"""What Foresight's standing is counted against: the other pairs, without those with a half of its own."""
+_TIE_S = 5e-4
+"""Means per token that are no farther apart are a tie."""
 
 
 @dataclass(frozen=True)
@@ -206,22 +213,50 @@ def _row(name: str, runs: Sequence[Run], which: int) -> str:
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
+def standing(runs: Sequence[Run], which: int) -> str:
+    """Returns "alone" where Foresight's mean is the least of all, "tied" or "behind", over the runs that all serve.
+
+    A pair that refuses a run is behind in the setting.
+    """
+
+    def mean_s(pair: str) -> float:
+        times_s = [math.inf if (t := run.times_s[which][pair]) is None else t for run in runs]
+        return fmean(times_s)
+
+    own_s, best_s = mean_s("foresight"), min(mean_s(pair) for pair in _RIVALS)
+    if own_s < best_s - _TIE_S:
+        return "alone"
+    return "tied" if own_s <= best_s + _TIE_S else "behind"
+
+
+def _number(arguments: Sequence[str], option: str, default: int) -> int:
+    return int(arguments[arguments.index(option) + 1]) if option in arguments else default
+
+
 def main() -> int:
     arguments = sys.argv[1:]
-    n_runs = int(arguments[arguments.index("--runs") + 1]) if "--runs" in arguments else 20
+    n_runs, first = _number(arguments, "--runs", 20), _number(arguments, "--first", _FIRST_SEED)
     groups = [name for name in GROUPS if name in arguments] or list(GROUPS)
     columns = ["setting", *COMPARED, "gain %", "worst run %", "CPU s"]
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(_number(arguments, "--workers", os.cpu_count() or 1)) as pool:
         for group in groups:
             settings = GROUPS[group]
             tables: tuple[list[str], ...] = ([], [])
+            standings: tuple[list[str], ...] = ([], [])
             for setting in settings:
                 print(f"{group}: {setting.name}", file=sys.stderr, flush=True)
-                runs = list(pool.map(partial(run_once, setting), range(n_runs)))
+                runs = list(pool.map(partial(run_once, setting), range(first, first + n_runs)))
                 for which, table in enumerate(tables):
                     table.append(_row(setting.name, runs, which))
-            for setup, table in zip(SETUPS, tables, strict=True):
-                print(f"\n{group}, {setup}: s per token, mean of {n_runs} runs ± 95 %\n")
+                    standings[which].append(standing(runs, which))
+            for setup, table, found in zip(SETUPS, tables, standings, strict=True):
+                seeds = f"seeds {first} to {first + n_runs - 1}"
+                print(f"\n{group}, {setup}: s per token, mean of {n_runs} runs ({seeds}) ± 95 %\n")
+                count = Counter(found)
+                print(
+                    f"Of {len(found)} settings Foresight is the best alone in {count['alone']}, tied with another in "
+                    f"{count['tied']}, behind in {count['behind']}.\n"
+                )
                 print("| " + " | ".join(columns) + " |\n" + "| --- " * len(columns) + "|")
                 print("\n".join(table), flush=True)
     return 0

@@ -290,6 +290,8 @@ def score_text(found: Sequence[Table], beside: str) -> str:
     counts: dict[str, dict[str, Counter[str]]] = {}
     best: list[list[str]] = []
     n_near: Counter[str] = Counter()
+    places: dict[str, Counter[str]] = {measure: Counter() for measure in COMPARED}
+    n_nobody = n_always = 0
     losses = []
     for table in found:
         served = [cell for cell in table.cells if cell.n_measured == len(cell.rows)]
@@ -303,6 +305,10 @@ def score_text(found: Sequence[Table], beside: str) -> str:
             names = [cell.policy for cell in served if math.isclose(_value(cell, measure), top, rel_tol=1e-9)]
             near = NEAR_MET if measure == MET else NEAR_RATIO * abs(top)
             n_near[measure] += abs(own - top) <= near
+            places[measure]["alone" if names == [beside] else "tied" if beside in names else "behind"] += 1
+            if measure == MET:
+                n_nobody += top == 0
+                n_always += top == 1
             best[-1] += [", ".join(f"`{name}`" for name in names), f"{top:.3g}", f"{own:.3g}"]
             for cell in served:
                 gap = cell.against(base, measure)
@@ -323,6 +329,11 @@ def score_text(found: Sequence[Table], beside: str) -> str:
         for pair, of in counts.items()
     ]
     n_nearly = ", ".join(f"{words} {n_near[measure]}" for measure, words in COMPARED.items())
+    standings = "; ".join(
+        f"{words}: alone {of['alone']}, tied {of['tied']}, behind {of['behind']}"
+        for measure, words in COMPARED.items()
+        for of in (places[measure],)
+    )
     columns = [f"{words}: better / worse / equal / unresolved" for words in COMPARED.values()]
     bests = [head for words in COMPARED.values() for head in (f"best {words}", "", f"`{beside}`")]
     return "\n".join(
@@ -336,6 +347,9 @@ def score_text(found: Sequence[Table], beside: str) -> str:
             "",
             f"`{beside}` is best, or within 0.02 (met) or {NEAR_RATIO:.0%} (times) of the best mean, "
             f"in so many of {len(best)} tables: {n_nearly}.",
+            "",
+            f"With the best mean alone, or tied with another pair: {standings}. In {n_nobody} tables nobody meets "
+            f"the objective, in {n_always} the best pair always does.",
             "",
             markdown(["table", *bests], best),
             f"### Where `{beside}` is worse, by the interval",

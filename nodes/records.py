@@ -20,13 +20,14 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     """A chain to open.
 
     ``wait_s`` is the expected wait for room, ``queued_s`` the time spent in the coordinator's queue, both in
-    scenario seconds. ``decision_s`` is the time that choosing the chain took, in real seconds.
+    scenario seconds. ``cost_s`` is what the routing policy minimised. ``decision_s`` is the time that choosing the chain took, in real seconds.
     """
 
     hops: list[Hop]
     wait_s: float
     decision_s: float
     queued_s: float = 0.0
+    cost_s: float = 0.0
 
 
 class HopRecord(NamedTuple):
@@ -84,7 +85,7 @@ class Arrived(Record, frozen=True, tag="arrived"):
 
 
 class Routed(Record, frozen=True, tag="routed"):
-    """A chain was chosen. ``wait_s``, ``decision_s`` and ``queued_s``: see ``Plan``.
+    """A chain was chosen. ``wait_s``, ``decision_s``, ``queued_s`` and ``cost_s``: see ``Plan``.
 
     Asking for it took ``asked_s``, the decision included, ``queued_s`` not.
     """
@@ -94,6 +95,7 @@ class Routed(Record, frozen=True, tag="routed"):
     decision_s: float
     asked_s: float
     queued_s: float = 0.0
+    cost_s: float = 0.0
 
 
 class Rejected(Record, frozen=True, tag="rejected"):

@@ -107,7 +107,7 @@ class HubSession:
                 refusal = Refusal(-1, admission.NO_ROUTE, (), (), is_final=True)
             else:
                 asked_s = attempt_at_s - asked_at_s - answer.queued_s
-                took_s = answer.wait_s, answer.decision_s, asked_s, answer.queued_s
+                took_s = answer.wait_s, answer.decision_s, asked_s, answer.queued_s, answer.cost_s
                 self._observe(Routed(index, attempt_at_s, answer.hops, *took_s))
                 opened = await self._chain.open(answer.hops, first_tokens, is_replacement=is_replacement)
                 if not isinstance(opened, Refusal):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from policies.feasibility import cgbp_infeasible, no_concurrency
+from policies.feasibility import cgbp_infeasible, largest_concurrency, no_concurrency
 from policies.greedy import plan
 from policies.problem import Placement, PolicyError, Problem, RequestSpec
 from policies.state import SystemState
@@ -13,14 +13,16 @@ from policies.wsrr import WsRr
 
 
 class DesignConcurrency(NamedTuple):
-    """|R| and how it was chosen. ``value`` is the smaller of ``wanted`` and ``memory_bound``, but at least 1.
+    """|R| and how it was chosen. ``value`` is the least of ``wanted``, ``memory_bound`` and ``largest``, at least 1.
 
-    ``single_request_s`` is T, the seconds of one request alone, see the function of that name.
+    ``largest`` is the largest |R| at which CG-BP holds every block. The memory bound promises that |R| up to it fit, but
+    it knows no block caps, with which less may fit. ``single_request_s`` is T, the seconds of one request alone, see the function of that name.
     """
 
     value: int
     wanted: int
     memory_bound: int
+    largest: int
     single_request_s: float
 
 
@@ -69,15 +71,17 @@ def given_or_one(given: int | None) -> int:
     return 1 if given is None else given
 
 
-def given_or_chosen(problem: Problem, given: int | None) -> int:
+def given_or_chosen(problem: Problem, given: int | None, *, honour_cap: bool = True) -> int:
     """Returns the given |R|, or that of ``choose_design_concurrency``. Raises ``PolicyError``."""
     check_design_concurrency(given)
-    return choose_design_concurrency(problem).value if given is None else given
+    return choose_design_concurrency(problem, honour_cap=honour_cap).value if given is None else given
 
 
-def choose_design_concurrency(problem: Problem) -> DesignConcurrency:
-    """Returns |R| = min(round(lambda T + sqrt(lambda T)), memory bound), at least 1.
+def choose_design_concurrency(problem: Problem, *, honour_cap: bool = True) -> DesignConcurrency:
+    """Returns |R| = min(round(lambda T + sqrt(lambda T)), memory bound, largest that fits), at least 1.
 
+    ``honour_cap``: whether servers keep to their block caps, which can make the largest |R| that fits less than the
+    memory bound. In the reference simulator it does not count (``Problem.caps_limit_concurrency``).
     Raises ``InfeasiblePlacement`` if the memory bound is below 1 or one request does not fit.
     """
     alone_s = single_request_s(problem)
@@ -86,4 +90,6 @@ def choose_design_concurrency(problem: Problem) -> DesignConcurrency:
         raise no_concurrency(problem, bound)
     mean_active = problem.request_rate * alone_s
     wanted = math.floor(mean_active + math.sqrt(mean_active) + 0.5)
-    return DesignConcurrency(max(min(wanted, bound), 1), wanted, bound, alone_s)
+    largest = largest_concurrency(problem, honour_cap)
+    most = min(bound, largest) if problem.caps_limit_concurrency else bound
+    return DesignConcurrency(max(min(wanted, most), 1), wanted, bound, largest, alone_s)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import ClassVar
 
-from policies.cgbp import CgBp, lower_bounds_per_token_s
+from policies.cgbp import CgBp
 from policies.composition import ChainComposition
 from policies.foresight_routing import ForesightRouting
 from policies.foresight_sharing import SharedSearch
@@ -99,7 +99,6 @@ class _Search:
         self._name = name
         self._trials = Trials(problem, ForesightRouting().bind, LOADS)
         self._proposed = Trials(problem, WsRr().bind, LOADS)
-        self._bounds = {"lower_bound_per_token_s": min(lower_bounds_per_token_s(problem))}
         share = STREAM_REQUESTS / self._trials.n_requests
         self._n_concurrencies = max(round(share * min(600 // problem.n_servers, 40)), 4)
         self._n_draws = round(share * min(1200 // problem.n_servers, 100))
@@ -151,7 +150,7 @@ class _Search:
 
     def _placed(self, ranges: Ranges, concurrency: int | None) -> Placement:
         """Returns the placement with these ranges; all memory that the blocks leave is for caches."""
-        return Placement(self._name, ranges, self._problem.room_bytes(ranges), concurrency, self._bounds)
+        return Placement(self._name, ranges, self._problem.room_bytes(ranges), concurrency)
 
     def _finalists(self, seeds: list[Placement], reference: Placement) -> list[Placement]:
         """Returns the best seeds and the result of local search from the best, ranked on other streams."""

@@ -63,6 +63,8 @@ class RoutingPolicy(Protocol):
     """Where requests without room wait (``policy.queue``)."""
     communication: ClassVar[Communication] = "hub-spoke"
     """Who sends hidden states to the next server, the client or the server before (``policy.communication``)."""
+    takes_cheapest: ClassVar[bool] = False
+    """With room on all servers it takes the chain of the least service time, so that Theorem 1 is about it."""
 
     def bind(self, problem: Problem, placement: Placement) -> Router: ...
 

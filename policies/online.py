@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from policies.cgbp import CgBp
 from policies.design import memory_bound
+from policies.feasibility import largest_concurrency
 from policies.interfaces import PlacementPolicy
 from policies.joining import among, spread
 from policies.problem import BlockRange, InfeasiblePlacement, Placement, PolicyError, Problem
@@ -201,7 +202,7 @@ class TwoTimeScaleController:
     ) -> None:
         self._problem = problem
         self._policy = policy
-        self._bound = max(memory_bound(problem), 1)
+        self._bound = max(min(memory_bound(problem), largest_concurrency(problem)), 1)
         self.design_concurrency = design_concurrency
         self.next_check_at_s = policy.period_s
         self._checked_at_s = 0.0

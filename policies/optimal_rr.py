@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 from policies.chains import ChainGraph, Chains, Link, cheapest, route_of
 from policies.interfaces import RoutingPolicy
@@ -16,6 +17,7 @@ class OptimalRr(RoutingPolicy):
     """Chain with the smallest sum of its longest wait and its service time, exactly (Optimized RR)."""
 
     name = "optimal-rr"
+    takes_cheapest: ClassVar[bool] = True
 
     def bind(self, problem: Problem, placement: Placement) -> OptimalRrRouter:
         return OptimalRrRouter(problem, placement)

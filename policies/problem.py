@@ -199,6 +199,8 @@ class Problem:
     - ``join_order``: the order in which servers join under PETALS.
     - ``forwarding``: a server sends hidden states directly to the next one, and the last server to the
       client. Otherwise (hub-spoke) every hop goes through the client.
+    - ``caps_limit_concurrency``: whether an |R| that the policy chooses is one at which all blocks fit in spite of
+      ``ServerSpec.block_cap``. The reference simulator knows no such limit, and then finds no placement.
     - ``batching``: how a server computes several sessions. "none": each as if alone; "serial": one step after
       another; "continuous": all waiting ones in one step (``StepLaw.batch_s``).
     """
@@ -225,6 +227,7 @@ class Problem:
     objectives_s: tuple[tuple[str, float], ...] = ()
     one_way: OneWayDelays | None = None
     links: LinkRates | None = None
+    caps_limit_concurrency: bool = True
 
     @property
     def n_servers(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from policies.chains import ChainGraph, Chains, Link, cheapest, route_of
 from policies.interfaces import RoutingPolicy
@@ -15,6 +16,7 @@ class WsRr(RoutingPolicy):
     """Cheapest chain for this request, waiting for cache included (WS-RR)."""
 
     name = "ws-rr"
+    takes_cheapest: ClassVar[bool] = True
 
     def bind(self, problem: Problem, placement: Placement) -> WsRrRouter:
         return WsRrRouter(problem, placement)
@@ -48,6 +50,7 @@ class ShortestPath(RoutingPolicy):
     """Cheapest chain as if every server were idle; requests then wait for full servers (offline CG-BPRR)."""
 
     name = "shortest-path"
+    takes_cheapest: ClassVar[bool] = True
 
     def bind(self, problem: Problem, placement: Placement) -> ShortestPathRouter:
         return ShortestPathRouter(problem, placement)

@@ -21,7 +21,7 @@ from testbed.control.placing import load_to_run
 from testbed.errors import UserError
 from testbed.experiments import Change, Override
 from testbed.experiments.policy import PolicyChoice
-from testbed.records.plan import Plan, find_plan
+from testbed.records.plan import REFERENCE, Plan, find_plan
 from testbed.records.requests import METRICS
 from testbed.records.summary import SIMULATION, RunSummary, read_summary
 from testbed.results.slo import parse_slo
@@ -37,7 +37,7 @@ from testbed.simulator.cases import (
     scenario_case,
     without_setup,
 )
-from testbed.simulator.engine import FAST, REFERENCE, TESTBED, VIRTUAL, Simulation
+from testbed.simulator.engine import FAST, TESTBED, VIRTUAL, Simulation
 from testbed.simulator.engine import simulate as simulated
 from testbed.simulator.hops import hop_table
 from testbed.simulator.summary import summarize_simulation

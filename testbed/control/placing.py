@@ -226,16 +226,16 @@ def place(
     stand_ins: Mapping[str, RoutingPolicy] = _NONE,
     placements: RememberedPlacements | None = None,
     *,
-    links_are_busy: bool = True,
+    as_reference: bool = False,
 ) -> PlacedExperiment:
     """As ``place_experiment``, but raises the ``PolicyError`` itself.
 
-    Uses ``placements`` to remember placements. ``links_are_busy``: whether policies see the links' rates, and expect
-    messages to wait for each other; in the reference none does.
+    Uses ``placements`` to remember placements. ``as_reference``: policies do not see the links' rates, since in the
+    reference no message waits for another, and choose |R| as the reference does, whatever block caps leave room for.
     """
     problem = experiment.problem
-    if not links_are_busy:
-        problem = dataclasses.replace(problem, links=None)
+    if as_reference:
+        problem = dataclasses.replace(problem, links=None, caps_limit_concurrency=False)
     prepare_users_code(experiment)
     policy = placement_policy(experiment.policy.placement)
     routing = stand_ins.get(experiment.policy.routing) or routing_policy(experiment.policy.routing)

@@ -24,8 +24,11 @@ class Sample(NamedTuple):
     n_recorded: int
 
 
-def drawn(rows: Rows, n: int, draw: Draw, seed: int, rng: random.Random) -> tuple[Rows, str]:
-    """Return ``n`` of the recorded ``rows`` ([arrival in s, ...]) and, in words, which ones they are.
+def drawn(rows: Rows, n: int, draw: Draw, seed: int, rng: random.Random) -> tuple[Rows, str, Rows]:
+    """Return ``n`` of the recorded ``rows`` ([arrival in s, ...]), in words which ones they are, and those before them.
+
+    What came before is what an operator can know: nothing before the first requests. Blocks of a bootstrap have no order in
+    time; there they are all requests that are not drawn.
 
     "first": the first ``n``, unchanged. "windows": ``n`` consecutive requests, moved to begin at 0 s.
     Consecutive seeds use windows that share no request, spread over the recording, until all windows are
@@ -34,7 +37,7 @@ def drawn(rows: Rows, n: int, draw: Draw, seed: int, rng: random.Random) -> tupl
     none, and gets the mean gap.
     """
     if draw == "first":
-        return rows[:n], f"the first {n:,} of {len(rows):,} requests"
+        return rows[:n], f"the first {n:,} of {len(rows):,} requests", []
     if draw == "windows":
         order = list(range(len(rows) // n))
         # The same order for all seeds: otherwise two seeds could use the same window.
@@ -43,7 +46,7 @@ def drawn(rows: Rows, n: int, draw: Draw, seed: int, rng: random.Random) -> tupl
         window = rows[first : first + n]
         start_s = window[0][0]
         which = f"requests {first + 1:,} to {first + n:,} of {len(rows):,}"
-        return [[at_s - start_s, *rest] for at_s, *rest in window], which
+        return [[at_s - start_s, *rest] for at_s, *rest in window], which, rows[:first]
     gaps_s = [now[0] - before[0] for before, now in pairwise(rows)]
     gaps_s.insert(0, math.fsum(gaps_s) / len(gaps_s) if gaps_s else 0.0)
     block = math.ceil(math.sqrt(n))
@@ -56,4 +59,6 @@ def drawn(rows: Rows, n: int, draw: Draw, seed: int, rng: random.Random) -> tupl
     for index in chosen[:n]:
         at_s += gaps_s[index] if found else 0.0
         found.append([at_s, *rows[index][1:]])
-    return found, f"{n:,} of {len(rows):,} requests drawn in blocks of {block}"
+    is_drawn = set(chosen[:n])
+    others = [row for index, row in enumerate(rows) if index not in is_drawn]
+    return found, f"{n:,} of {len(rows):,} requests drawn in blocks of {block}", others

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
@@ -155,7 +154,7 @@ def _replayed(
     """Choose recorded requests and stretch their arrivals.
 
     Returns the requests, their mean rate per second, in words where they come from, how many were recorded,
-    and the lengths of the requests that were not chosen. With ``draw`` "first" (the default) the chosen
+    and the lengths of the requests that came before them (see ``drawn``). With ``draw`` "first" (the default) the chosen
     requests get the mean rate ``table.rate``. With another ``draw`` the whole recording gets it, so that the
     requests of one run may have a higher or lower rate, as they were recorded.
     """
@@ -172,20 +171,19 @@ def _replayed(
         raise KeyedError(
             ("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests; lower it"
         )
-    recorded = Counter(map(_lengths_of, rows))
     if table.draw in (None, "first"):
         if n < len(rows):
-            rows, which = drawn(rows, n, "first", seed, stream(seed, "draw"))
+            rows, which, _ = drawn(rows, n, "first", seed, stream(seed, "draw"))
             origin += f", {which}"
         rows, rate, stretched = _stretched(rows, table.rate)
-        return rows, rate, origin + stretched, sample, _others(recorded, rows)
+        return rows, rate, origin + stretched, sample, []
     assert table.draw is not None
     rows, rate, stretched = _stretched(rows, table.rate)
-    rows, which = drawn(rows, n, table.draw, seed, stream(seed, "draw"))
+    rows, which, before = drawn(rows, n, table.draw, seed, stream(seed, "draw"))
     span_s = rows[-1][0] - rows[0][0]
     # The rate of the chosen requests: with another, loading the resolved scenario would stretch them again.
     drawn_rate = (n - 1) / span_s if span_s > 0 else rate
-    return rows, drawn_rate, f"{origin}{stretched}, {which}", sample, _others(recorded, rows)
+    return rows, drawn_rate, f"{origin}{stretched}, {which}", sample, [*map(_lengths_of, before)]
 
 
 def _lengths_listed(
@@ -242,15 +240,10 @@ def _lengths_of(row: list[int | float]) -> Lengths:
     return int(row[1]), int(row[2])
 
 
-def _others(recorded: Counter[Lengths], rows: Listed) -> list[Lengths]:
-    """Return the lengths of recorded requests that are not among ``rows``."""
-    return list((recorded - Counter(map(_lengths_of, rows))).elements())
-
-
 def _known_lengths(table: WorkloadTable, seed: int, recorded: list[Lengths]) -> list[Lengths]:
     """Return lengths of past requests, as an operator knows them; empty if nothing is known.
 
-    ``recorded`` are lengths of the trace's requests: those that the workload does not replay or draw from.
+    ``recorded`` are lengths of the trace's requests: those before what the workload replays, or that it does not draw.
     """
     if table.known_lengths is not None:
         return [(n_input, n_output) for n_input, n_output in table.known_lengths]

@@ -111,6 +111,10 @@ class _Session:
     n_preemptions: int = 0
     preempted_tokens: int = 0
     preempted_s: float = 0.0
+    cost_s: float | None = None
+    """What routing minimised when the request first asked."""
+    wait_expected_s: float = 0.0
+    """The longest wait that routing expected."""
 
 
 class _Run:
@@ -258,6 +262,9 @@ class _Run:
             self._refused(session)
             return
         session.route = route
+        session.wait_expected_s = max(session.wait_expected_s, route.wait_s)
+        if session.cost_s is None:
+            session.cost_s = route.cost_s
         # It orders requests that arrived at the same time.
         name = name_of_attempt(f"{plan.index}", session.n_chains)
         session.n_chains += 1
@@ -486,6 +493,8 @@ class _Run:
             n_preemptions=session.n_preemptions,
             preempted_tokens=session.preempted_tokens,
             preempted_s=session.preempted_s,
+            cost_s=session.cost_s,
+            wait_expected_s=session.wait_expected_s,
         )
 
     def _close(self, session: _Session, *, is_refused: bool = False) -> None:

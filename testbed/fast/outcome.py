@@ -43,6 +43,8 @@ class SimulatedRequest(NamedTuple):
     n_preemptions: int = 0
     preempted_tokens: int = 0
     preempted_s: float = 0.0
+    cost_s: float | None = None
+    wait_expected_s: float = 0.0
     """As ``testbed.results.logs.RequestRecord``."""
 
 

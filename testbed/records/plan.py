@@ -15,6 +15,8 @@ from testbed.records.summary import SIMULATED, DecisionCounts, MachineState
 
 PLAN = "plan.json"
 _EMULATED = "emulation"
+REFERENCE = "reference"
+"""The mode of a simulation with the semantics of the paper's public simulator."""
 
 
 class PlacementRow(Record, kw_only=True):

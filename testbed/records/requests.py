@@ -142,6 +142,22 @@ class RequestRow(Record, kw_only=True):
         float | None,
         column("wait for room that the routing policy expected, the longest of its attempts", "s"),
     ] = None
+    wsrr_cost_s: Annotated[
+        float | None,
+        column(
+            "what routing minimised for the request when it first asked. WS-RR: the waits for room at all hops, added, and "
+            "the chain's own time; other routings: their own cost",
+            "s",
+        ),
+    ] = None
+    completion_bound_s: Annotated[
+        float | None,
+        column(
+            "what `e2e_s` is at most by the paper's guarantee, if nobody has to ask again for room; null where it does "
+            "not apply ([below](#bounds))",
+            "s",
+        ),
+    ] = None
     chain: Annotated[
         str,
         column(

@@ -40,6 +40,31 @@ class PolicyUsed(Record, kw_only=True):
     design_concurrency: int | None = None
 
 
+class Bounds(Record, kw_only=True):
+    """What the paper proves about a run's seconds per token, means over all tokens of a client's requests.
+
+    ``applies``: whether Theorem 1 holds for the run; if not, ``why``, and it is absent. ``theorem1_per_token_s`` is the
+    largest of all clients, ``lower_bound_per_token_s`` the mean over all requests (Lemma B.1). The latter is absent where
+    it does not hold. ``proven_optimal`` and ``gap_ratio`` are what a search for an optimal placement proved, if there was
+    one: by which share of its objective a better one may be better. ``n_bounded`` requests have a bound on their
+    completion, ``n_exceeded`` of them took longer, ``n_exceeded_by_backoff`` of these only because they asked again after a
+    fixed time instead of when there was room.
+    """
+
+    applies: bool
+    why: str | None = None
+    theorem1_per_token_s: float | UnsetType = UNSET
+    theorem1_by_client_s: dict[str, float] | UnsetType = UNSET
+    theorem1_ratio: float | UnsetType = UNSET
+    lower_bound_per_token_s: float | UnsetType = UNSET
+    lower_bound_by_client_s: dict[str, float] | UnsetType = UNSET
+    n_bounded: int | UnsetType = UNSET
+    n_exceeded: int | UnsetType = UNSET
+    n_exceeded_by_backoff: int | UnsetType = UNSET
+    proven_optimal: bool | UnsetType = UNSET
+    gap_ratio: float | UnsetType = UNSET
+
+
 class CalibrationUsed(Record, kw_only=True):
     """The set of published overheads, and the constant that it adds to every first token, in seconds."""
 
@@ -270,6 +295,10 @@ class RunSummary(Record, kw_only=True):
     policy: Annotated[
         PolicyUsed, column("names of `placement` and `routing`, and `design_concurrency` (\\|R\\|)")
     ]
+    bounds: Annotated[
+        Bounds | UnsetType,
+        column("how long a token takes at least, and by Theorem 1 at most ([below](#bounds))"),
+    ] = UNSET
     calibration: Annotated[
         CalibrationUsed, column("`set` and `session_setup_s` ([below](#calibrations))")
     ] = msgspec.field(default_factory=CalibrationUsed)

@@ -95,6 +95,8 @@ class RequestRecord:
     reason: str = ""
     n_rejections: int = 0
     wait_expected_s: float = 0.0
+    cost_s: float | None = None
+    """What the routing policy minimised when the request first asked; ``None``: it has had no chain."""
     decision_s: list[float] = field(default_factory=list)
     asked_s: list[float] = field(default_factory=list)
     queued_s: float = 0.0
@@ -195,6 +197,8 @@ def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyReco
             if request.opening_at_s is None:
                 request.queued_s += record.queued_s
             request.wait_expected_s = max(request.wait_expected_s, record.wait_s)
+            if request.cost_s is None:
+                request.cost_s = record.cost_s
         case Rejected():
             request.retried_at_s = record.at_s
             request.n_rejections += 1

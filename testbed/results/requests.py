@@ -56,6 +56,7 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         row.schedule_lag_s = record.arrived_at_s - record.intended_at_s
         row.decision_s, row.asked_s = sum(record.decision_s), sum(record.asked_s)
         row.wait_expected_s = record.wait_expected_s
+        row.wsrr_cost_s = record.cost_s
         row.chain = chain_text(record.chain)
         row.token_ids = [token.token_id for token in record.tokens]
         row.times = _measured(record)

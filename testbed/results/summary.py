@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -16,7 +17,7 @@ from netem.networks import NETWORKS
 from policies.problem import Hop, RequestSpec, decode_step_s
 from testbed.experiments.experiment import Experiment
 from testbed.records.events import BY_HAND, ServerBegun
-from testbed.records.plan import Clock, Plan
+from testbed.records.plan import REFERENCE, Clock, Plan
 from testbed.records.requests import COMPLETED, FAILED, NOT_STARTED, RequestRow
 from testbed.records.summary import (
     EMULATION,
@@ -31,6 +32,7 @@ from testbed.records.summary import (
     Stalls,
     WithoutSetup,
 )
+from testbed.results.bounds import bounds_of
 from testbed.results.changes import as_carried_out
 from testbed.results.errors import Array, Tables, error, model_errors, twin_errors, twin_metrics
 from testbed.results.failures import add_failures
@@ -120,11 +122,16 @@ def common_summary(
     rows: Sequence[RequestRow],
     objectives: Mapping[str, float],
 ) -> RunSummary:
-    """Return the part of the summary that follows from the plan and the rows of the requests, in every engine."""
+    """Return the part of the summary that follows from the plan and the rows of the requests, in every engine.
+
+    The rows get their ``completion_bound_s``.
+    """
     count = Counter(row.status for row in rows)
     calibration = experiment.calibration
     admitted = [row for row in rows if row.times.queue_s is not None]
     preempted = [row for row in rows if row.n_preemptions]
+    proved = {name: value for name, value in plan.placement.bounds.items() if value is not None}
+    placement = replace(plan.placement.placement(), bounds=proved)
     return RunSummary(
         engine=engine,
         scenario=experiment.name,
@@ -147,6 +154,7 @@ def common_summary(
             routing=experiment.policy.routing,
             design_concurrency=plan.placement.design_concurrency,
         ),
+        bounds=bounds_of(experiment, placement, plan.mode == REFERENCE, rows),
         calibration=CalibrationUsed(set=calibration.name, session_setup_s=calibration.session_setup_s),
         metrics=times_stats(rows),
         model=times_stats(rows, "model"),

@@ -10,6 +10,7 @@ from netem.networks import NETWORKS
 from testbed.experiments.units import counted
 from testbed.records.links import busy_text
 from testbed.records.summary import ErrorFigures, RunSummary
+from testbed.results.bounds import bounds_text, in_ms, proof_text
 from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
 from testbed.results.unused import unused_text
@@ -155,6 +156,9 @@ def _footer(summary: RunSummary) -> str:
     lines += failure_text(summary)
     lines += busy_text(summary.links or ())
     lines += unused_text(summary.unused_blocks)
+    if summary.bounds:
+        lines.append(bounds_text(in_ms(summary.bounds), summary.policy.design_concurrency))
+        lines += proof_text(summary.bounds)
     lines += _clock_lines(summary)
     if summary.compute == "blocks":
         lines.append(

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from policies.cgbp import lower_bounds_per_token_s
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
 from testbed.records.base import data_of
 from testbed.records.events import FaultHappened
+from testbed.records.plan import REFERENCE
 from testbed.records.requests import RequestRow
 from testbed.records.summary import MoveRow, UnusedBlocks
+from testbed.results.bounds import bounds_of, in_ms
 from testbed.results.summary import active_sessions
 from testbed.results.unused import unused_blocks
 from testbed.simulator.engine import Simulation
@@ -174,16 +175,10 @@ _SEARCHED = ("flow_tps", "flow_bound_tps", "gap_ratio", "proven_optimal")
 """Bounds reported by placements that search for an optimum."""
 
 
-def _bounds(simulation: Simulation) -> dict[str, float | int | None]:
-    """Return |R| with its limits, Theorem 1's bound and the lower bound T^o, and their ratio.
-
-    Bounds are in ms per decoded token. Bounds of a search for an optimum are added, if there was one. The
-    published bounds are for hub-spoke communication: with forwarding there are none.
-    """
+def _bounds(simulation: Simulation) -> dict[str, Any]:
+    """Return |R| with its limits, what a search for an optimum proved, if there was one, and the bounds in ms."""
     problem, placement = simulation.case.experiment.problem, simulation.placement
-    found: dict[str, float | int | None] = {
-        "design_concurrency": placement.design_concurrency if placement else None
-    }
+    found: dict[str, Any] = {"design_concurrency": placement.design_concurrency if placement else None}
     try:
         chosen = choose_design_concurrency(problem)
     except PolicyError:
@@ -191,13 +186,8 @@ def _bounds(simulation: Simulation) -> dict[str, float | int | None]:
     else:
         found["design_concurrency_bound"] = chosen.memory_bound
         found["single_request_ms"] = chosen.single_request_s * 1e3
-    own = placement.bounds if placement else {}
-    found |= {name: own[name] for name in _SEARCHED if name in own}
-    if problem.forwarding:
-        return found
-    lower_s = min(lower_bounds_per_token_s(problem))
-    found["lower_bound_per_token_ms"] = lower_s * 1e3 if lower_s < math.inf else None
-    upper_s = placement.bounds.get("theorem1_per_token_s") if placement else None
-    if upper_s is not None:
-        found |= {"theorem1_per_token_ms": upper_s * 1e3, "theorem1_ratio": upper_s / lower_s}
-    return found
+    if placement is None:
+        return found | {"applies": False, "why": "there is no placement"}
+    found |= {name: placement.bounds[name] for name in _SEARCHED if name in placement.bounds}
+    proven = bounds_of(simulation.case.experiment, placement, simulation.mode == REFERENCE, simulation.rows)
+    return found | in_ms(proven)

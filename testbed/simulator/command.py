@@ -14,11 +14,12 @@ import typer
 from testbed.errors import UserError
 from testbed.experiments import Change, Override
 from testbed.experiments.policy import PolicyChoice
+from testbed.records.plan import REFERENCE
 from testbed.results.slo import goodput_rps
 from testbed.rundir import SEED, check_new_folder
 from testbed.simulator.answer import answer
 from testbed.simulator.cases import Case, concurrency_of, instance_case, is_instance, without_setup
-from testbed.simulator.engine import MODES, REFERENCE, TESTBED, VIRTUAL, Simulation, simulate
+from testbed.simulator.engine import MODES, TESTBED, VIRTUAL, Simulation, simulate
 from testbed.simulator.runs import add_gain, aggregate, cases_of, drawn_of, fingerprint, same_run_error
 from testbed.simulator.summary import summarize_simulation
 from testbed.simulator.tables import write_simulation

@@ -19,7 +19,7 @@ from testbed.fast.engine import simulate_fast
 from testbed.fast.machines import not_carried
 from testbed.fast.outcome import Disturbed, SimulatedRequest
 from testbed.records.links import link_name
-from testbed.records.plan import PlacementRow, Plan
+from testbed.records.plan import REFERENCE, PlacementRow, Plan
 from testbed.records.requests import COMPLETED, RequestRow
 from testbed.records.summary import MOST_LINKS, SIMULATED, LinkRow
 from testbed.runtime.signals import Interruption
@@ -27,7 +27,8 @@ from testbed.simulator.cases import Case, Served
 from testbed.simulator.rows import outcome_rows
 from testbed.simulator.virtual import serve_virtually
 
-TESTBED, REFERENCE = MODES = "testbed", "reference"
+TESTBED = "testbed"
+MODES = TESTBED, REFERENCE
 """The modes: the testbed's own semantics, or those of the paper's public simulator (with its own engine)."""
 MAX_STEPS = 5_000_000
 """Most rows of ``hops.parquet`` (hops of tokens); with more it is left out, which ``summary.json`` states."""
@@ -110,7 +111,7 @@ def simulate(
     try:
         online = None if mode == REFERENCE else online_policy(experiment)
         engine, why = (VIRTUAL, "asked for") if is_virtual else _engine(case, mode, online)
-        placed = place(experiment, case.stand_ins, placements, links_are_busy=mode != REFERENCE)
+        placed = place(experiment, case.stand_ins, placements, as_reference=mode == REFERENCE)
     except InfeasiblePlacement as error:
         return Simulation(case, mode, engine, why, error=str(error))
     except PolicyError as error:
@@ -216,7 +217,19 @@ def _reference(case: Case, placed: PlacedExperiment) -> Served:
     )
     setup_s += experiment.problem.initial_delay_s
     requests = tuple(
-        SimulatedRequest(d.plan, COMPLETED, d.route, 0, d.waiting_s, setup_s, d.ttft_s, d.time_s, d.time_s)
+        SimulatedRequest(
+            d.plan,
+            COMPLETED,
+            d.route,
+            0,
+            d.waiting_s,
+            setup_s,
+            d.ttft_s,
+            d.time_s,
+            d.time_s,
+            cost_s=d.route.cost_s,
+            wait_expected_s=d.route.wait_s,
+        )
         for d in done
     )
     return Served(requests, routing_s=tuple(router.decisions_s))

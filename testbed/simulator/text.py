@@ -12,6 +12,7 @@ from rich.table import Table
 from testbed.experiments.units import counted
 from testbed.records.links import busy_text
 from testbed.records.summary import LinkRow
+from testbed.results.bounds import bounds_text
 from testbed.results.unused import unused_from, unused_text
 from testbed.simulator.answer import PERCENTILES
 from testbed.simulator.engine import EMULATED
@@ -27,6 +28,10 @@ _COLUMNS = (
 
 _PERCENTILES = ("percentiles", "percentiles_ci95")
 _MOST_WHYS = 3
+_OFFLINE_BOUNDS = (
+    "lower bound: no placement and routes have a smaller objective; Theorem 1: CG-BP's placement with the cheapest "
+    "routes (cg-bprr) has none larger"
+)
 _VERDICTS = {
     "gain": "a gain",
     "loss": "a loss",
@@ -147,6 +152,7 @@ def _notes(row: dict[str, Any]) -> list[str]:
         )
     if proof := _searched(row):
         notes.append(proof)
+    notes += _bounds(row)
     if "online" in row:
         n_moves = sum(len(run.get("moves", ())) for run in row.get("runs", [row]))
         notes.append(f"{row['policy']} + {row['online']}: {n_moves} moves of servers")
@@ -207,6 +213,16 @@ def _searched(row: dict[str, Any]) -> str | None:
             f"is within {gap:.1%} of the best possible"
         )
     return f"{row['policy']}: " + "; ".join(parts)
+
+
+def _bounds(row: dict[str, Any]) -> list[str]:
+    """Return a note on what is proven about the time per token, of the first run where there are several."""
+    runs = [run for run in row.get("runs", [row]) if run["feasible"]]
+    if not runs:
+        return []
+    found = runs[0]["bounds"]
+    of_first = " (of the first run)" if any(run["bounds"] != found for run in runs) else ""
+    return [f"{row['policy']}: {bounds_text(found, found['design_concurrency'])}{of_first}"]
 
 
 def _most_used(links: Sequence[dict[str, Any]]) -> float:
@@ -277,6 +293,7 @@ def offline_text(answers: Sequence[dict[str, Any]], width: int = 120) -> str:
     for answer in answers:
         if not answer["feasible"]:
             console.print(f"{answer['id']}, {answer['policy']}: {answer['error']}")
+    console.print(_OFFLINE_BOUNDS)
     return buffer.getvalue().rstrip()
 
 

@@ -18,12 +18,11 @@ from testbed.experiments.experiment import Experiment
 from testbed.experiments.stub import stub_profile
 from testbed.faultkinds import KINDS
 from testbed.records.events import OF_FAULTS, Detected, FaultHappened, Replayed, read_events
-from testbed.records.plan import Plan, find_plan, read_plan
+from testbed.records.plan import REFERENCE, Plan, find_plan, read_plan
 from testbed.records.requests import RequestRow
 from testbed.results.model import model_setup_s
 from testbed.results.slow import SlowServers
 from testbed.rundir import parquet_path
-from testbed.simulator.engine import REFERENCE
 from testbed.studies.compare.load import load_run
 from testbed.studies.explain.waits import hop_waits
 

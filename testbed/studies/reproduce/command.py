@@ -15,6 +15,8 @@ from testbed.studies.reproduce.commands import settings_lines
 from testbed.studies.reproduce.duel import duel_lines
 from testbed.studies.reproduce.explain import breakdown_lines, concurrency_lines
 from testbed.studies.reproduce.figures import draw_breakdown, draw_sweeps
+from testbed.studies.reproduce.measured import SOURCES, fits, measured_cells, measured_lines
+from testbed.studies.reproduce.measured import summary as measured_summary
 from testbed.studies.reproduce.runs import Results, begin_runs, task_of
 from testbed.studies.reproduce.settings import SWEEPS, TABLES, Setting, settings_of
 from testbed.studies.reproduce.sweeps import run_time_lines, sweep_lines
@@ -82,6 +84,12 @@ def reproduce_command(
             for variant in TABLES
         }
         text += [f"{v.title}: {summary(deviations(collected, v))}" for v in TABLES]
+        cells = measured_cells(collected)
+        answer["measured"] = [
+            {**cell._asdict(), "ratios": {source: cell.ratio(source) for source in SOURCES}} for cell in cells
+        ]
+        answer["fits"] = [fit._asdict() for fit in fits(cells)]
+        text += measured_summary(cells)
     documents = [file.name for file in files if file.suffix == ".md"]
     text.append(
         f"written: {', '.join(documents)} and {len(files) - len(documents)} figures (PNG and PDF) in {out}"
@@ -138,6 +146,7 @@ def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Ite
     )
     if only != "figures":
         lines = ["# The paper's tables, reproduced", about, *mismatch_lines(), *table_lines(collected)]
+        lines += [*measured_lines(collected)]
         lines += [*breakdown_lines(collected), *concurrency_lines(collected), *block_lines(collected)]
         lines += [*duel_lines(collected, TABLES), *settings_lines(seeds)]
         yield save_text(out / "tables.md", _document(lines))

@@ -29,16 +29,21 @@ from policies.state import SystemState
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
 from testbed.codeversion import rules_digest
+from testbed.experiments import Change
 from testbed.experiments.schema import CalibrationTable
 from testbed.experiments.sources import shipped_files
+from testbed.records.plan import REFERENCE
 from testbed.results.intervals import Mean, mean_of
-from testbed.simulator.engine import REFERENCE
+from testbed.simulator.engine import FAST, TESTBED, simulate
+from testbed.studies.reproduce.paper import PRINTED_POLICIES
 from testbed.studies.reproduce.settings import Setting
 from testbed.studies.reproduce.windows import STEPS, place_with
 from testbed.studies.sweep.runs import Measures, Record, Run, Setup, case_of
 
 FACTORS = (*STEPS, "routing", "setup")
 """The differences between PETALS and the proposed policy in the paper's experiments."""
+EMULATED_EVERY = 5
+"""The testbed serves runs whose seed is a multiple of this: it takes longer than all simulations of a run."""
 N_CONCURRENCIES = 16
 """How many values of |R| are tried to find the best one."""
 
@@ -47,20 +52,22 @@ Measured = Iterator[tuple[str, float]]
 
 
 class Task(NamedTuple):
-    """A run of a setting. ``key``: of its result in the store."""
+    """A run of a setting. ``key``: of its result in the store. ``emulated``: policies that the testbed serves, too."""
 
     key: str
     run: Run
     policies: tuple[str, ...]
     explained: bool
+    emulated: tuple[str, ...] = ()
 
 
 def task_of(setting: Setting, seed: int) -> Task:
     study, run = setting.study, setting.run(seed)
     policies = tuple(policy for policy in study.policies if study.seeds(policy, [seed]))
-    about = [_inputs_digest(), run, policies, setting.explained]
+    emulated = PRINTED_POLICIES if setting.emulated and not seed % EMULATED_EVERY else ()
+    about = [_inputs_digest(), run, policies, setting.explained, emulated]
     key = hashlib.sha256(msgspec.json.encode(about)).hexdigest()[:32]
-    return Task(key, run, policies, setting.explained)
+    return Task(key, run, policies, setting.explained, emulated)
 
 
 @cache
@@ -126,7 +133,23 @@ def run_task(task: Task) -> Record:
     measures: Measures = dict(chain.from_iterable(_of_policy(trial, policy) for policy in task.policies))
     if task.explained:
         measures |= {**dict(_factors(trial)), **dict(_concurrencies(trial))}
+    for policy in task.emulated:
+        measures |= dict(_emulated(task.run, policy))
     return Record(task.key, engine=REFERENCE, measures=measures)
+
+
+def _emulated(run: Run, policy: str) -> Measured:
+    """Yields the measures of a policy on the testbed's own semantics, with session setups (``emulated``).
+
+    The fast engine serves as the nodes do in virtual time: a refused session asks again, messages wait on links.
+    """
+    changes = (*run.changes, Change("calibration.session_setup", True))
+    case = case_of(Setup("", FAST), run._replace(changes=changes, policy=policy))
+    rows = simulate(case, TESTBED).rows
+    for metric, name in (("per_token_s", "per_token_s"), ("ttft_s", "ttft_s"), ("rest_s", "tpot_s")):
+        found = mean_of([value for row in rows if (value := row.times[name]) is not None])
+        if found is not None:
+            yield f"{policy}/emulated/{metric}", found.mean
 
 
 class Results:

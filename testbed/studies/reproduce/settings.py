@@ -22,12 +22,17 @@ COLUMNS = ((0.1, 64), (0.1, 128), (0.5, 64), (0.5, 128))
 
 @dataclass(frozen=True)
 class Setting:
-    """One experiment: a point of a part of the study. ``explained``: with the sources of the gain, too."""
+    """One experiment: a point of a part of the study.
+
+    ``explained``: with the sources of the gain, too. ``emulated``: served by the testbed, too, for comparison with what
+    the authors measured.
+    """
 
     id: str
     study: Study = field(repr=False)
     point: Point
     explained: bool = False
+    emulated: bool = False
 
     def run(self, seed: int) -> Run:
         run = self.study.run(self.point, None, seed)
@@ -94,7 +99,9 @@ def _table(name: str, title: str, note: str, clustered: str, n_requests: int | N
             texts = {key: toml_text(value) for key, value in at.items() if key in study.keys}
             [point] = [point for point in study.points if texts.items() <= point.items()]
             words = [name, place, *([rate] if "workload.rate" in texts else []), n_output]
-            cells[place, column] = Setting("/".join(map(str, words)), study, point, name != "drawn")
+            cells[place, column] = Setting(
+                "/".join(map(str, words)), study, point, name != "drawn", name == "stated"
+            )
     return TableVariant(name, title, note, cells)
 
 

@@ -80,10 +80,14 @@ def summary(cells: list[Deviation]) -> str:
     sizes = sorted(abs(cell.ratio) for cell in cells)
     within = ", ".join(f"{sum(s <= limit for s in sizes)} within {limit:.0%}" for limit in (0.02, 0.05, 0.1))
     median = (sizes[(len(sizes) - 1) // 2] + sizes[len(sizes) // 2]) / 2
+    by_metric = ", ".join(
+        f"{title.lower()} {sum(abs(cell.ratio) <= 0.02 for cell in cells if cell.metric == metric)}"
+        for metric, title in METRICS.items()
+    )
     worst = max(cells, key=lambda cell: abs(cell.ratio))
     rate, n_output = COLUMNS[worst.column]
     return (
-        f"Of {len(cells)} printed cells {within}; median deviation {median:.1%}; largest {worst.ratio:+.1%} "
+        f"Of {len(cells)} printed cells {within} (within 2%: {by_metric}); median deviation {median:.1%}; largest {worst.ratio:+.1%} "
         f"({worst.place}, {LABELS[worst.policy]}, {rate:g}/s, {n_output} tokens, {METRICS[worst.metric].lower()})."
     )
 

@@ -23,10 +23,11 @@ from testbed.experiments import Change, Override, Target
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.provenance import source_digest
+from testbed.records.plan import REFERENCE
 from testbed.rundir import scratch
 from testbed.runs.session import RunOptions, RunSession
 from testbed.simulator.cases import Case, scenario_case
-from testbed.simulator.engine import REFERENCE, TESTBED, VIRTUAL, Simulation, simulate
+from testbed.simulator.engine import TESTBED, VIRTUAL, Simulation, simulate
 from testbed.simulator.runs import draw_of, drawn_of, recorded_share
 from testbed.simulator.virtual import served_by
 from testbed.studies.sweep.measures import columns_of, measures_of

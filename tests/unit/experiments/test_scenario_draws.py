@@ -40,8 +40,10 @@ def test_a_window_says_which_requests_it_is() -> None:
 
 
 def test_a_bootstrap_keeps_what_follows_each_other_within_its_blocks() -> None:
-    taken, said = drawn(ROWS, 7, "bootstrap", 0, random.Random(3))
+    taken, said, others = drawn(ROWS, 7, "bootstrap", 0, random.Random(3))
     assert said == "7 of 7 requests drawn in blocks of 3" and taken[0][0] == 0.0 and len(taken) == 7
+    came_in, left = ({row[1] for row in rows} for rows in (taken, others))
+    assert came_in | left == set(range(10, 17)) and not came_in & left
     gap_before = {10: 3.5, 11: 1.0, 12: 2.0, 13: 3.0, 14: 4.0, 15: 5.0, 16: 6.0}
     for index, (before, now) in enumerate(pairwise(taken), 1):
         assert now[0] - before[0] == pytest.approx(gap_before[int(now[1])])

@@ -373,6 +373,19 @@ def test_lengths_that_are_known_of_before_are_of_recorded_requests_that_the_run_
     assert not drawn & known
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_known_of_before_a_window_came_before_it(tmp_path: Path, seed: int) -> None:
+    lines = [{"timestamp": 1000 * i, "input_length": 10 + i, "output_length": 4} for i in range(60)]
+    path = _file(tmp_path, "".join(json.dumps(line) + "\n" for line in lines), "sixty.jsonl")
+    options = [*MOONCAKE[:2], "workload.n_requests=20", *LENGTHS, f"workload.file={path}", f"seed={seed}"]
+    window = load_experiment("clustered", [*options, "workload.draw=windows"])
+    first = window.workload.requests[0].n_input_tokens
+    assert [n for n, _ in window.problem.length_samples] == list(range(10, first))
+    assert load_experiment("clustered", options).problem.length_samples == (), (
+        "nothing came before the first ones"
+    )
+
+
 def test_an_origin_of_ones_own_is_not_for_lengths_of_a_trace(tmp_path: Path) -> None:
     file = f"workload.file={_file(tmp_path, LONG, 'long.jsonl')}"
     with pytest.raises(

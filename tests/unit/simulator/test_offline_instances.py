@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from policies.cgbp import CgBp
-from policies.problem import InfeasiblePlacement
 from testbed.errors import UserError
 from testbed.simulator.offline import (
     OFFLINE_POLICIES,
@@ -127,19 +125,6 @@ def test_cg_bprr_places_and_routes_as_the_reference_does_and_keeps_theorem_1s_bo
         assert answer["objective_ms"] == pytest.approx(tiny["objective_ms"], rel=REL)
         bound_ms = tiny["bound_ms"] * len(tiny["clients"])
         assert answer["bounds"]["theorem1_ms"] == pytest.approx(bound_ms, rel=REL)
-
-
-@each_tiny
-def test_theorem_1s_bound_of_a_placement_online_is_the_same(tiny: dict[str, Any]) -> None:
-    instance = parse_offline_instance(document_of(tiny), tiny["id"])
-    placing = CgBp(honour_block_cap=False)
-    if "ranges" not in tiny and tiny["id"] != ROUNDED_DOWN:
-        with pytest.raises(InfeasiblePlacement):
-            placing.place(instance.problem, len(instance.requests))
-        return
-    bounds = placing.place(instance.problem, len(instance.requests)).bounds
-    if tiny["id"] != ROUNDED_DOWN:
-        assert bounds["theorem1_per_token_s"] * 1e3 == pytest.approx(tiny["bound_ms"], rel=REL)
 
 
 @each_tiny

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from policies import InfeasiblePlacement, Placement, PlacementPolicy, RoutingPolicy
+from policies.bounds import greedy_plan_of
+from policies.cgbp import theorem1_per_token_s
 from policies.design import choose_design_concurrency
 from policies.petals_routing import PetalsRouting
 from policies.registry import resolve_pair, resolve_placement, resolve_routing
@@ -32,7 +35,9 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c["instance"]["
 
 
 def instance_of(case: dict[str, Any]) -> Instance:
-    return parse_instance(case["instance"], case["instance"]["id"])
+    """The case's instance, with the |R| of the published simulator, which does not look at block caps."""
+    instance = parse_instance(case["instance"], case["instance"]["id"])
+    return replace(instance, problem=replace(instance.problem, caps_limit_concurrency=False))
 
 
 def policies_of(algorithm: str, instance: Instance) -> tuple[PlacementPolicy, RoutingPolicy]:
@@ -81,7 +86,9 @@ def test_placements_routes_and_times_are_the_reference_simulators(
     placement = placing.place(instance.problem)
     assert [list(r) for r in placement.ranges] == run["ranges"]
     if algorithm == "proposed":
-        bound_ms = placement.bounds["theorem1_per_token_s"] * 1e3
+        greedy = greedy_plan_of(instance.problem, placement)
+        assert greedy is not None
+        bound_ms = theorem1_per_token_s(instance.problem, greedy) * 1e3
         assert bound_ms == pytest.approx(run["theorem1_per_token_ms"], rel=REL)
     for variant in run["variants"]:
         check_variant(instance, placement, routing, run, variant)
@@ -109,6 +116,21 @@ def check_variant(
         assert i in tied or [hop.server for hop in request.route.hops] == run["chains"][chain], i
     mean = mean_of(done, instance.problem.n_output_tokens)
     assert mean == pytest.approx(variant["mean"], rel=REL)
+
+
+def test_with_block_caps_a_chosen_concurrency_is_one_that_fits_where_the_reference_finds_no_placement() -> (
+    None
+):
+    n_refused = 0
+    for case in CASES:
+        if case["runs"]["proposed"] is None and (case["design_concurrency"] or 0) >= 1:
+            problem = replace(instance_of(case).problem, caps_limit_concurrency=True)
+            chosen = choose_design_concurrency(problem)
+            assert chosen.value == chosen.largest < case["design_concurrency"]
+            placement = resolve_placement("cg-bp").place(problem)
+            assert placement.design_concurrency == chosen.value
+            n_refused += 1
+    assert n_refused == 4
 
 
 @each_case

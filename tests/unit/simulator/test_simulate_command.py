@@ -69,7 +69,11 @@ def test_one_object_holds_placement_requests_means_and_bounds(
     assert found["mean"]["per_token_ms"] == pytest.approx(
         sum(r["time_ms"] for r in found["requests"]) / 3 / 128
     )
-    assert found["bounds"]["lower_bound_per_token_ms"] <= found["bounds"]["theorem1_per_token_ms"]
+    bounds = found["bounds"]
+    assert (bounds["applies"], bounds["why"]) == (True, None)
+    assert bounds["lower_bound_per_token_ms"] <= found["mean"]["per_token_ms"]
+    assert found["mean"]["per_token_ms"] <= bounds["theorem1_per_token_ms"]
+    assert found["mean"]["rest_ms"] <= bounds["theorem1_per_token_ms"]
     assert found["decision_s"] > 0
 
 

@@ -1,0 +1,218 @@
+"""What the paper proves about a run's seconds per token, and whether it applies to this run."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right, insort
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec import UNSET
+
+from policies.bounds import UpperBound, greedy_plan_of, lower_bound_per_token_s
+from policies.interfaces import RoutingPolicy, trait
+from policies.problem import Placement, RequestSpec
+from policies.registry import shipped_policy
+from policies.wsrr import WsRr
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.units import counted
+from testbed.fast.links import never_wait
+from testbed.records.base import data_of
+from testbed.records.requests import RequestRow
+from testbed.records.summary import Bounds
+
+_ROUNDING = 1 + 1e-9
+"""A time is not over its bound by rounding alone."""
+
+
+def bounds_of(
+    experiment: Experiment,
+    placement: Placement,
+    is_reference: bool = False,
+    rows: Sequence[RequestRow] = (),
+) -> Bounds:
+    """Return the bounds on the requests of a run, weighted as the workload has them; adds them to ``rows``.
+
+    ``is_reference``: the run has the semantics of the published simulator, in which opening a chain takes no time and
+    messages never wait for each other.
+    """
+    problem = experiment.problem
+    requests = Counter(plan.served for plan in experiment.workload.requests)
+    found = Bounds(applies=False)
+    if "proven_optimal" in placement.bounds:
+        found.proven_optimal = bool(placement.bounds["proven_optimal"])
+        found.gap_ratio = placement.bounds.get("gap_ratio", UNSET)
+    setup_s = experiment.calibration.session_setup_s + problem.initial_delay_s
+    if requests and _has_lower_bound(experiment):
+        least_s = {r: lower_bound_per_token_s(problem, r, setup_s) for r in requests}
+        if max(least_s.values()) < math.inf:
+            found.lower_bound_by_client_s = _by_client(experiment, requests, least_s)
+            found.lower_bound_per_token_s = _mean(requests, least_s)
+    found.why = next(_why_not(experiment, placement, is_reference), None)
+    found.applies = found.why is None
+    greedy = greedy_plan_of(problem, placement)
+    if found.applies and greedy is not None:
+        bound = UpperBound(problem, greedy)
+        most_s = {
+            r: bound.per_token_s(r, setup_s if is_reference else _lead_s(experiment, placement, r.client))
+            for r in requests
+        }
+        found.theorem1_by_client_s = _by_client(experiment, requests, most_s)
+        found.theorem1_per_token_s = max(found.theorem1_by_client_s.values())
+        if found.lower_bound_per_token_s:
+            found.theorem1_ratio = found.theorem1_per_token_s / found.lower_bound_per_token_s
+        if rows and placement.design_concurrency and experiment.policy.routing == WsRr.name:
+            leads_s = [
+                setup_s if is_reference else _lead_s(experiment, placement, client)
+                for client in range(len(problem.clients))
+            ]
+            _add_guarantee(found, bound, placement.design_concurrency, leads_s, experiment, rows)
+    return found
+
+
+def _add_guarantee(
+    found: Bounds,
+    bound: UpperBound,
+    concurrency: int,
+    leads_s: Sequence[float],
+    experiment: Experiment,
+    rows: Sequence[RequestRow],
+) -> None:
+    """Add the bound on its completion to each row, and to ``found`` how many requests took longer.
+
+    The sessions that a request finds are those that have arrived before it and have not ended, also if they still wait.
+    """
+    clients = {name: client for client, name in enumerate(experiment.problem.clients)}
+    ends_at_s: list[float] = []
+    found.n_bounded = found.n_exceeded = found.n_exceeded_by_backoff = 0
+    for row in sorted(rows, key=lambda row: (row.arrival_at_s, row.request)):
+        if row.arrived_at_s is None or row.ended_at_s is None:
+            continue
+        del ends_at_s[: bisect_right(ends_at_s, row.arrived_at_s)]
+        n_over = len(ends_at_s) - concurrency
+        crowded_s = ends_at_s[n_over] - row.arrived_at_s if n_over >= 0 else 0.0
+        client = clients[row.client]
+        request = RequestSpec(client, row.n_input_tokens, row.n_output_tokens)
+        row.completion_bound_s = bound.completion_s(request, leads_s[client], crowded_s)
+        insort(ends_at_s, row.ended_at_s)
+        e2e_s, queue_s = row.times.e2e_s, row.times.queue_s
+        if e2e_s is None or queue_s is None:
+            continue
+        found.n_bounded += 1
+        limit_s = row.completion_bound_s * _ROUNDING
+        if e2e_s > limit_s:
+            found.n_exceeded += 1
+            found.n_exceeded_by_backoff += e2e_s - queue_s + min(queue_s, crowded_s) <= limit_s
+
+
+def _has_lower_bound(experiment: Experiment) -> bool:
+    """Whether nothing can be faster than the problem says. Hops of forwarding are shorter than to the client and back."""
+    network = experiment.network
+    links_are_steady = not network.changes and not any(
+        link.jitter_s for pair, link in network.links.items() if experiment.uses(pair)
+    )
+    return not experiment.problem.forwarding and links_are_steady and experiment.compute.backend == "stub"
+
+
+def _why_not(experiment: Experiment, placement: Placement, is_reference: bool) -> Iterator[str]:
+    """Yield the reasons why Theorem 1 says nothing about a run."""
+    problem, policy, faults = experiment.problem, experiment.policy, experiment.faults
+    requests = experiment.workload.requests
+    longest = max((plan.known.n_tokens for plan in requests), default=0)
+    routing = shipped_policy("routing", policy.routing)
+    if not requests:
+        yield "there are no requests"
+    if problem.forwarding:
+        yield "servers send to each other, and the theorem is about hub-spoke"
+    if greedy_plan_of(problem, placement) is None:
+        yield f"the placement, {policy.placement}, is not CG-BP's for its |R|"
+    if routing is None or not trait(routing, RoutingPolicy, "takes_cheapest"):
+        yield f"the routing, {policy.routing}, need not take the cheapest chain"
+    if problem.batching != "none":
+        yield f"sessions wait for each other's steps (compute.batching = {problem.batching})"
+    if experiment.compute.backend != "stub":
+        yield "real blocks do not take the profile's times"
+    if experiment.compute.paging is not None:
+        yield "caches grow (cache.mode = paged)"
+    if any(server.contention_ratio for server in problem.servers):
+        yield "sessions slow each other down on shared hardware"
+    if not is_reference and not never_wait(experiment):
+        yield "messages of sessions can wait for each other on links"
+    if policy.online is not None:
+        yield f"{policy.online} changes the placement"
+    if policy.state_age_s:
+        yield "routing sees an old state (policy.state_age)"
+    if faults.planned or faults.absent:
+        yield "servers come and go"
+    if longest > problem.n_input_tokens + problem.n_output_tokens:
+        yield "some requests are longer than the placement is designed for"
+    if any(plan.known != plan.served for plan in requests):
+        yield "routing does not know the requests' lengths"
+
+
+def _lead_s(experiment: Experiment, placement: Placement, client: int) -> float:
+    """Return the seconds that opening a chain takes a client at most, as ``testbed.results.model.model_setup_s``."""
+    problem = experiment.problem
+    opened_s = max(
+        problem.up_s(client, j) + problem.down_s(client, j)
+        for j, held in enumerate(placement.ranges)
+        if held.n_blocks
+    )
+    return max(opened_s, problem.initial_delay_s) + experiment.calibration.session_setup_s
+
+
+def _mean(requests: Mapping[RequestSpec, int], values_s: Mapping[RequestSpec, float]) -> float:
+    return math.fsum(values_s[r] * n for r, n in requests.items()) / sum(requests.values())
+
+
+def _by_client(
+    experiment: Experiment, requests: Mapping[RequestSpec, int], values_s: Mapping[RequestSpec, float]
+) -> dict[str, float]:
+    """Return the mean over each client's requests, by the client's name."""
+    found = {}
+    for client, name in enumerate(experiment.problem.clients):
+        own = {r: n for r, n in requests.items() if r.client == client}
+        if own:
+            found[name] = _mean(own, values_s)
+    return found
+
+
+def in_ms(bounds: Bounds) -> dict[str, Any]:
+    """Return the bounds as plain data with times in ms; those that do not apply are absent."""
+    found: dict[str, Any] = {}
+    for name, value in data_of(bounds).items():
+        if name.endswith("_s"):
+            ms = {client: s * 1e3 for client, s in value.items()} if isinstance(value, dict) else value * 1e3
+            found[f"{name[:-2]}_ms"] = ms
+        else:
+            found[name] = value
+    return found
+
+
+def bounds_text(found: Mapping[str, Any], design_concurrency: int | None) -> str:
+    """Return a line on what is proven about a token's time. ``found`` is as from ``in_ms``."""
+    parts = []
+    if (least_ms := found.get("lower_bound_per_token_ms")) is not None:
+        parts.append(f"at least {least_ms / 1e3:.3f} s with any placement and routing (Lemma B.1)")
+    if (most_ms := found.get("theorem1_per_token_ms")) is not None:
+        sessions = counted(design_concurrency or 0, "sessions")
+        parts.append(f"at most {most_ms / 1e3:.3f} s with up to |R| = {sessions} at once (Theorem 1)")
+    else:
+        parts.append(f"no upper bound, since {found['why']}")
+    if n := found.get("n_bounded"):
+        n_over, n_backoff = found["n_exceeded"], found["n_exceeded_by_backoff"]
+        text = f"{n_over} of {counted(n, 'requests')} took longer than WS-RR guarantees for the sessions that they found"
+        parts.append(text + (f", {n_backoff} of them by asking again later than needed" if n_over else ""))
+    return f"a client's time per token: {'; '.join(parts)}"
+
+
+def proof_text(found: Bounds) -> list[str]:
+    """Return a line on whether a searched placement is optimal; nothing if none was searched."""
+    if found.get("proven_optimal") is None:
+        return []
+    if found.proven_optimal:
+        return ["the search proved its placement optimal"]
+    gap = found.get("gap_ratio")
+    within = "" if gap is None else f"; its objective is within {gap:.1%} of the best possible"
+    return [f"the search did not prove its placement optimal{within}"]

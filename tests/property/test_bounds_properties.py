@@ -1,0 +1,220 @@
+"""Bounds on random problems: whole simulated runs stay between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from policies import InfeasiblePlacement, Placement, Problem
+from policies.cgbp import CgBp
+from policies.links import Link
+from policies.optimal_rr import OptimalRr
+from policies.problem import Hop
+from policies.replay import replay
+from policies.workload import RequestPlan
+from policies.wsrr import ShortestPath, WsRr
+from testbed.fast.outcome import SimulatedRequest
+from testbed.records.requests import COMPLETED
+from testbed.records.summary import Bounds
+from testbed.results.bounds import bounds_of, bounds_text, in_ms
+from testbed.simulator.rows import outcome_rows
+from tests.support.effort import n_drawn
+from tests.support.problems import make_problem, placements, problems
+from tests.support.simulation import experiment_of, run_fast, with_fields
+
+ROUNDING = 1 + 1e-9
+
+
+@st.composite
+def served(draw: st.DrawFn) -> Problem:
+    """Servers and links whose prefill has nothing to do with their decode steps."""
+    problem = draw(problems())
+    seconds = st.sampled_from([0.0, 0.001, 0.02, 0.3, 1.0])
+    servers = tuple(
+        replace(s, prefill_base_s=draw(seconds), prefill_slope_s=draw(seconds)) for s in problem.servers
+    )
+    input_rtt_s = tuple(tuple(draw(seconds) for _ in row) for row in problem.token_rtt_s)
+    return replace(
+        problem,
+        servers=servers,
+        input_rtt_base_s=input_rtt_s,
+        initial_delay_s=draw(st.sampled_from([0.0, 0.07, 3.0])),
+        hub_token_s=draw(st.sampled_from([0.0, 0.004])),
+    )
+
+
+@st.composite
+def requests_of(draw: st.DrawFn, problem: Problem, most: int) -> list[RequestPlan]:
+    """Up to ``most`` requests of all clients, of at most the design lengths."""
+    plans = []
+    for i in range(draw(st.integers(1, most))):
+        client = draw(st.integers(0, len(problem.clients) - 1))
+        n_in = draw(st.integers(1, problem.n_input_tokens))
+        n_out = draw(st.integers(1, problem.n_output_tokens + problem.n_input_tokens - n_in))
+        plans.append(RequestPlan(i, client, draw(st.sampled_from([0.0, 0.5, 9.0])), n_in, n_out))
+    return sorted(plans, key=lambda plan: plan.arrival_at_s)
+
+
+@settings(max_examples=n_drawn(40))
+@given(served(), st.integers(1, 6), st.sampled_from([WsRr, ShortestPath, OptimalRr]), st.data())
+def test_no_client_of_up_to_r_sessions_takes_longer_than_theorem_1_says(
+    problem: Problem, concurrency: int, routing: type[WsRr], data: st.DataObject
+) -> None:
+    try:
+        placement = CgBp().place(problem, concurrency)
+    except InfeasiblePlacement:
+        assume(False)
+    plans = data.draw(requests_of(problem, concurrency))
+    policies = {"placement": "cg-bp", "routing": routing.name}
+    bounds = bounds_of(experiment_of(problem, plans, **policies), placement)
+    assert bounds.applies, bounds.why
+    assert isinstance(bounds.theorem1_by_client_s, dict)
+    done = run_fast(problem, placement, plans, routing()).requests
+    for client, name in enumerate(problem.clients):
+        times_s = [(r.time_s, r.ttft_s, r.plan.n_output_tokens) for r in done if r.plan.client == client]
+        per_token_s = [all_s / n for all_s, _, n in times_s if all_s is not None]
+        rest_s = [(a - f) / (n - 1) for a, f, n in times_s if n > 1 and a is not None and f is not None]
+        assert len(per_token_s) == len(times_s)
+        if per_token_s:
+            assert sum(per_token_s) / len(per_token_s) <= bounds.theorem1_by_client_s[name] * ROUNDING
+        if len(rest_s) == len(per_token_s) > 0:
+            assert sum(rest_s) / len(rest_s) <= bounds.theorem1_by_client_s[name] * ROUNDING
+    event(f"clients: {len(bounds.theorem1_by_client_s)}")
+
+
+@settings(max_examples=n_drawn(20))
+@given(served(), st.data())
+def test_no_run_is_faster_than_lemma_b1_says_whatever_its_placement(
+    problem: Problem, data: st.DataObject
+) -> None:
+    placement = data.draw(placements(problem))
+    assume(not placement.uncovered(problem.model.n_blocks))
+    placement = replace(placement, cache_bytes=problem.room_bytes(placement.ranges))
+    plans = data.draw(requests_of(problem, 6))
+    bounds = bounds_of(experiment_of(problem, plans), placement)
+    done = run_fast(problem, placement, plans, max_attempts=40).requests
+    assume(all(r.status == COMPLETED for r in done))
+    per_token_s = [r.time_s / r.plan.n_output_tokens for r in done if r.time_s is not None]
+    least_s = bounds.lower_bound_per_token_s
+    assert isinstance(least_s, float)
+    assert sum(per_token_s) / len(per_token_s) >= least_s / ROUNDING
+
+
+@settings(max_examples=n_drawn(40))
+@given(served(), st.integers(1, 4), st.data())
+def test_a_request_that_finds_a_crowd_ends_within_the_guarantee_but_for_the_steps_of_the_backoff(
+    problem: Problem, concurrency: int, data: st.DataObject
+) -> None:
+    try:
+        placement = CgBp().place(problem, concurrency)
+    except InfeasiblePlacement:
+        assume(False)
+    plans = data.draw(requests_of(problem, 12))
+    experiment = experiment_of(problem, plans, placement="cg-bp", routing="ws-rr")
+    done = replay(problem, placement, WsRr().bind(problem, placement), plans)
+    lead_s = problem.initial_delay_s
+    rows = outcome_rows(
+        problem.clients,
+        [
+            SimulatedRequest(
+                d.plan, COMPLETED, d.route, 0, d.waiting_s, lead_s, d.ttft_s, d.time_s, d.time_s,
+                cost_s=d.route.cost_s, wait_expected_s=d.route.wait_s,
+            )
+            for d in done
+        ],
+    )  # fmt: skip
+    bounds = bounds_of(experiment, placement, True, rows)
+    n_late = 0
+    for row in rows:
+        assert row.completion_bound_s is not None and row.wsrr_cost_s is not None
+        assert row.times.e2e_s is not None and row.times.queue_s is not None
+        own_s = lead_s + row.n_output_tokens * problem.hub_token_s
+        assert row.wsrr_cost_s + own_s <= row.completion_bound_s * ROUNDING
+        rounded_s = row.times.queue_s - (row.wait_expected_s or 0.0)
+        assert row.times.e2e_s - rounded_s <= row.completion_bound_s * ROUNDING
+        n_late += row.times.e2e_s > row.completion_bound_s * ROUNDING
+    assert (bounds.n_bounded, bounds.n_exceeded) == (len(plans), n_late)
+    assert bounds.n_exceeded_by_backoff == n_late
+    event(f"late: {n_late > 0}")
+
+
+def two_servers() -> tuple[Problem, Placement, list[RequestPlan]]:
+    """One block on two servers: A decodes fast and has a slow prefill, B has a fast prefill and decodes slowly."""
+    problem = make_problem(
+        [1000.0, 1000.0],
+        n_blocks=1,
+        decode_s=[0.001, 0.010],
+        rtt_s=[[0.001, 0.010]],
+        n_output_tokens=2,
+    )
+    slow, fast = problem.servers
+    problem = replace(
+        problem,
+        servers=(replace(slow, prefill_base_s=1.0), replace(fast, prefill_base_s=0.001)),
+        input_rtt_base_s=((0.001, 0.010),),
+    )
+    return problem, CgBp().place(problem, 1), [RequestPlan(0, 0, 0.0, 1, 2)]
+
+
+def test_theorem_1_is_about_the_chain_that_routing_takes_not_the_one_that_decodes_fastest() -> None:
+    problem, placement, plans = two_servers()
+    bounds = bounds_of(experiment_of(problem, plans, placement="cg-bp", routing="ws-rr"), placement)
+    (done,) = run_fast(problem, placement, plans).requests
+    assert done.route is not None and done.route.hops == (Hop(1, 0, 1),)
+    assert done.time_s is not None and done.ttft_s is not None
+    assert done.time_s - done.ttft_s == pytest.approx(0.020)
+    assert isinstance(bounds.theorem1_per_token_s, float)
+    # Theorem 1 serves A first, where the request takes 1.003 s; B's prefill, the cheapest, leaves 0.992 s of them.
+    assert bounds.theorem1_per_token_s == pytest.approx(0.992)
+
+
+def test_the_lower_bound_is_the_mean_over_requests_not_that_of_the_nearest_client() -> None:
+    problem = make_problem([100.0], n_blocks=1, rtt_s=[[0.001], [1.0]], n_output_tokens=2, input_rtt_s=0.0)
+    plans = [RequestPlan(i, client, 0.0, 1, 2) for i, client in enumerate([0, 1, 1, 1])]
+    bounds = bounds_of(experiment_of(problem, plans), CgBp().place(problem, 4))
+    # A decode step of 10 ms and the round trip, and a prompt that takes nothing, over two tokens.
+    assert bounds.lower_bound_by_client_s == pytest.approx({"c0": 0.011 / 2, "c1": 1.01 / 2})
+    assert bounds.lower_bound_per_token_s == pytest.approx((0.011 + 3 * 1.01) / 8)
+
+
+def plain(**settings: Any) -> Bounds:
+    """Bounds of a run to which Theorem 1 applies, but for ``settings``."""
+    problem, placement, plans = two_servers()
+    problem = replace(problem, **{k: settings.pop(k) for k in ("forwarding", "batching") if k in settings})
+    experiment = experiment_of(problem, plans, placement="cg-bp", routing="ws-rr")
+    return bounds_of(with_fields(experiment, **settings), placement)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"batching": "serial"}, "wait for each other's steps"),
+        ({"forwarding": True}, "hub-spoke"),
+        ({"routing": "petals"}, "need not take the cheapest chain"),
+        ({"online": "two-time-scale"}, "changes the placement"),
+        ({"state_age_s": 1.0}, "old state"),
+        ({"links": {("c0", "s1"): Link(0.001, 1e9)}}, "wait for each other on links"),
+        ({"requests": (RequestPlan(0, 0, 0.0, 40, 2),)}, "longer than the placement is designed for"),
+        ({"requests": (RequestPlan(0, 0, 0.0, 1, 1, 2),)}, "does not know the requests' lengths"),
+    ],
+)
+def test_a_bound_that_does_not_hold_is_withheld_with_the_reason(settings: dict[str, Any], why: str) -> None:
+    assert plain().applies and plain().why is None
+    found = plain(**settings)
+    assert not found.applies
+    assert why in str(found.why)
+    assert "theorem1_per_token_s" not in found and "theorem1_ratio" not in found
+    assert ("lower_bound_per_token_s" in found) == ("forwarding" not in settings)
+
+
+def test_the_line_on_bounds_has_both_or_the_reason() -> None:
+    text = bounds_text(in_ms(plain()), 1)
+    assert text == (
+        "a client's time per token: at least 0.015 s with any placement and routing (Lemma B.1); at most 0.992 s with up "
+        "to |R| = 1 session at once (Theorem 1)"
+    )
+    assert "no upper bound, since servers send to each other" in bounds_text(in_ms(plain(forwarding=True)), 1)
