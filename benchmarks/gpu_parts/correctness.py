@@ -34,6 +34,7 @@ from nodes.blocks.spec import BlocksSpec, HubSpec, Weights, WeightSource
 from nodes.blocks.tiny import make_tiny
 from nodes.blocks.whole import TIE_RATIO, WholeModel
 from nodes.compute import ComputeError
+from testbed.results.verified import too_many_ties
 
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS: tuple[Weights, ...] = ("plain", "int8", "nf4")
@@ -229,6 +230,8 @@ def _conclude(record: Record) -> None:
                     f"Hidden states in {dtype}: at most {max(apart):.2g} of the largest apart, "
                     f"{TOLERANCES[dtype]:g} allowed."
                 )
+        if many := too_many_ties(checked, tied):
+            record.fail(f"{many}.")
     if missing:
         record.find(f"Not here: {', '.join(missing)}.")
     for row in rows:

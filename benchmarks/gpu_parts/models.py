@@ -19,6 +19,7 @@ from benchmarks.gpu_parts.sizes import Model, model_of, named_model, quantised_h
 from nodes.blocks.memory import amount
 from nodes.blocks.spec import Weights
 from testbed.errors import RunError
+from testbed.results.verified import too_many_ties
 
 _N_OUTPUT_TOKENS, _N_OUTPUT_TOKENS_SMALL = 32, 8
 
@@ -95,6 +96,8 @@ def _serve(record: Record, case: Case, n_output_tokens: int, folder: Path) -> No
         record.fail(f"{words}: tokens were not compared: {row['tokens_unchecked_because']}.")
     elif row["n_tokens_altered"]:
         record.fail(f"{words}: {row['n_tokens_altered']} of {row['n_tokens_checked']} tokens are altered.")
+    elif many := too_many_ties(row["n_tokens_checked"], row["n_tokens_tied"]):
+        record.fail(f"{words}: {many}.")
     record.find(
         f"{words}: {shape.n_blocks} of {model.n_blocks} blocks, "
         f"{amount(n_servers * shape.server_bytes)} with caches, up in "

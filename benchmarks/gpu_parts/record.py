@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.results.verified import ties
+from testbed.results.verified import ties, too_many_ties
 from testbed.rundir import write_json
 
 
@@ -72,6 +72,8 @@ class Record:
             self.fail(
                 f"{found['n_tokens_altered']} of {found['n_tokens_checked']} tokens are not the whole model's."
             )
+        elif many := too_many_ties(found["n_tokens_checked"], found["n_tokens_tied"]):
+            self.fail(f"{many}.")
         else:
             self.find(
                 f"All {found['n_tokens_checked']} tokens are the whole model's on this device{ties(found['n_tokens_tied'])}."
