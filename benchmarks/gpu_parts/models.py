@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_parts.commands import up
+from benchmarks.gpu_parts.commands import OutOfTime, up
 from benchmarks.gpu_parts.record import Record
 from benchmarks.gpu_parts.serving import scenario_of, shape_of, tokens_of, write_scenario
 from benchmarks.gpu_parts.sizes import Model, model_of, named_model, quantised_here
@@ -36,7 +36,7 @@ def run(record: Record) -> None:
     longest_s = 0.0
     for number, case in enumerate(cases):
         if job.left_s < 1.2 * longest_s:
-            record.fail(f"Out of time after {number} of {len(cases)} cases.")
+            record.leave(f"Out of time after {number} of {len(cases)} cases.")
             break
         began_at_s = time.monotonic()
         _serve(record, case, n_output_tokens, job.folder / "models-served" / str(number))
@@ -85,7 +85,7 @@ def _serve(record: Record, case: Case, n_output_tokens: int, folder: Path) -> No
         summary = up(scenario, folder / "run", options, job.left_s)
     except RunError as error:
         record.append("rows", row)
-        record.fail(f"{words}: {error}")
+        (record.leave if isinstance(error, OutOfTime) else record.fail)(f"{words}: {error}.")
         return
     row |= {key: summary[key] for key in ("n_requests", "n_completed", "startup_s", "metrics", "memory")}
     row |= tokens_of(scenario, folder / "run")

@@ -41,6 +41,8 @@ class Record:
     values: dict[str, Any] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
+    """Sentences on what there was no time for."""
 
     @property
     def path(self) -> Path:
@@ -60,6 +62,11 @@ class Record:
 
     def fail(self, sentence: str) -> None:
         self.failures.append(sentence)
+        self._write()
+
+    def leave(self, sentence: str) -> None:
+        """Records what there was no time for: the part is then "not reached", with what it has."""
+        self.unreached.append(sentence)
         self._write()
 
     def say_tokens(self, found: dict[str, Any]) -> None:
@@ -82,5 +89,11 @@ class Record:
     def _write(self) -> None:
         write_json(
             self.path,
-            {"part": self.name, "findings": self.findings, "failures": self.failures, **self.values},
+            {
+                "part": self.name,
+                "findings": self.findings,
+                "failures": self.failures,
+                "unreached": self.unreached,
+                **self.values,
+            },
         )
