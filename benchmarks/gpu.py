@@ -2,7 +2,8 @@
 servers.
 
 ``python -m benchmarks gpu`` or ``python benchmarks/gpu.py``, with ``--device cuda|cpu --size full|small
---minutes M --out DIR``; see ``docs/gpu.md``. Exit code 1 if a part failed, 2 if the arguments are invalid.
+--minutes M --out DIR``; see ``docs/gpu.md``. Exit code 1 if a part is not ``ok``, 2 if
+the arguments are invalid, 130 if it was cut.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 if __name__ == "__main__":  # started by its path: imports must begin at the root, not in this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks.gpu_parts.commands import OutOfTime
 from benchmarks.gpu_parts.record import Job, Record
-from benchmarks.gpu_parts.run import SHARES, Options, run_parts
+from benchmarks.gpu_parts.run import SHARES, Options, pack, run_parts
 from nodes.compute import ComputeError
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 from testbed.rundir import check_new_folder
@@ -44,6 +48,8 @@ def run(arguments: Sequence[str]) -> int:
             with kept_awake(given.part in _TIMED_HERE) as words:
                 record.put(kept_awake=words)
                 importlib.import_module(f"benchmarks.gpu_parts.{given.part}").run(record)
+        except OutOfTime as error:
+            record.leave(f"{error}.")
         except (ComputeError, TestbedError) as error:
             print(error, file=sys.stderr)
             return 2
@@ -64,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, help="limit for all parts together; default 40, small 8")
     parser.add_argument("--out", type=Path, help="a new folder; default runs/gpu-<time>")
     parser.add_argument("--only", metavar="PARTS", help=f"of {', '.join(SHARES)}; several with commas")
+    parser.add_argument(
+        "--archive", type=Path, help="also pack all results into this .tar.gz, after each part and when cut"
+    )
     parser.add_argument("--part", choices=SHARES, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=600.0, help=argparse.SUPPRESS)
     return parser
@@ -87,8 +96,19 @@ def _run(given: argparse.Namespace) -> int:
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out") from error
     folder = folder.resolve()
+    archive = given.archive.resolve() if given.archive is not None else None
+    if archive is not None:
+        try:
+            archive.parent.mkdir(parents=True, exist_ok=True)
+            pack(folder, archive)
+        except OSError as error:
+            shutil.rmtree(folder)
+            raise UserError(
+                f"cannot write {archive}: {error.strerror}; choose another with --archive"
+            ) from error
     command = [sys.executable, str(Path(__file__).resolve())]
-    answer = run_parts(Options(given.device, size == "small", folder, minutes, parts), command)
+    signal.signal(signal.SIGTERM, _interrupt)
+    answer = run_parts(Options(given.device, size == "small", folder, minutes, parts, archive), command)
     if answer["parts"]["machine"]["status"] == "failed":
         shutil.rmtree(folder)  # nothing was measured: the corrected command may use the same folder
         raise UserError(
@@ -96,10 +116,23 @@ def _run(given: argparse.Namespace) -> int:
         )
     for name, part in answer["parts"].items():
         print(f"\n{name}: {part['status']}, {part['took_s']:.0f} s")
-        for sentence in (*part["findings"], *part["failures"], *filter(None, [part["error"]])):
+        for sentence in (
+            *part["findings"],
+            *part["failures"],
+            *part["unreached"],
+            *filter(None, [part["error"]]),
+        ):
             print(f"  {sentence}")
     print(f"\nwritten to {folder}: results.json, a file per part, figures/, logs/")
+    if answer["is_cut"]:
+        return EXIT_INTERRUPTED
     return 0 if answer["status"] == "ok" else 1
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """Ends the part that runs, as Ctrl-C does; a second signal changes nothing."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

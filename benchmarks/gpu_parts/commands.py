@@ -18,10 +18,14 @@ from testbed.errors import RunError
 _STOP_S = 15.0
 
 
+class OutOfTime(RunError):
+    """A run did not end within the time that its part had left."""
+
+
 def up(scenario: str | Path, out: Path, options: Sequence[str], allowed_s: float) -> dict[str, Any]:
     """Runs ``testbed up`` into the new folder ``out``. Returns its summary.
 
-    Raises ``RunError`` if it has no summary or does not end within ``allowed_s`` seconds.
+    Raises ``RunError`` if it has no summary, and ``OutOfTime`` if it does not end within ``allowed_s`` seconds.
     """
     command = _command("up", scenario, out, ["--json", "--no-report", *options])
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
@@ -29,7 +33,7 @@ def up(scenario: str | Path, out: Path, options: Sequence[str], allowed_s: float
             output, _ = process.communicate(timeout=allowed_s)
         except subprocess.TimeoutExpired:
             _stop(process)
-            raise RunError(f"the run in {out.name} did not end within {allowed_s:.0f} s") from None
+            raise OutOfTime(f"the run in {out.name} did not end within {allowed_s:.0f} s") from None
     if not output:
         raise RunError(f"the run in {out.name} ended with exit code {process.returncode}; see its log")
     summary: dict[str, Any] = json.loads(output)

@@ -34,6 +34,7 @@ from nodes.blocks.spec import BlocksSpec, HubSpec, Weights, WeightSource
 from nodes.blocks.tiny import make_tiny
 from nodes.blocks.whole import TIE_RATIO, WholeModel
 from nodes.compute import ComputeError
+from testbed.results.verified import too_many_ties
 
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS: tuple[Weights, ...] = ("plain", "int8", "nf4")
@@ -92,7 +93,7 @@ def run(record: Record) -> None:
     longest_s = 0.0
     for done, (steps, family, dtype, weights) in enumerate(cases):
         if job.left_s < 1.5 * longest_s:
-            record.fail(f"Out of time after {done} of {len(cases)} cases.")
+            record.leave(f"Out of time after {done} of {len(cases)} cases.")
             break
         began_at_s = time.monotonic()
         if family not in sources:
@@ -229,6 +230,8 @@ def _conclude(record: Record) -> None:
                     f"Hidden states in {dtype}: at most {max(apart):.2g} of the largest apart, "
                     f"{TOLERANCES[dtype]:g} allowed."
                 )
+        if many := too_many_ties(checked, tied):
+            record.fail(f"{many}.")
     if missing:
         record.find(f"Not here: {', '.join(missing)}.")
     for row in rows:
@@ -239,5 +242,5 @@ def _conclude(record: Record) -> None:
             record.fail(f"{what}: no step was recorded; the log of this part says why.")
         elif row["status"] == "wrong":
             record.fail(f"{what}: not what transformers computes.")
-    if not tried:
+    if not tried and not record.unreached:
         record.fail("Nothing could be computed.")

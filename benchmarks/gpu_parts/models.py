@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_parts.commands import up
+from benchmarks.gpu_parts.commands import OutOfTime, up
 from benchmarks.gpu_parts.record import Record
 from benchmarks.gpu_parts.serving import scenario_of, shape_of, tokens_of, write_scenario
 from benchmarks.gpu_parts.sizes import Model, model_of, named_model, quantised_here
 from nodes.blocks.memory import amount
 from nodes.blocks.spec import Weights
 from testbed.errors import RunError
+from testbed.results.verified import too_many_ties
 
 _N_OUTPUT_TOKENS, _N_OUTPUT_TOKENS_SMALL = 32, 8
 
@@ -35,7 +36,7 @@ def run(record: Record) -> None:
     longest_s = 0.0
     for number, case in enumerate(cases):
         if job.left_s < 1.2 * longest_s:
-            record.fail(f"Out of time after {number} of {len(cases)} cases.")
+            record.leave(f"Out of time after {number} of {len(cases)} cases.")
             break
         began_at_s = time.monotonic()
         _serve(record, case, n_output_tokens, job.folder / "models-served" / str(number))
@@ -84,7 +85,7 @@ def _serve(record: Record, case: Case, n_output_tokens: int, folder: Path) -> No
         summary = up(scenario, folder / "run", options, job.left_s)
     except RunError as error:
         record.append("rows", row)
-        record.fail(f"{words}: {error}")
+        (record.leave if isinstance(error, OutOfTime) else record.fail)(f"{words}: {error}.")
         return
     row |= {key: summary[key] for key in ("n_requests", "n_completed", "startup_s", "metrics", "memory")}
     row |= tokens_of(scenario, folder / "run")
@@ -95,6 +96,8 @@ def _serve(record: Record, case: Case, n_output_tokens: int, folder: Path) -> No
         record.fail(f"{words}: tokens were not compared: {row['tokens_unchecked_because']}.")
     elif row["n_tokens_altered"]:
         record.fail(f"{words}: {row['n_tokens_altered']} of {row['n_tokens_checked']} tokens are altered.")
+    elif many := too_many_ties(row["n_tokens_checked"], row["n_tokens_tied"]):
+        record.fail(f"{words}: {many}.")
     record.find(
         f"{words}: {shape.n_blocks} of {model.n_blocks} blocks, "
         f"{amount(n_servers * shape.server_bytes)} with caches, up in "

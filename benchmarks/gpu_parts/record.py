@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.results.verified import ties
+from testbed.results.verified import ties, too_many_ties
 from testbed.rundir import write_json
 
 
@@ -41,6 +41,8 @@ class Record:
     values: dict[str, Any] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
+    """Sentences on what there was no time for."""
 
     @property
     def path(self) -> Path:
@@ -62,6 +64,11 @@ class Record:
         self.failures.append(sentence)
         self._write()
 
+    def leave(self, sentence: str) -> None:
+        """Records what there was no time for: the part is then "not reached", with what it has."""
+        self.unreached.append(sentence)
+        self._write()
+
     def say_tokens(self, found: dict[str, Any]) -> None:
         """Records the result of comparing a run's tokens with the whole model's: a failure unless all are
         equal.
@@ -72,6 +79,8 @@ class Record:
             self.fail(
                 f"{found['n_tokens_altered']} of {found['n_tokens_checked']} tokens are not the whole model's."
             )
+        elif many := too_many_ties(found["n_tokens_checked"], found["n_tokens_tied"]):
+            self.fail(f"{many}.")
         else:
             self.find(
                 f"All {found['n_tokens_checked']} tokens are the whole model's on this device{ties(found['n_tokens_tied'])}."
@@ -80,5 +89,11 @@ class Record:
     def _write(self) -> None:
         write_json(
             self.path,
-            {"part": self.name, "findings": self.findings, "failures": self.failures, **self.values},
+            {
+                "part": self.name,
+                "findings": self.findings,
+                "failures": self.failures,
+                "unreached": self.unreached,
+                **self.values,
+            },
         )

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,21 +22,22 @@ from typing import Any
 from testbed.rundir import write_json
 
 SHARES = {
-    "machine": 1,
-    "tests": 2,
-    "correctness": 5,
-    "streams": 5,
-    "graphs": 4,
-    "steps": 5,
-    "models": 12,
-    "batches": 8,
-    "calibration": 8,
-    "serving": 12,
-    "cluster": 8,
-    "endpoint": 5,
+    "machine": 15,
+    "tests": 85,
+    "correctness": 230,
+    "streams": 150,
+    "graphs": 140,
+    "steps": 230,
+    "models": 480,
+    "batches": 240,
+    "calibration": 220,
+    "serving": 300,
+    "cluster": 200,
+    "endpoint": 110,
 }
-"""The parts in their order, and their shares of the time. Time that a part does not use goes to later
-ones.
+"""The parts in their order, and their shares of the time: about the seconds that each needs at full size.
+
+Time that a part does not use goes to later ones.
 """
 _LEAST_S = 15.0
 """The least time of a part, since imports alone take seconds."""
@@ -53,13 +55,27 @@ class Options:
     folder: Path
     minutes: float
     parts: tuple[str, ...] = tuple(SHARES)
+    archive: Path | None = None
+    """Where all results are packed into one file, after each part."""
+
+
+def pack(folder: Path, archive: Path) -> None:
+    """Writes all files of ``folder`` but weights to the gzipped tar file ``archive``, which is whole at any moment."""
+    partial = archive.with_name(f".{archive.name}.partial")
+    with tarfile.open(partial, "w:gz") as tar:
+        tar.add(
+            folder, folder.name, filter=lambda entry: None if entry.name.endswith(".safetensors") else entry
+        )
+    partial.replace(archive)
 
 
 def run_parts(options: Options, command: Sequence[str]) -> dict[str, Any]:
     """Runs all parts. Returns the content of ``results.json``, which is written after each part.
 
     ``command`` starts the script; ``--part NAME`` and other options are appended. A part's ``status`` is
-    ``ok``, ``wrong`` (it ran, but a result is wrong), ``failed``, or ``out of time``.
+    ``ok``, ``wrong`` (it ran, but a result is wrong), ``failed`` (it broke), or ``not reached`` (it had no time, or
+    too little: it has what was found until then). After an interruption the other parts are ``not reached``, and
+    ``is_cut`` is true.
     """
     ends_at_s = time.monotonic() + 60 * options.minutes
     answer: dict[str, Any] = {
@@ -68,6 +84,7 @@ def run_parts(options: Options, command: Sequence[str]) -> dict[str, Any]:
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "machine": {},
         "parts": {},
+        "is_cut": False,
     }
     todo = list(options.parts)
     while todo:
@@ -75,16 +92,27 @@ def run_parts(options: Options, command: Sequence[str]) -> dict[str, Any]:
         share = SHARES[todo[0]] / sum(SHARES[name] for name in todo)
         name = todo.pop(0)
         allowed_s = max(_LEAST_S if answer["parts"] else _FIRST_LEAST_S, share * left_s)
-        print(f"{name}: at most {allowed_s:.0f} s", file=sys.stderr, flush=True)
-        part = _run_part(name, options, command, allowed_s)
+        if answer["is_cut"] or (answer["parts"] and left_s < _LEAST_S):
+            part = _not_begun(name, "the command was cut" if answer["is_cut"] else "no time was left for it")
+        else:
+            print(f"{name}: at most {allowed_s:.0f} s", file=sys.stderr, flush=True)
+            part = _run_part(name, options, command, allowed_s)
+            answer["is_cut"] = part.pop("is_cut")
         found = part.pop("record")
         answer["parts"][name] = part
         if name == "machine":
-            answer["machine"] = {k: v for k, v in found.items() if k not in ("part", "findings", "failures")}
+            answer["machine"] = {
+                k: v for k, v in found.items() if k not in ("part", "findings", "failures", "unreached")
+            }
             if part["status"] == "failed":  # the device cannot be used, so all other parts would fail, too
                 todo = []
-        answer["status"] = "ok" if all(p["status"] == "ok" for p in answer["parts"].values()) else "failed"
+        statuses = {one["status"] for one in answer["parts"].values()}
+        answer["status"] = (
+            "failed" if statuses & {"failed", "wrong"} else "ok" if statuses == {"ok"} else "not reached"
+        )
         write_json(options.folder / "results.json", answer)
+        if options.archive is not None:
+            pack(options.folder, options.archive)
     return answer
 
 
@@ -93,6 +121,7 @@ def _run_part(name: str, options: Options, command: Sequence[str], allowed_s: fl
     arguments = [*command, "--part", name, "--device", options.device, "--out", str(options.folder)]
     arguments += ["--size", "small" if options.is_small else "full", "--seconds", f"{allowed_s:.1f}"]
     log_path = options.folder / "logs" / f"{name}.log"
+    is_cut = False
     with open(log_path, "wb") as log:
         process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -101,16 +130,19 @@ def _run_part(name: str, options: Options, command: Sequence[str], allowed_s: fl
             code: int | None = process.wait(timeout=allowed_s + _STOP_S)
         except subprocess.TimeoutExpired:
             code = None
+        except KeyboardInterrupt:
+            code, is_cut = None, True
         finally:
             _end(process)
     record = _read(options.folder / f"{name}.json")
     error = None
     if code is None:
-        status, error = "out of time", f"was stopped after {time.monotonic() - began_at_s:.0f} s"
+        why = "the command was cut" if is_cut else "it was out of time"
+        status, error = "not reached", f"was stopped after {time.monotonic() - began_at_s:.0f} s: {why}"
     elif code:
         status, error = "failed", _last_lines(log_path) or f"ended with exit code {code}"
     else:
-        status = "wrong" if record.get("failures") else "ok"
+        status = "wrong" if record.get("failures") else "not reached" if record.get("unreached") else "ok"
     return {
         "status": status,
         "error": error,
@@ -119,7 +151,23 @@ def _run_part(name: str, options: Options, command: Sequence[str], allowed_s: fl
         "log": f"logs/{name}.log",
         "findings": record.get("findings", []),
         "failures": record.get("failures", []),
+        "unreached": record.get("unreached", []),
         "record": record,
+        "is_cut": is_cut,
+    }
+
+
+def _not_begun(name: str, why: str) -> dict[str, Any]:
+    return {
+        "status": "not reached",
+        "error": why,
+        "took_s": 0.0,
+        "file": f"{name}.json",
+        "log": f"logs/{name}.log",
+        "findings": [],
+        "failures": [],
+        "unreached": [],
+        "record": {},
     }
 
 

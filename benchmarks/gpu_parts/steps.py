@@ -74,7 +74,7 @@ async def _measure(
             cases = [BatchCase(_N_BLOCKS, False, n, 0) for n in sessions if n * session_bytes <= free_bytes]
             cases.append(BatchCase(_N_BLOCKS, False, 0, context))
             if job.left_s <= 0:
-                record.fail(f"{weights}: out of time before context {context}.")
+                record.leave(f"{weights}: out of time before context {context}.")
                 return
             plan = BatchPlan(tuple(cases), (context,), _ROUNDS)
             samples = await measure_batches(plan, compute, clock, payload, close=compute.close_session)

@@ -18,5 +18,5 @@ import os
 # CUDA's numbers of GPUs are then the driver's, by which users know them, also where the cards are not alike.
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 # Some of torch's operators on a GPU are else compiled when first used, for which a machine needs a C compiler. torch
-# reads this when it is imported.
+# since 2.13 reads this when it is imported; earlier versions have no such operators.
 os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")

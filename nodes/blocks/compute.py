@@ -244,6 +244,10 @@ class BlocksCompute:
                 session.cache = SessionCache(
                     session.first, session.last, self._layout, session.max_tokens, self._dtype, self._device
                 )
+                if self._device.type == "cuda":
+                    # The cache may lie where a temporary of the loader was, which this stream still uses. The threads
+                    # that compute have streams of their own, which would not wait for that.
+                    torch.cuda.current_stream(self._device).synchronize()
             failure = ""
         finally:
             self._finish(session, failure)
@@ -293,6 +297,8 @@ class BlocksCompute:
         """Ends a session and frees its memory; if its opening or a step is running, only at the end of that."""
         session.closed_by = session.closed_by or reason
         if not session.running and session in self._sessions:
+            if session.decoder is not None:
+                session.decoder.drop()
             session.cache = session.model = session.decoder = None
             self._account.give_cache(session.n_bytes)
             self._sessions.remove(session)
@@ -374,6 +380,8 @@ class BlocksCompute:
         """Returns the hidden states ``[1, 1, hidden size]`` after the blocks for the session's next token."""
         assert session.cache is not None and self._ragged is not None
         if session.decoder is None or not session.decoder.fits(session.cache):
+            if session.decoder is not None:
+                session.decoder.drop()
             blocks = getattr(session.model, self._family.blocks)
             session.decoder = Decoder(
                 self._ragged,

@@ -47,6 +47,8 @@ def open_device(name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
         # cuDNN's attention plans anew for every length of a session, which takes some 30 ms, and a session
         # gets longer with every step.
         torch.backends.cuda.enable_cudnn_sdp(False)
+        # float32 is then float32, whatever the environment has turned on.
+        torch.backends.cuda.matmul.allow_tf32 = False
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return device, dtype

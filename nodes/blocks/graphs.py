@@ -20,6 +20,9 @@ from nodes.blocks.ragged import Part, Ragged
 
 log = logging.getLogger(__name__)
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while a graph is recorded or dropped: torch allows one recording per process, whichever server it is of."""
+
 
 class Apart:
     """Keeps recordings apart from other work that allocates on the device, as each would break the other.
@@ -84,11 +87,11 @@ class Pool:
         Returns its graph and the tensor that holds the result of each replay; ``None`` on failure.
         """
         try:
-            try:
-                recorded = self._capture_in_pool(work)
-            except torch.OutOfMemoryError:
-                torch.cuda.empty_cache()  # while it records, the allocator gives up nothing that it only keeps
-                recorded = self._capture_in_pool(work)
+            with _ONE_AT_A_TIME:
+                recorded = self._capture_if_there_is_memory(work)
+                if recorded is None:
+                    torch.cuda.empty_cache()  # while it records, the allocator gives up nothing that it only keeps
+                    recorded = self._capture_in_pool(work)
         except RuntimeError as error:
             self.is_refused = True
             log.warning(
@@ -99,8 +102,17 @@ class Pool:
         self.n_recorded += 1
         return recorded
 
+    def _capture_if_there_is_memory(
+        self, work: Callable[[], torch.Tensor]
+    ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor] | None:
+        try:
+            return self._capture_in_pool(work)
+        except torch.OutOfMemoryError:
+            return None  # the error goes, and with it the tensors of the recording that failed
+
     def _capture_in_pool(self, work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         if self._kept is None:
+            torch.zeros(1, device=self._device)  # a kernel's first use may load it, which no recording allows
             self._handle = torch.cuda.graph_pool_handle()
             self._kept, _ = self._capture(lambda: torch.zeros(1, device=self._device))
         return self._capture(work)
@@ -169,6 +181,12 @@ class Decoder:
     def fits(self, cache: SessionCache) -> bool:
         """Returns whether ``cache`` is still at the same address: False after it has grown."""
         return cache.store is self._store
+
+    def drop(self) -> None:
+        """Gives the recording up, if there is one. No step may run or follow."""
+        if self._graph is not None:
+            with _ONE_AT_A_TIME:
+                self._graph = None
 
     def step(self, states: torch.Tensor) -> torch.Tensor:
         """Returns hidden states ``[1, 1, hidden size]`` after the blocks.

@@ -54,7 +54,8 @@ class Int8Linear(torch.nn.Module):
 
     def from_codes(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns ``x W^T`` for x = ``tokens`` ``[n, columns]``. Only where ``has_kernel`` is true."""
-        return torch._weight_int8pack_mm(tokens, self.codes, self.scales[:, 0])
+        # CUDA's kernel reads the tokens row after row, whatever their strides are.
+        return torch._weight_int8pack_mm(tokens.contiguous(), self.codes, self.scales[:, 0])
 
     def from_matrix(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns ``x W^T`` for x = ``tokens`` ``[n, columns]``; restores the matrix some rows at a time."""

@@ -14,7 +14,7 @@ from testbed.results.bounds import bounds_text, in_ms, proof_text
 from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
 from testbed.results.unused import unused_text
-from testbed.results.verified import ties
+from testbed.results.verified import ties, too_many_ties
 from testbed.terminal import console_to
 
 _ROWS = (
@@ -313,6 +313,8 @@ def _blocks_lines(summary: RunSummary) -> list[str]:
     checked, altered = summary.n_tokens_checked, summary.n_tokens_altered
     if checked is None:
         lines = [f"tokens were not compared with the whole model's: {summary.tokens_unchecked_because}"]
+    elif not altered and (many := too_many_ties(checked, summary.n_tokens_tied)):
+        lines = [many]
     elif not altered or not summary.altered:
         lines = [
             f"all {checked} tokens are those of the whole model on one machine{ties(summary.n_tokens_tied)}"

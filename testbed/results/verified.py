@@ -13,6 +13,8 @@ from testbed.records.summary import Verification
 VERIFY = "verify.json"
 """Written after a run with real blocks; see ``testbed.runs.verify``."""
 
+MOST_TIED_RATIO = 0.05
+"""Rounding decides fewer tokens than this; a run with more ties, and more than one, counts as wrong."""
 _STUB = "the stub's client compares every token itself, and fails a request with a wrong one"
 
 
@@ -24,6 +26,16 @@ def unchecked(reason: str) -> Verification:
 def ties(n_tied: int | UnsetType | None) -> str:
     """Return a clause on the tokens that differ only by a tie of two logits; empty if there are none."""
     return f" ({n_tied} of them by a tie of two logits)" if n_tied else ""
+
+
+def too_many_ties(n_checked: int | UnsetType | None, n_tied: int | UnsetType | None) -> str:
+    """Return a sentence if more tokens are tied than rounding explains; else an empty string."""
+    if not n_checked or not n_tied or n_tied == 1 or n_tied <= MOST_TIED_RATIO * n_checked:
+        return ""
+    return (
+        f"{n_tied} of {n_checked} tokens differ from those of the whole model by a tie of two logits: more than "
+        f"{100 * MOST_TIED_RATIO:g} % is not rounding alone, so the tokens count as wrong"
+    )
 
 
 def read_verification(run_dir: Path, experiment: Experiment) -> Verification:

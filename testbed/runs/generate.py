@@ -21,7 +21,7 @@ from testbed.experiments.experiment import Experiment
 from testbed.experiments.families import ModelSizes
 from testbed.experiments.units import counted
 from testbed.results.logs import RequestRecord, read_logs
-from testbed.results.verified import ties
+from testbed.results.verified import ties, too_many_ties
 from testbed.runs.session import RunOptions, RunSession, exit_code, silent
 from testbed.runtime.blocks import BlocksModel, require_blocks
 from testbed.runtime.launching import Launcher
@@ -178,6 +178,8 @@ def answer_text(answer: dict[str, Any]) -> str:
         verdict = f"not compared with the whole model: {answer['tokens_unchecked_because']}"
     elif altered:
         verdict = f"{altered} of {checked} are NOT those of the whole model on one machine"
+    elif many := too_many_ties(checked, answer["n_tokens_tied"]):
+        verdict = many
     else:
         verdict = f"all are those of the whole model on one machine{ties(answer['n_tokens_tied'])}"
     return (

@@ -23,6 +23,7 @@ from testbed.page.beside import bind_page, page_beside
 from testbed.page.report import write_report
 from testbed.records.summary import RunSummary
 from testbed.results import finish_run, read_tables
+from testbed.results.verified import too_many_ties
 from testbed.rundir import make_run_dir
 from testbed.runs.twin import run_twin
 from testbed.runs.verify import verify_tokens
@@ -225,7 +226,10 @@ def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> R
 def exit_code(summary: RunSummary) -> int:
     """Return 0 if every request completed with the right tokens or was cancelled, else 1."""
     is_whole = summary.n_completed + summary.n_cancelled == summary.n_requests
-    return 0 if is_whole and not summary.n_tokens_altered else 1
+    is_right = not summary.n_tokens_altered and not too_many_ties(
+        summary.n_tokens_checked, summary.n_tokens_tied
+    )
+    return 0 if is_whole and is_right else 1
 
 
 def check_can_run(experiment: Experiment, announce: Announce = silent) -> None:

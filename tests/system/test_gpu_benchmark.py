@@ -7,8 +7,10 @@ import itertools
 import json
 import math
 import random
+import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -183,7 +185,9 @@ import json, pathlib, sys, time
 given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 name, out = given["--part"], pathlib.Path(given["--out"])
 failures = ["two and two are five"] if name == "streams" else []
-(out / f"{name}.json").write_text(json.dumps({"part": name, "findings": ["f"], "failures": failures}))
+found = {"part": name, "findings": ["f"], "failures": failures, "unreached": ["u"] * (name == "models")}
+(out / f"{name}.json").write_text(json.dumps(found))
+(out / "model.safetensors").touch()
 if name == "correctness":
     raise SystemExit("the device is on fire")
 if name == "calibration":
@@ -199,7 +203,9 @@ def test_what_becomes_of_one_part_stops_no_other_and_is_recorded(
     (tmp_path / "logs").mkdir()
     (tmp_path / "parts.py").write_text(PARTS, encoding="utf-8")
     began_at_s = time.monotonic()
-    answer = run_parts(Options("cpu", True, tmp_path, 0.01), [sys.executable, str(tmp_path / "parts.py")])
+    archive = tmp_path.with_name("results.tar.gz")
+    options = Options("cpu", True, tmp_path, 0.5, archive=archive)
+    answer = run_parts(options, [sys.executable, str(tmp_path / "parts.py")])
     assert time.monotonic() - began_at_s < 300
     parts = answer["parts"]
     assert {name: about["status"] for name, about in parts.items()} == {
@@ -209,9 +215,9 @@ def test_what_becomes_of_one_part_stops_no_other_and_is_recorded(
         "streams": "wrong",
         "graphs": "ok",
         "steps": "ok",
-        "models": "ok",
+        "models": "not reached",
         "batches": "ok",
-        "calibration": "out of time",
+        "calibration": "not reached",
         "serving": "ok",
         "cluster": "ok",
         "endpoint": "ok",
@@ -221,6 +227,54 @@ def test_what_becomes_of_one_part_stops_no_other_and_is_recorded(
     assert parts["calibration"]["findings"] == ["f"]  # what it had found until then
     assert answer["status"] == "failed"
     assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8")) == answer
+    with tarfile.open(archive) as packed:
+        names = {name.removeprefix(f"{tmp_path.name}/") for name in packed.getnames()}
+    assert {"results.json", "calibration.json", "endpoint.json", "logs/endpoint.log"} <= names
+    assert "model.safetensors" not in names
+
+
+def test_a_part_for_which_no_time_is_left_is_not_begun(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "parts.py").write_text(PARTS, encoding="utf-8")
+    options = Options("cpu", True, tmp_path, 0.01, ("machine", "tests", "endpoint"))
+    answer = run_parts(options, [sys.executable, str(tmp_path / "parts.py")])
+    assert [about["status"] for about in answer["parts"].values()] == ["ok", "not reached", "not reached"]
+    assert answer["status"] == "not reached" and not (tmp_path / "tests.json").exists()
+
+
+CUT = """
+import signal, sys
+from pathlib import Path
+from benchmarks.gpu import _interrupt
+from benchmarks.gpu_parts.run import Options, run_parts
+folder = Path(sys.argv[1])
+signal.signal(signal.SIGTERM, _interrupt)
+parts = ("machine", "calibration", "endpoint")
+options = Options("cpu", True, folder, 10, parts, folder.with_name("cut.tar.gz"))
+run_parts(options, [sys.executable, str(folder / "parts.py")])
+"""
+
+
+def test_a_command_that_is_cut_leaves_what_it_has_as_one_archive(tmp_path: Path) -> None:
+    need_blocks()
+    folder = tmp_path / "out"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "parts.py").write_text(PARTS, encoding="utf-8")
+    with subprocess.Popen([sys.executable, "-c", CUT, str(folder)], cwd=ROOT) as command:
+        while not (folder / "calibration.json").exists():
+            assert command.poll() is None
+            time.sleep(0.05)
+        command.send_signal(signal.SIGTERM)
+        assert command.wait(60) == 0
+    assert not processes(folder)
+    with tarfile.open(tmp_path / "cut.tar.gz") as packed:
+        member = packed.extractfile("out/results.json")
+        assert member is not None
+        results = json.load(member)
+        assert "out/calibration.json" in packed.getnames()
+    assert results["is_cut"] and results["parts"]["calibration"]["findings"] == ["f"]
+    statuses = {name: about["status"] for name, about in results["parts"].items()}
+    assert statuses == {"machine": "ok", "calibration": "not reached", "endpoint": "not reached"}
 
 
 def test_a_device_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ def open_descriptors(pids: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
+SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Libraries that start threads when they are imported do not with these in their environment."""
+
+
 class LauncherHandle(OnOneMachine):
     """A ``testbed.runtime.launching.Launcher`` whose nodes are processes.
 
@@ -47,7 +51,7 @@ class LauncherHandle(OnOneMachine):
     def __init__(self, run_dir: Path, n_threads: int | None = None, page: Page | None = None) -> None:
         # Libraries read these when they are loaded. Without them every node would use every CPU.
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if n_threads is not None else ()
-        threads = {"OPENBLAS_NUM_THREADS": "1", **dict.fromkeys(names, str(n_threads))}
+        threads = {**SINGLE_THREADED, **dict.fromkeys(names, str(n_threads))}
         extras = ["blocks"] if n_threads is not None else []
         shared: tuple[int, ...] = ()
         if page is not None:

@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,8 +68,9 @@ def _preload(blocks: bool, page: Page | None = None) -> None:
     from nodes.probe import run_echo, run_prober
 
     if blocks:
-        import nodes.blocks.compute
-        import nodes.blocks.hub  # noqa: F401
+        with _without("sklearn"):
+            import nodes.blocks.compute
+            import nodes.blocks.hub  # noqa: F401
 
     def on_host(main: Callable[[Any, Host], Coroutine[Any, Any, None]]) -> Callable[[Any], None]:
         def run(config: Any) -> None:
@@ -79,6 +80,23 @@ def _preload(blocks: bool, page: Page | None = None) -> None:
         return run
 
     NODE_KINDS.update(server=on_host(serve), client=on_host(drive), echo=run_echo, prober=run_prober)
+
+
+@contextlib.contextmanager
+def _without(name: str) -> Iterator[None]:
+    """Makes module ``name`` appear as not installed meanwhile, unless it has been imported already.
+
+    Some versions of transformers import scikit-learn if they can, and with it pandas and pyarrow: a second of CPU
+    time, and threads.
+    """
+    is_hidden = name not in sys.modules
+    if is_hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if is_hidden:
+            del sys.modules[name]
 
 
 class Launcher:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,8 @@ SPLIT = ((0, 1), (1, 4), (4, N_LAYERS))
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes fresh memory full of NaN, as a device's memory may be."""
+    with torch.device("meta"):
+        torch.empty(0)  # torch notes once which functions "meta" is for: not the one that replaces this
     empty = torch.empty
 
     def full_of_nan(*size: Any, **given: Any) -> torch.Tensor:
@@ -203,6 +206,80 @@ async def test_a_recording_without_memory_is_tried_again_without_what_the_alloca
     order = [call[0] for call in cuda.calls]
     again = ["capture_begin", "capture_end", "replay"]
     assert order == ["capture_begin", "capture_end", "empty_cache", *again]
+
+
+async def test_a_recording_is_tried_again_when_the_failed_ones_tensors_are_gone(on_fake: OnFake) -> None:
+    cuda, pool = on_fake.cuda, on_fake.pool
+    made: list[weakref.ref[torch.Tensor]] = []
+    are_there: list[bool] = []
+
+    def work() -> torch.Tensor:
+        are_there.append(any(one() is not None for one in made))
+        states = torch.zeros(4)
+        made.append(weakref.ref(states))
+        if len(made) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return states
+
+    assert pool.record(work) is not None
+    assert are_there == [False, False] and len(cuda.of("empty_cache")) == 1
+
+
+def test_a_pools_first_kernel_has_run_before_it_is_recorded(
+    on_fake: OnFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zeros = torch.zeros
+
+    def noted(*size: Any, **given: Any) -> torch.Tensor:
+        on_fake.cuda.calls.append(("zeros",))
+        return zeros(*size, **given)
+
+    monkeypatch.setattr(torch, "zeros", noted)
+    Pool(torch.device("cpu")).record(lambda: zeros(1))
+    order = [call[0] for call in on_fake.cuda.of("zeros", "capture_begin", "capture_end")]
+    assert order == ["zeros", "capture_begin", "zeros", "capture_end", "capture_begin", "capture_end"]
+
+
+@pytest.mark.parametrize("what", ["another server records", "another server's session ends"])
+async def test_servers_of_one_process_record_and_drop_graphs_one_at_a_time(
+    on_fake: OnFake, what: str
+) -> None:
+    cuda, other = on_fake.cuda, await on_fake.decoder()
+    for _ in range(2):
+        other.step(torch.randn(1, 1, 64))
+    assert other._graph is not None
+    cuda.calls.clear()
+    order: list[str] = []
+
+    def intervene() -> None:
+        if what == "another server records":
+            Pool(torch.device("cpu")).record(lambda: torch.zeros(1))
+        else:
+            other.drop()
+        order.append("the other")
+
+    thread = threading.Thread(target=intervene)
+
+    def recording() -> torch.Tensor:
+        thread.start()
+        thread.join(0.2)  # enough time to get through, if nothing held it back
+        order.append("recorded")
+        return torch.zeros(1)
+
+    assert on_fake.pool.record(recording) is not None
+    thread.join(20)
+    assert order == ["recorded", "the other"]
+
+
+async def test_a_session_that_ends_gives_its_recording_up(on_fake: OnFake) -> None:
+    compute = on_fake.compute
+    session = await open_session(compute, "c", 0, 3, 12)
+    session.decoder = decoder = await on_fake.decoder()
+    for _ in range(2):
+        decoder.step(torch.randn(1, 1, 64))
+    assert decoder._graph is not None
+    compute.close_session(session)
+    assert decoder._graph is None
 
 
 async def test_nothing_is_recorded_while_others_ask_the_device_for_memory(

@@ -93,6 +93,25 @@ async def test_what_loading_took_for_a_moment_is_given_back_before_the_first_ste
     compute.close()
 
 
+async def test_a_sessions_cache_is_free_of_earlier_work_before_its_first_step(
+    models: Models, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is opened in the default stream, where temporaries of loading may still be in use."""
+    compute = await served(models.source(BLOOM), 0, 2)
+    device = torch.device("cuda", 1)
+
+    def cache(*_: Any) -> Any:
+        cuda.calls.append(("cache",))
+        return SimpleNamespace(held_bytes=0)
+
+    monkeypatch.setattr(module, "SessionCache", cache)
+    monkeypatch.setattr(compute, "_model", lambda *_: None)
+    monkeypatch.setattr(compute, "_device", device)
+    await open_session(compute, "c", 0, 2, 8)
+    assert cuda.of("cache", "stream.synchronize") == [("cache",), ("stream.synchronize", device)]
+    compute.close()
+
+
 def test_threads_that_compute_have_the_servers_device_and_a_stream_of_their_own(
     models: Models, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +172,7 @@ def test_gpus_have_the_numbers_that_the_driver_gives_them() -> None:
 
 
 def test_torch_is_imported_without_operators_that_need_a_compiler() -> None:
+    pytest.importorskip("torch._native", reason="this torch has no such operators")
     program = (
         "import nodes.blocks.device, torch._native.common_utils as c; print(c.check_native_jit_disabled())"
     )
@@ -203,8 +223,10 @@ def test_a_process_that_opens_a_uuid_sees_that_device_alone_before_cuda_begins(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch, "empty", first_use)
     torch.backends.cuda.enable_cudnn_sdp(True)
+    torch.backends.cuda.matmul.allow_tf32 = True
     assert open_device(uuid, "float32") == (torch.device("cuda", 0), torch.float32)
     assert not torch.backends.cuda.cudnn_sdp_enabled(), "cuDNN would plan anew for every step of a session"
+    assert not torch.backends.cuda.matmul.allow_tf32, "float32 must not depend on the environment"
     assert open_device(uuid, "float32") == (torch.device("cuda", 0), torch.float32)
     assert seen == [(uuid, torch.device("cuda", 0))] * 2
     with pytest.raises(

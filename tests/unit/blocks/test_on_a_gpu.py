@@ -3,15 +3,19 @@
 # ruff: noqa: E402 - what needs torch is imported once it is known to be there
 from __future__ import annotations
 
+import gc
+import json
 import os
-from typing import Any
+import subprocess
+import sys
 
 import pytest
 
 from nodes.blocks.spec import BlocksSpec, Weights
-from nodes.compute import ComputeError, open_session
+from nodes.compute import open_session
 from tests.support.blocks import (
     BLOOM,
+    CONFIGS,
     DTYPES,
     LLAMA,
     N_LAYERS,
@@ -57,6 +61,8 @@ async def test_a_chain_says_what_transformers_says_on_the_same_device(
     assert not found.altered
     assert len(found.tied) <= (0 if dtype == "float32" else 3)
     assert [compute.n_recorded for compute, _, _ in chain] == [int(has_graphs)] * 3
+    for compute, _, _ in chain:  # a server that is not closed keeps its memory until the process ends
+        compute.close()
 
 
 async def test_a_session_that_ends_leaves_the_recorded_steps_of_others_right(models: Models) -> None:
@@ -104,30 +110,57 @@ async def test_sessions_are_recorded_when_all_that_were_before_have_gone(models:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_torchs_int8_kernel_multiplies_by_the_matrix_that_is_made_again(dtype: torch.dtype) -> None:
-    layer = Int8Linear(torch.randn(300, 200, device=CUDA, dtype=dtype))
+    chance = torch.Generator().manual_seed(0)
+    layer = Int8Linear(torch.randn(300, 200, generator=chance).to(CUDA, dtype))
     assert has_kernel(CUDA, dtype)
-    x = torch.randn(3, 200, device=CUDA, dtype=dtype)
-    torch.testing.assert_close(layer.from_codes(x), layer.from_matrix(x), rtol=0.02, atol=0.05)
+    x = torch.randn(3, 200, generator=chance).to(CUDA, dtype)
+    matrix = layer.from_matrix(x).float()
+    error = (layer.from_codes(x).float() - matrix).norm() / matrix.norm()
+    assert error <= max(1e-5, 4 * torch.finfo(dtype).eps), "single values near 0 may differ by more"
 
 
 async def test_what_a_server_held_is_free_again(models: Models) -> None:
-    before = torch.cuda.memory_allocated(CUDA)
-    compute = await served(models.source(BLOOM), 0, N_LAYERS, device="cuda", has_graphs=True)
-    walk = Walk(hub_of(models.source(BLOOM), device="cuda"), [(compute, 0, N_LAYERS)], PROMPT, 8)
-    await walk.go(8)
-    walk.close()
-    await compute.host(0, 0)
-    compute.close()
-    del walk, compute
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_allocated(CUDA) <= before + 32 * 1024**2, "except for what cuBLAS keeps"
+    allocated = []
+    for _ in range(2):  # what libraries keep for ever, they have after the first time
+        compute = await served(models.source(BLOOM), 0, N_LAYERS, device="cuda", has_graphs=True)
+        walk = Walk(hub_of(models.source(BLOOM), device="cuda"), [(compute, 0, N_LAYERS)], PROMPT, 8)
+        await walk.go(8)
+        walk.close()
+        await compute.host(0, 0)
+        compute.close()
+        del walk, compute
+        gc.collect()
+        torch.cuda.empty_cache()
+        allocated.append(torch.cuda.memory_allocated(CUDA))
+    assert allocated[1] <= allocated[0] + 1024**2
 
 
-async def test_a_server_takes_no_more_of_the_device_than_it_may(models: Models) -> None:
-    compute = await served(models.source(BLOOM), 0, 1, device="cuda", memory_bytes=2e6)
-    sessions: list[Any] = []
-    with pytest.raises(ComputeError, match="is needed and"):
+LIMITED = """
+import asyncio, json, sys
+from nodes.blocks.compute import BlocksCompute
+from nodes.blocks.spec import BlocksSpec, WeightSource
+from nodes.compute import ComputeError, open_session
+
+async def main():
+    source = WeightSource(json.loads(sys.argv[1]))
+    compute = BlocksCompute(BlocksSpec(source, device="cuda", memory_bytes=2e6))
+    await compute.host(0, 1)
+    n_sessions = 0
+    try:
         while True:
-            sessions.append(await open_session(compute, "c", 0, 1, 64))
-    assert 0 < len(sessions) * 64 * 2 * 64 * 4 <= 2e6
+            await open_session(compute, "c", 0, 1, 64)
+            n_sessions += 1
+    except ComputeError as error:
+        print(json.dumps([n_sessions, str(error)]))
     compute.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_server_takes_no_more_of_the_device_than_it_may() -> None:
+    """In a process of its own, all of whose memory the limit counts."""
+    command = [sys.executable, "-c", LIMITED, json.dumps(CONFIGS[BLOOM])]
+    n_sessions, error = json.loads(subprocess.check_output(command, text=True))
+    assert "is needed and" in error
+    assert 0 < n_sessions * 64 * 2 * 64 * 4 <= 2e6

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from typing import Any
 
+import pyarrow
 import pytest
 
+from testbed.runtime.real.handle import SINGLE_THREADED
 from tests.support.blocks import need_blocks
 
 need_blocks()
@@ -27,6 +29,15 @@ def trace(frame, event, argument):
     elif event == "c_call" and argument.__name__ in ("_cuda_init", "_cuda_getDeviceCount"):
         queries.append(argument.__name__)
 
+class Transformers:  # of some versions
+    def find_spec(self, name, *_):
+        if name == "nodes.blocks.compute":
+            try:
+                import sklearn
+            except ImportError:
+                pass
+
+sys.meta_path.insert(0, Transformers())
 sys.setprofile(trace)
 from testbed.runtime.real.launcher import _preload
 _preload(True)
@@ -46,13 +57,20 @@ print(json.dumps({
     "child_cannot_use_gpu": child_cannot_use_gpu,
     "loaded": all(name in sys.modules for name in ("nodes.blocks.compute", "nodes.blocks.hub")),
     "queries_after": queries,
+    "sklearn": "sklearn" in sys.modules,
 }))
 """
 
 
+SKLEARN = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
+
 @pytest.fixture(scope="module")
-def answer() -> dict[str, Any]:
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as the launcher is started
+def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "sklearn.py").write_text(SKLEARN, encoding="utf-8")
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(folder)]))
+    env = {**os.environ, **SINGLE_THREADED, "PYTHONPATH": path}  # as the launcher is started
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True, env=env)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -61,7 +79,18 @@ def answer() -> dict[str, Any]:
 def test_importing_torch_before_the_fork_starts_no_thread_and_touches_no_gpu(answer: dict[str, Any]) -> None:
     """Namespaces need a single thread, and a forked process cannot use a GPU that its parent has asked for."""
     assert (answer["threads"], answer["queries"], answer["child_cannot_use_gpu"]) == (1, [], False)
-    assert answer["loaded"]
+    assert answer["loaded"] and not answer["sklearn"]
+
+
+@pytest.mark.parametrize(("given", "n_threads"), [({}, 2), (SINGLE_THREADED, 1)])
+def test_arrow_starts_no_thread_in_the_launchers_environment(given: dict[str, str], n_threads: int) -> None:
+    program = "import os, pyarrow; pyarrow.jemalloc_memory_pool(); print(len(os.listdir('/proc/self/task')))"
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **given}
+    if not given:
+        env.pop("JE_ARROW_MALLOC_CONF", None)
+    if "jemalloc" not in pyarrow.supported_memory_backends():
+        pytest.skip("this pyarrow has no jemalloc")
+    assert int(subprocess.check_output([sys.executable, "-c", program], text=True, env=env)) == n_threads
 
 
 @pytest.mark.parametrize("query", ["is_available", "device_count"])

@@ -100,6 +100,20 @@ def test_a_row_of_zeros_stays_zero() -> None:
     assert not Int8Linear(weight).matrix(torch.float32)[1].any()
 
 
+def test_the_int8_kernel_gets_its_tokens_row_after_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, seen = Int8Linear(matrix(5, 8)), []
+    kernel = torch._weight_int8pack_mm
+
+    def watched(tokens: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        seen.append(tokens.stride())
+        return kernel(tokens, *rest)
+
+    monkeypatch.setattr(torch, "_weight_int8pack_mm", watched)
+    tokens = matrix(8, 2).T
+    torch.testing.assert_close(layer(tokens), tokens @ layer.matrix(torch.float32).T)
+    assert seen == [(8, 1)]
+
+
 def largest_bytes(work: Callable[[], object]) -> int:
     """Returns the size of the largest tensor that ``work`` makes."""
     sizes = [0]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from nodes.blocks.sizes import SIZES, config_of_size
-from nodes.blocks.spec import WeightSource
+from nodes.blocks.spec import BlocksSpec, WeightSource
 from nodes.compute import ComputeError
 from tests.support.blocks import BLOOM, CONFIGS, DTYPES, LLAMA, N_LAYERS, Walk, hub_of, need_blocks, served
 
@@ -16,6 +16,7 @@ import torch
 
 from nodes.blocks.family import cache_layout, family_of
 from nodes.blocks.loading import empty_block
+from nodes.blocks.whole import WholeModel
 
 PROMPT = (5, 9, 200, 11, 7, 8)
 STATES = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
@@ -45,6 +46,33 @@ async def test_all_splits_of_a_random_model_say_the_same(name: str, dtype: str) 
 async def test_random_weights_differ_between_seeds(name: str) -> None:
     states = [await hidden(WeightSource(CONFIGS[name], seed=seed)) for seed in (1, 1, 2)]
     assert states[0] == states[1] != states[2]
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("name", [BLOOM, LLAMA])
+@pytest.mark.parametrize("damage", ["none", "noise everywhere", "one position of one block"])
+async def test_tokens_show_a_wrong_cache(name: str, is_tied: bool, damage: str) -> None:
+    source = WeightSource({**CONFIGS[name], "tie_word_embeddings": is_tied})
+    compute = await served(source, 0, N_LAYERS)
+    whole = WholeModel(BlocksSpec(source))
+    chance = torch.Generator().manual_seed(1)
+    altered = []
+    for prompt in (PROMPT, (17, 4, 99, 250, 8, 31)):
+        walk = Walk(hub_of(source), [(compute, 0, N_LAYERS)], prompt, 16)
+        ((_, session),) = walk.hops
+        for step in range(16):
+            await walk.go(1)
+            if damage == "noise everywhere":
+                session.cache.store.normal_(0, 1, generator=chance)
+            elif damage == "one position of one block" and not step:
+                session.cache.store[2, :, :, :, 3] = 0
+        found = whole.judge(prompt, walk.tokens)
+        assert not found.tied
+        altered.append(len(found.altered))
+        walk.close()
+    compute.close()
+    assert sum(altered) == 0 if damage == "none" else max(altered) > 0
+    assert damage != "noise everywhere" or min(altered) > 8, "of 16 tokens each"
 
 
 async def test_no_two_blocks_are_the_same() -> None:

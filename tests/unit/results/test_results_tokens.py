@@ -79,12 +79,27 @@ def test_a_summary_says_that_every_token_is_the_whole_models(real: SyntheticRun)
     assert exit_code(summary) == 0
 
 
-def test_ties_are_said_beside_the_tokens_that_are_right(real: SyntheticRun) -> None:
-    summary = finished(real, {**CHECKED, "n_tokens_tied": 2})
-    assert "all 6 tokens are those of the whole model on one machine (2 of them by a tie" in summary_text(
-        summary
+@pytest.mark.parametrize(("n_checked", "n_tied"), [(6, 1), (40, 2)])
+def test_ties_are_said_beside_the_tokens_that_are_right(
+    real: SyntheticRun, n_checked: int, n_tied: int
+) -> None:
+    summary = finished(real, {**CHECKED, "n_tokens_checked": n_checked, "n_tokens_tied": n_tied})
+    sentence = (
+        f"all {n_checked} tokens are those of the whole model on one machine ({n_tied} of them by a tie"
     )
+    assert sentence in summary_text(summary)
     assert exit_code(summary) == 0
+
+
+@pytest.mark.parametrize(("n_checked", "n_tied"), [(6, 2), (39, 2), (100, 6)])
+def test_more_ties_than_rounding_explains_make_the_exit_code_1(
+    real: SyntheticRun, n_checked: int, n_tied: int
+) -> None:
+    summary = finished(real, {**CHECKED, "n_tokens_checked": n_checked, "n_tokens_tied": n_tied})
+    text = summary_text(summary)
+    assert f"{n_tied} of {n_checked} tokens differ from those of the whole model by a tie" in text
+    assert "all" not in text.split("by a tie")[0].splitlines()[-1]
+    assert exit_code(summary) == 1
 
 
 def test_an_altered_token_is_named_and_makes_the_exit_code_1(real: SyntheticRun) -> None:
