@@ -17,6 +17,7 @@ from nodes.compute import ComputeError
 _NOT_WEIGHTS = ("rotary_emb.inv_freq",)
 """Tensors of old checkpoints that the model's code computes."""
 _LEAST_VALUE_BYTES = 2
+_HEAD = "lm_head.weight"
 
 
 class Checkpoint:
@@ -61,9 +62,17 @@ class Checkpoint:
         for name, shape in shapes.items():
             yield name, self._read(prefix + name, shape, dtype, device)
 
-    def head(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Returns the matrix from hidden states to logits, for models that do not share the embeddings'."""
-        return self._read("lm_head.weight", shape, dtype, device)
+    def head(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device, tied: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Returns the matrix from hidden states to logits.
+
+        ``tied``: the embeddings, if the configuration says that the head is theirs. A head in the file goes before, as in
+        transformers: fine-tuned models have one without saying so.
+        """
+        if tied is not None and _HEAD not in self._names:
+            return tied
+        return self._read(_HEAD, shape, dtype, device)
 
     def _read(self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if name not in self._names:

@@ -93,10 +93,8 @@ class BlocksHub:
             norm = family.final_norm
             self._final_norm = fill(getattr(model, norm), norm, weights, self.dtype, self.device)
             embeddings: torch.Tensor = getattr(model, family.embeddings).weight
-            if self.config.tie_word_embeddings:
-                self._head = embeddings
-            else:
-                self._head = weights.head(embeddings.shape, self.dtype, self.device)
+            tied = embeddings if self.config.tie_word_embeddings else None
+            self._head = weights.head(embeddings.shape, self.dtype, self.device, tied)
         torch.set_num_threads(spec.n_threads)
         self._queue = ThreadPoolExecutor(1, "hub")
 

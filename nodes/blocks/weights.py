@@ -23,7 +23,9 @@ class Weights(Protocol):
         self, part: str, shapes: Mapping[str, torch.Size], dtype: torch.dtype, device: torch.device
     ) -> Iterator[tuple[str, torch.Tensor]]: ...
 
-    def head(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
+    def head(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device, tied: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
 
 
 _EMBEDDING = 0.05
@@ -60,7 +62,11 @@ class RandomWeights:
                 value = 0.0 if name.endswith("bias") else _EMBEDDING if is_embedding else 1.0
                 yield name, torch.full(shape, value, dtype=dtype, device=device)
 
-    def head(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def head(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device, tied: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if tied is not None:
+            return tied
         return self._matrix("lm_head.weight", shape, 1 / math.sqrt(shape[-1]), dtype, device)
 
     def _matrix(

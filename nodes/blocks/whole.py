@@ -159,9 +159,8 @@ def _assembled(spec: BlocksSpec, dtype: torch.dtype, device: torch.device) -> An
                 setattr(base, name, fill(getattr(empty, name), name, weights, dtype, device))
         setattr(model, model.base_model_prefix, base.to(device))
         head = base.get_input_embeddings().weight
-        if not config.tie_word_embeddings:
-            head = torch.nn.Parameter(weights.head(head.shape, dtype, device), requires_grad=False)
-        model.lm_head.weight = head
+        own = weights.head(head.shape, dtype, device, head if config.tie_word_embeddings else None)
+        model.lm_head.weight = head if own is head else torch.nn.Parameter(own, requires_grad=False)
     return model.eval()
 
 

@@ -227,6 +227,16 @@ def test_positions_that_depend_on_what_other_sessions_did_are_refused() -> None:
         family_of(CONFIGS[LLAMA] | {"rope_scaling": rope})
 
 
+def test_a_head_in_the_file_goes_before_tied_embeddings(models: Models, tmp_path: Path) -> None:
+    folder = single(Path(shutil.copytree(models.folder(BLOOM), tmp_path / "bloom")))
+    tensors = load_file(folder / "model.safetensors")
+    embeddings = next(tensor for name, tensor in tensors.items() if name.endswith("word_embeddings.weight"))
+    tensors["lm_head.weight"] = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(1))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(hub_of(source_of(folder))._head, tensors["lm_head.weight"])
+    assert torch.equal(hub_of(source_of(models.folder(BLOOM)))._head, embeddings)
+
+
 async def test_a_head_of_its_own_must_be_in_the_checkpoint(models: Models, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(models.folder(LLAMA), tmp_path / "llama"))
     index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
