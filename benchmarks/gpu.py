@@ -34,7 +34,10 @@ _MINUTES = {"full": 40.0, "small": 8.0}
 """Limit by size. The small size takes about three minutes on two otherwise idle cores."""
 
 _TIMED_HERE = ("streams", "graphs", "steps")
-"""Parts that time steps in their own process; the others' runs keep CPUs awake themselves."""
+"""Parts that time steps in their own process; the others' runs keep CPUs awake themselves.
+
+At the small size, which is about what is right and not how fast, none does.
+"""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -45,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
         job = Job(given.device, given.size == "small", folder, time.monotonic() + given.seconds)
         record = Record(job, given.part)
         try:
-            with kept_awake(given.part in _TIMED_HERE) as words:
+            with kept_awake(given.part in _TIMED_HERE and not job.is_small) as words:
                 record.put(kept_awake=words)
                 importlib.import_module(f"benchmarks.gpu_parts.{given.part}").run(record)
         except OutOfTime as error:
@@ -71,6 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="a new folder; default runs/gpu-<time>")
     parser.add_argument("--only", metavar="PARTS", help=f"of {', '.join(SHARES)}; several with commas")
     parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="only print what each part will do and for how long, on H100 and H200",
+    )
+    parser.add_argument(
         "--archive", type=Path, help="also pack all results into this .tar.gz, after each part and when cut"
     )
     parser.add_argument("--part", choices=SHARES, help=argparse.SUPPRESS)
@@ -89,6 +97,11 @@ def _run(given: argparse.Namespace) -> int:
     if unknown:
         raise UserError(f'--only must be of {", ".join(SHARES)}, several with commas, not "{unknown[0]}"')
     parts = tuple(name for name in SHARES if name == "machine" or name in wanted)
+    if given.plan:
+        from benchmarks.gpu_parts.plan import plan_text  # it imports torch
+
+        print(plan_text(Job(given.device, size == "small", Path(), 0.0), parts, minutes))
+        return 0
     folder = given.out or Path("runs") / f"gpu-{time.strftime('%Y%m%d-%H%M%S')}"
     check_new_folder(folder)
     try:

@@ -1,5 +1,6 @@
 """The parts of ``benchmarks/gpu.py``, each of which runs in a process of its own: ``docs/gpu.md``.
 
+- ``plan``: what will be done, and for how long
 - ``run``: runs the parts one after another within their time, and writes ``results.json``; ``record``: a
   part's own file
 - ``machine``: the device, its driver, and versions; ``tests``: the project's tests that need a GPU

@@ -26,7 +26,7 @@ from testbed.studies.calibrate.verdict import show_s
 
 _MEMORY_RATIO = 0.5
 """Share of the free memory for the blocks that are calibrated together."""
-_MOST_BLOCKS = {"nf4": 14, "plain": 4}
+MOST_BLOCKS = {"nf4": 14, "plain": 4}
 """The most blocks to calibrate. In nf4 they are as many as a server has in ``serving``."""
 
 
@@ -56,7 +56,7 @@ def _calibrate(record: Record, model: Model, weights: Weights) -> None:
     job = record.job
     device, _ = open_device(job.device, model.dtype)
     fits = int(_MEMORY_RATIO * available_bytes(device) / model.block_bytes(weights))
-    n_blocks = min(_MOST_BLOCKS[weights], model.n_blocks, fits)
+    n_blocks = min(MOST_BLOCKS[weights], model.n_blocks, fits)
     if not n_blocks:
         record.fail(f"{weights}: not one block of {model.name} fits.")
         return

@@ -76,19 +76,24 @@ def configs(is_small: bool) -> dict[str, dict[str, Any]]:
     }
 
 
+def cases_of(is_small: bool) -> list[tuple[str, str, str, Weights]]:
+    """Returns (kind of steps, family, dtype, weights) of all cases, most telling first."""
+    return [
+        (steps, family, dtype, weights)
+        for steps in STEPS
+        for weights in WEIGHTS
+        for dtype in DTYPES
+        for family in configs(is_small)
+        if steps == "streams" or (weights, dtype) == ("plain", "float32") or not is_small
+    ]
+
+
 def run(record: Record) -> None:
     logging.disable_progress_bar()
     job = record.job
     n_tokens = 8 if job.is_small else 48
     record.put(tolerances=TOLERANCES, tie_ratios=TIE_RATIO, n_tokens=n_tokens, cases=[])
-    cases = [
-        (steps, family, dtype, weights)
-        for steps in STEPS
-        for weights in WEIGHTS
-        for dtype in DTYPES
-        for family in configs(job.is_small)
-        if steps == "streams" or (weights, dtype) == ("plain", "float32") or not job.is_small
-    ]
+    cases = cases_of(job.is_small)
     sources: dict[str, WeightSource] = {}
     longest_s = 0.0
     for done, (steps, family, dtype, weights) in enumerate(cases):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,16 @@ def _cases(record: Record) -> list[Case]:
     kinds: list[Weights] = ["plain", "int8", "nf4"] if quantised_here() else ["plain", "int8"]
     if len(kinds) == 2:
         record.find("Not here: weights in nf4, which need bitsandbytes.")
-    largest: list[Case] = [(model, weights, n_servers) for weights in kinds for n_servers in (1, 3)]
-    return largest + [
+    return largest_cases(model, kinds) + [
         (named_model(name, dtype), "plain", 3)
         for name in ("bloom-560m", "bloom-7b1")
         for dtype in ("float32", "bfloat16", "float16")
     ]
+
+
+def largest_cases(model: Model, kinds: Sequence[Weights]) -> list[Case]:
+    """Returns the cases with as many blocks as fit."""
+    return [(model, weights, n_servers) for weights in kinds for n_servers in (1, 3)]
 
 
 def _serve(record: Record, case: Case, n_output_tokens: int, folder: Path) -> None:

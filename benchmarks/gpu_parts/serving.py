@@ -25,6 +25,7 @@ from nodes.blocks.device import available_bytes, open_device
 from nodes.blocks.memory import amount, workspace_bytes
 from nodes.blocks.spec import Weights
 from testbed.experiments import load_experiment
+from testbed.experiments.families import VALUE_BYTES
 from testbed.experiments.units import SIZE
 from testbed.records.base import data_of
 from testbed.runs.verify import verify_tokens
@@ -33,7 +34,7 @@ from testbed.studies.compare import compare_command
 from testbed.studies.compare.load import load_run
 from testbed.studies.compare.tables import is_decode, token_times
 
-_N_SERVERS, _N_SERVERS_SMALL = 5, 3
+N_SERVERS, _N_SERVERS_SMALL = 5, 3
 _N_INPUT_TOKENS, _N_WARM_UP_TOKENS = 20, 8
 _CONCURRENCY = 2
 """Sessions for which memory is kept: one may open before the last one has closed everything."""
@@ -72,7 +73,7 @@ def run(record: Record) -> None:
     job = record.job
     model = model_of(job)
     weights: Weights = "nf4" if quantised_here() else "plain"
-    n_servers, n_output_tokens = (_N_SERVERS_SMALL, 24) if job.is_small else (_N_SERVERS, 128)
+    n_servers, n_output_tokens = (_N_SERVERS_SMALL, 24) if job.is_small else (N_SERVERS, 128)
     shape = shape_of(job.device, model, weights, n_servers, n_output_tokens)
     if not shape.n_each:
         record.fail(f"Not one block of {model.name} on each of {shape.n_servers} servers fits.")
@@ -106,16 +107,28 @@ def run(record: Record) -> None:
 
 
 def shape_of(device_name: str, model: Model, weights: Weights, n_servers: int, n_output_tokens: int) -> Shape:
-    """Returns the shape with as many blocks as fit into the device's memory.
+    """Returns the shape with as many blocks as fit into the device's memory."""
+    device, _ = open_device(device_name, model.dtype)
+    return shape_in(available_bytes(device), device.type, model, weights, n_servers, n_output_tokens)
+
+
+def shape_in(
+    free_bytes: float,
+    device_type: str,
+    model: Model,
+    weights: Weights,
+    n_servers: int,
+    n_output_tokens: int,
+) -> Shape:
+    """Returns the shape with as many blocks as fit into ``free_bytes`` of a device of type "cpu" or "cuda".
 
     Each process also needs memory for its context, its workspace and its sessions. ``n_each`` is 0 if no
     block fits.
     """
-    device, dtype = open_device(device_name, model.dtype)
-    free_bytes = _MEMORY_RATIO * available_bytes(device) - model.client_bytes
-    matrix_bytes = 0 if weights == "plain" else 4 * model.hidden_size**2 * dtype.itemsize
+    free_bytes = _MEMORY_RATIO * free_bytes - model.client_bytes
+    matrix_bytes = 0 if weights == "plain" else 4 * model.hidden_size**2 * VALUE_BYTES[model.dtype]
     beside_bytes = workspace_bytes(model.hidden_size, matrix_bytes, n_streams=1)
-    beside_bytes += _CONTEXT_BYTES if device.type == "cuda" else 0.0
+    beside_bytes += _CONTEXT_BYTES if device_type == "cuda" else 0.0
     caches_bytes = _CONCURRENCY * model.cache_bytes(_N_INPUT_TOKENS + n_output_tokens)
     with_caches = model.block_bytes(weights) + caches_bytes
     fits = int((free_bytes / n_servers - beside_bytes) / (with_caches * _SPARE_RATIO))
