@@ -6,6 +6,7 @@ import takes longer than a run. After a part it prints ``@@part NAME STATUS``, a
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -22,6 +23,7 @@ import pytest
 from tests.vm import guest_accuracy
 
 NOBODY = 1000
+_PR_SET_DUMPABLE = 4
 CONTRACT = ("tests/contract/test_network_contract.py", "tests/contract/test_network_changes.py")
 _PYTEST = (
     *("--noconftest", "-p", "no:cacheprovider", "-o", "asyncio_mode=", "-W", "ignore", "-o", "addopts="),
@@ -114,6 +116,8 @@ def _begin(work: Callable[[], None], user: int, home: Path, prints_in: Path | No
                     os.dup2(file.fileno(), descriptor)
         os.setgid(user)
         os.setuid(user)
+        # What changes its user may not look into /proc/self, which making a user namespace needs; an exec would undo that.
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
         os.environ["HOME"] = str(home)
         work()
         status = 0
@@ -135,6 +139,8 @@ def _begin_command(arguments: list[str], folder: Path, user: int = 0) -> int:
     """Begins ``testbed ARGUMENTS`` in a child. What it prints is in the files stdout and stderr of a new folder."""
     folder.mkdir()
     os.chown(folder, user, user)
+    for name in ("stdout", "stderr"):
+        (folder / name).touch()
 
     def work() -> None:
         from testbed.cli.main import main as command_line
