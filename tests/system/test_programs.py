@@ -152,7 +152,7 @@ def test_a_shell_is_a_program_with_the_terminals_streams(held: tuple[Testbed, st
 
 def test_what_cannot_be_run_is_said_in_one_sentence(held: tuple[Testbed, str]) -> None:
     testbed, run = held
-    assert_one_sentence(testbed("exec", "a100-9", "--run", run, "--", "true"), "a100-9", "did you mean")
+    assert_one_sentence(testbed("exec", "a100-9", "--run", run, "--", "true"), "a100-9", "valid: client-0")
     assert_one_sentence(execute(held, "a100-0", "no-such-program"), "no-such-program")
     assert_one_sentence(testbed("exec", "a100-0", "--", "true"), "no testbed is running below runs/")
     assert_one_sentence(testbed("shell", "a100-0"), "no testbed is running below runs/")
