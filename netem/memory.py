@@ -52,7 +52,6 @@ class MemoryNetwork:
         self._loop = asyncio.get_running_loop()
         self.kernel = _Plans(self._loop, _OUTSIDE)
         self.tcp = Tcp.of(spec.tcp, spec.mtu)
-        self.first_window_bytes = spec.first_window_bytes or self.tcp.first_flight_bytes
         self.addresses = {node: str(spec.subnet[1 + number]) for number, node in enumerate(spec.nodes)}
         shared = {name: SharedLink(rate_bps) for name, rate_bps in spec.shared.items()}
         self._pipes: dict[tuple[str, str], Pipe] = {}
@@ -212,7 +211,6 @@ class Stream(asyncio.Transport):
         network = self._network
         self.peer, self._pipe = peer, pipe
         self.flow = Flow(network.kernel, peer.plans, pipe, back, network.tcp, peer.receive, self._sent)
-        self.flow.window_bytes = network.first_window_bytes
 
     def begin(self) -> None:
         """Notifies the protocol that it is connected. Call it in ``context``, or in one of the same process."""

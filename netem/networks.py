@@ -46,8 +46,6 @@ class Network:
     """It delays nothing: clients apply the links' delays, and are notified of changes."""
     shares_links: bool = False
     """Pairs compete for the links in ``spec.shared``; else every pair has links of its own."""
-    sets_windows: bool = False
-    """Connections begin with the congestion window that the description asks for: nothing must be sent to warm them."""
     joins_machines: bool = False
     """Nodes may be on several machines (``spec.machines``)."""
     here: str = "works here"
@@ -109,7 +107,6 @@ NETWORKS: Mapping[str, Network] = {
             clocks=("virtual",),
             nodes_are_processes=False,
             shares_links=True,
-            sets_windows=True,
             here="works everywhere; all nodes in one process, virtual time only",
         ),
         Network(

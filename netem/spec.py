@@ -77,8 +77,6 @@ class NetworkSpec:
     machines: Mapping[str, str] = field(default_factory=dict)
     """The name of each node's machine, by node; empty if all nodes are on this machine."""
     courses: Mapping[tuple[str, str], Course] = field(default_factory=dict)
-    first_window_bytes: int | None = None
-    """The congestion window with which connections begin, where the network can set it (``Network.sets_windows``)."""
 
     @property
     def spans_machines(self) -> bool:

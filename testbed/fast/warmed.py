@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from netem.flows import RECEIVE_WINDOW_BYTES, Flow, Tcp
+from netem.flows import Flow, Tcp
 from netem.forwarder_links import Pipe
 from nodes import wire
+from nodes.connection import WARM_BYTES
 from policies.links import Link
 from policies.workload import longest_prompt
 from testbed.experiments.experiment import Experiment
@@ -14,6 +15,8 @@ from testbed.fast.events import EventQueue
 
 _LONG_S = 1e6
 """Longer than a connection is warmed."""
+_PING = object()
+"""The item of a message that is answered with as many bytes."""
 
 
 def longest_prompt_bytes(experiment: Experiment) -> int:
@@ -36,12 +39,24 @@ def _warmed_bytes(tcp: Tcp, n_bytes: int) -> int:
     """Returns the congestion window of a connection that was warmed with ``n_bytes`` (``nodes.connection.warm``)."""
     queue = EventQueue()
     pipes = [Pipe("warm", -1, Link(0.01, 1e9), repairs=True) for _ in range(2)]
-    flow = Flow(queue, queue, pipes[0], pipes[1], tcp, lambda n_bytes, item: None)
-    left_bytes = min(n_bytes, 2 * RECEIVE_WINDOW_BYTES)
-    while left_bytes > 0:
-        flow.put(min(left_bytes, wire.PART_BYTES))
-        left_bytes -= wire.PART_BYTES
+    n_left, ping_bytes = -(-min(n_bytes, WARM_BYTES) // wire.PART_BYTES), min(n_bytes, wire.PART_BYTES)
+
+    def ping(*_: object) -> None:
+        nonlocal n_left
+        if n_left:
+            n_left -= 1
+            there.put(ping_bytes, _PING)
+
+    there = Flow(
+        *(queue, queue, pipes[0], pipes[1], tcp),
+        lambda n_bytes, item: back.put(ping_bytes, _PING) if item is _PING else None,
+    )
+    back = Flow(
+        *(queue, queue, pipes[1], pipes[0], tcp), lambda n_bytes, item: ping() if item is _PING else None
+    )
+    for _ in range(WARM_BYTES // 2 // wire.PART_BYTES):
+        ping()
     queue.at(_LONG_S, queue.stop)
     queue.run()
-    flow.room_bytes()
-    return flow.window_bytes
+    there.room_bytes()
+    return there.window_bytes

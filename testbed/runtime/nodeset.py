@@ -141,7 +141,7 @@ class NodeSet:
     def _warm_bytes(self) -> int:
         """What is sent over each connection and back, so that it behaves like one that has carried prompts."""
         network = self._network.network
-        if not self._experiment.network.tcp.warm or network.delays_in_client or network.sets_windows:
+        if not self._experiment.network.tcp.warm or network.delays_in_client:
             return 0
         return min(longest_prompt_bytes(self._experiment), WARM_BYTES)
 

@@ -24,7 +24,6 @@ from testbed.experiments.experiment import Experiment
 from testbed.experiments.stub import stub_profile
 from testbed.experiments.units import RATE
 from testbed.experiments.whole import whole_network
-from testbed.fast.warmed import first_window_bytes
 from testbed.runtime.blocks import BlocksModel
 
 _IDLE_S = 300.0
@@ -90,7 +89,6 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
         paths,
         experiment.network.subnet,
         courses=courses(whole.changes, links, experiment.time_scale),
-        first_window_bytes=first_window_bytes(experiment),
     )
 
 
