@@ -31,7 +31,7 @@ def coverage(n: int, n_runs: int, draw: Draw, share: float) -> float:
         rows = recording(rng, N_RECORDED)
         values = []
         for seed in range(n_runs):
-            taken, _ = drawn(rows, n, draw, seed, rng)
+            taken, *_ = drawn(rows, n, draw, seed, rng)
             values.append(math.fsum(row[1] for row in taken) / n)
         found = mean_of(values, share)
         assert found is not None
