@@ -67,21 +67,22 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         if experiment.compute.paging is not None:
             found["n_preemptions"] = sum(row.n_preemptions for row in simulation.rows)
             found["preempted_tokens"] = sum(row.preempted_tokens for row in simulation.rows)
-        n_faults, n_replays = _disturbances(simulation)
+        n_faults, n_never, n_replays = _disturbances(simulation)
         if experiment.faults.planned or n_replays:
-            found |= {"n_faults": n_faults, "n_replays": n_replays}
+            found |= {"n_faults": n_faults, "n_faults_never_came": n_never, "n_replays": n_replays}
     found["bounds"] = _bounds(simulation)
     found["decision_s"] = simulation.placement_s + sum(simulation.served.routing_s)
     return found
 
 
-def _disturbances(simulation: Simulation) -> tuple[int, int]:
-    """Return how many faults had an effect, and how many standstills of sessions ended."""
+def _disturbances(simulation: Simulation) -> tuple[int, int, int]:
+    """Return how many faults had an effect, how many would have come after the end, and how many standstills ended."""
     summary = simulation.served.summary
     if summary is not None:
-        return summary.n_faults, summary.n_replays
+        return summary.n_faults, summary.n_faults_never_came, summary.n_replays
     faults = [event for event in simulation.served.faults if isinstance(event, FaultHappened)]
-    return sum(fault.applies for fault in faults), sum(row.n_recoveries for row in simulation.rows)
+    n_never = len(simulation.case.experiment.faults.planned) - len(faults)
+    return sum(fault.applies for fault in faults), n_never, sum(row.n_recoveries for row in simulation.rows)
 
 
 def _request(row: RequestRow) -> dict[str, Any]:

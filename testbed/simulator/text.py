@@ -158,9 +158,12 @@ def _notes(row: dict[str, Any]) -> list[str]:
         notes.append(f"{row['policy']} + {row['online']}: {n_moves} moves of servers")
     runs = row.get("runs", [row])
     if any("n_faults" in run for run in runs):
-        n_faults, n_replays = (sum(run.get(key, 0) for run in runs) for key in ("n_faults", "n_replays"))
+        n_faults, n_never, n_replays = (
+            sum(run.get(key, 0) for run in runs) for key in ("n_faults", "n_faults_never_came", "n_replays")
+        )
+        never = f", {n_never} more were planned for after the end" if n_never else ""
         notes.append(
-            f"{row['policy']}: {counted(n_faults, 'faults')}; sessions recovered "
+            f"{row['policy']}: {counted(n_faults, 'faults')}{never}; sessions recovered "
             f"{counted(n_replays, 'times')}"
         )
     if any("n_preemptions" in run for run in runs):
