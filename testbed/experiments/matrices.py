@@ -29,7 +29,7 @@ _FORMS = (
     "a matrix has a first row of names, and for each of these a row that begins with it; a list of pairs has the "
     "columns from, to, rtt and optionally rate"
 )
-_EMPTY = {"", "-", "-1", "nan", "null", "none", "n/a", "na", "*"}
+_EMPTY = {"", "-", "-1", "-1.0", "nan", "null", "none", "n/a", "na", "*"}
 """How tables write that there is no measurement, in small letters."""
 _COLUMNS = {
     "from": r"from|source|src|origin|sender|sending",
