@@ -332,7 +332,11 @@ def assert_one_sentence(outcome: Outcome, *expected: str) -> None:
     """Exit code 2, nothing on stdout, one line on stderr that holds every expected text."""
     assert outcome.code == 2, outcome.stderr
     assert outcome.stdout == ""
-    lines = [line for line in outcome.stderr.splitlines() if not line.startswith(("run /", "network ", "waiting until "))]
+    lines = [
+        line
+        for line in outcome.stderr.splitlines()
+        if not line.startswith(("run /", "network ", "waiting until "))
+    ]
     assert len(lines) == 1, outcome.stderr
     assert lines[0].startswith("testbed: ")
     for text in expected:
