@@ -30,12 +30,12 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from tests.support.children import ending
 from tests.support.sketches import sketch
 
 COMMAND = str(Path(sys.executable).with_name("testbed"))
@@ -328,8 +328,7 @@ def _where_the_environment_is() -> tuple[int, int]:
 
 def _become_python(code: types.CodeType, argv: list[str], how: Mapping[str, Any]) -> NoReturn:
     """Be an interpreter that runs ``code``; ``how``: as ``Popen`` was told to begin it."""
-    status = 1
-    try:
+    with ending():
         for given, standard in ((how["p2cread"], 0), (how["c2pwrite"], 1), (how["errwrite"], 2)):
             if given != -1:
                 os.dup2(given, standard)
@@ -346,12 +345,3 @@ def _become_python(code: types.CodeType, argv: list[str], how: Mapping[str, Any]
         sys.argv[:] = argv
         sys.modules["__main__"] = types.ModuleType("__main__")
         exec(code, sys.modules["__main__"].__dict__)
-        status = 0
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)

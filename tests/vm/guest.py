@@ -13,13 +13,13 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.support.children import ending
 from tests.vm import guest_accuracy
 
 NOBODY = 1000
@@ -106,29 +106,20 @@ def _begin(work: Callable[[], None], user: int, home: Path, prints_in: Path | No
 
     ``prints_in``: a folder for files with what it prints.
     """
-    if pid := os.fork():
-        return pid
-    status = 1
-    try:
-        if prints_in is not None:
-            for descriptor, name in ((1, "stdout"), (2, "stderr")):
-                with open(prints_in / name, "wb") as file:
-                    os.dup2(file.fileno(), descriptor)
-        os.setgid(user)
-        os.setuid(user)
-        # What changes its user may not look into /proc/self, which making a user namespace needs; an exec would undo that.
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
-        os.environ["HOME"] = str(home)
-        work()
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    pid = os.fork()
+    if pid == 0:
+        with ending():
+            if prints_in is not None:
+                for descriptor, name in ((1, "stdout"), (2, "stderr")):
+                    with open(prints_in / name, "wb") as file:
+                        os.dup2(file.fileno(), descriptor)
+            os.setgid(user)
+            os.setuid(user)
+            # What changes its user may not look into /proc/self, which making a user namespace needs; an exec would undo that.
+            ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+            os.environ["HOME"] = str(home)
+            work()
+    return pid
 
 
 def _status(pid: int) -> int:
