@@ -225,9 +225,8 @@ def _columns(names: Sequence[str]) -> list[tuple[str, str | None]] | None:
 
 def _wide(rows: Sequence[list[str]], table: _Table) -> Measured:
     """Read a square matrix: a row of site names, then for each site a row that begins with its name."""
-    if (
-        len(rows) > 1 and len(rows[1]) == len(rows[0]) + 1
-    ):  # nothing stands in the corner, not even a separator
+    if len(rows) > 1 and len(rows[1]) == len(rows[0]) + 1:
+        # Nothing stands in the corner, not even a separator.
         rows = [["", *rows[0]], *rows[1:]]
     sites = rows[0][1:]
     names = set(sites)
@@ -290,8 +289,7 @@ def _long(
 
 def _with_plain_names(measured: Measured) -> Measured:
     """Returns the same with names that sites of a scenario can have."""
-    plain = [name if _is_plain(name) else "" for name in measured.sites]
-    if all(plain):
+    if all(map(_is_plain, measured.sites)):
         return measured
     names = unique_names(measured.sites)
     new = dict(zip(measured.sites, names, strict=True))

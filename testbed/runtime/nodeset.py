@@ -154,12 +154,14 @@ class NodeSet:
     def about_connecting(self) -> str:
         """Returns what connecting waits for; "" if that takes less than two seconds on the slowest link."""
         experiment, n_bytes = self._experiment, self._warm_bytes
+        if not n_bytes:
+            return ""
         slowest_s = max(
             8 * n_bytes / link.rate_bps + 2 * link.delay_s
             for pair, link in experiment.network.links.items()
             if experiment.uses(pair)
         )
-        if not n_bytes or 2 * slowest_s < _SHORT_S:
+        if 2 * slowest_s < _SHORT_S:
             return ""
         return (
             f"sending {n_bytes / 1e6:.1f} MB over every connection and back, as if it had carried prompts before: "

@@ -37,7 +37,8 @@ class Peering:
     async def begin(self, ends: Ends, placement: Placement, delays_in_nodes: bool, n_bytes: int) -> None:
         """Introduce all servers to each other, and connect each to those that can follow it in a chain.
 
-        To warm them up, ``n_bytes`` are sent over these connections in both directions. Raises ``RunError`` if a server cannot reach another.
+        To warm them up, ``n_bytes`` are sent over these connections in both directions. Raises ``RunError`` if a server
+        cannot reach another.
         """
         if not self._is_needed:
             return
