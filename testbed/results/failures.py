@@ -35,18 +35,23 @@ def add_failures(summary: RunSummary, records: RunRecords, plan: Plan, n_planned
     summary.n_cuts = sum(move.n_cut for move in records.moves)
 
 
+def disturbances_text(n_faults: int, n_idle: int, n_never: int, n_replays: int) -> str:
+    """Return in words how many faults had an effect, found nothing to do and never came, and how often sessions recovered."""
+    line = counted(n_faults, "faults")
+    if n_idle:
+        line += f", {n_idle} more found nothing to do"
+    if n_never:
+        line += f", {n_never} more were planned for after the end"
+    return f"{line}; sessions recovered {counted(n_replays, 'times')}"
+
+
 def failure_text(summary: RunSummary) -> list[str]:
     """Return lines for the terminal; empty if nothing failed."""
     lines = []
     n_faults, n_replays = summary.n_faults, summary.n_replays
     n_idle, n_never = summary.n_faults_without_effect, summary.n_faults_never_came
     if n_faults or n_replays or n_idle or n_never:
-        line = counted(n_faults, "faults")
-        if n_idle:
-            line += f", {n_idle} more found nothing to do"
-        if n_never:
-            line += f", {n_never} more were planned for after the end"
-        line += f"; sessions recovered {counted(n_replays, 'times')}"
+        line = disturbances_text(n_faults, n_idle, n_never, n_replays)
         if n_replays:
             took, floor = summary.recovery_s, summary.recovery_floor_s
             line += f" in {took.p50:.3f} s (p50), {took.max:.3f} s (max); floor {floor.p50:.3f} s (p50)"

@@ -13,6 +13,7 @@ from testbed.experiments.units import counted
 from testbed.records.links import busy_text
 from testbed.records.summary import LinkRow
 from testbed.results.bounds import bounds_text
+from testbed.results.failures import disturbances_text
 from testbed.results.unused import unused_from, unused_text
 from testbed.simulator.answer import PERCENTILES
 from testbed.simulator.engine import EMULATED
@@ -161,11 +162,7 @@ def _notes(row: dict[str, Any]) -> list[str]:
         n_faults, n_never, n_replays = (
             sum(run.get(key, 0) for run in runs) for key in ("n_faults", "n_faults_never_came", "n_replays")
         )
-        never = f", {n_never} more were planned for after the end" if n_never else ""
-        notes.append(
-            f"{row['policy']}: {counted(n_faults, 'faults')}{never}; sessions recovered "
-            f"{counted(n_replays, 'times')}"
-        )
+        notes.append(f"{row['policy']}: {disturbances_text(n_faults, 0, n_never, n_replays)}")
     if any("n_preemptions" in run for run in runs):
         n, n_tokens = (sum(run.get(key, 0) for run in runs) for key in ("n_preemptions", "preempted_tokens"))
         notes.append(f"{row['policy']}: {counted(n, 'preemptions')}, {n_tokens:,} cached tokens lost")
