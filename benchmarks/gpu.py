@@ -45,7 +45,9 @@ def run(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     if given.part:
         folder = given.out or Path()
-        job = Job(given.device, given.size == "small", folder, time.monotonic() + given.seconds)
+        job = Job(
+            given.device, given.size == "small", folder, time.monotonic() + given.seconds, given.checkpoint
+        )
         record = Record(job, given.part)
         try:
             with kept_awake(given.part in _TIMED_HERE and not job.is_small) as words:
@@ -80,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--archive", type=Path, help="also pack all results into this .tar.gz, after each part and when cut"
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="serve this one in endpoint, not random weights"
     )
     parser.add_argument("--part", choices=SHARES, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=600.0, help=argparse.SUPPRESS)
@@ -120,6 +125,12 @@ def _run(given: argparse.Namespace) -> int:
                 f"cannot write {archive}: {error.strerror}; choose another with --archive"
             ) from error
     command = [sys.executable, str(Path(__file__).resolve())]
+    if given.checkpoint is not None:
+        if not (given.checkpoint / "config.json").is_file():
+            raise UserError(
+                f"--checkpoint must name the folder of a checkpoint; {given.checkpoint} has no config.json"
+            )
+        command += ["--checkpoint", str(given.checkpoint.resolve())]
     signal.signal(signal.SIGTERM, _interrupt)
     answer = run_parts(Options(given.device, size == "small", folder, minutes, parts, archive), command)
     if answer["parts"]["machine"]["status"] == "failed":

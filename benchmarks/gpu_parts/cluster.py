@@ -39,7 +39,8 @@ def run(record: Record) -> None:
     device, _ = open_device(job.device, "float32")
     free_before = available_bytes(device)
     settings = {"compute.backend": "blocks", "compute.device": job.device, **(_SMALL if job.is_small else {})}
-    options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    options = ["--no-twin"]  # nothing here is compared with it
+    options += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     summary = up("clustered-gpu", job.folder / "cluster", options, job.left_s)
     record.put(settings=settings, **{key: summary[key] for key in _KEPT if key in summary})
     if device.type == "cuda":

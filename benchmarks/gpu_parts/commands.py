@@ -37,6 +37,8 @@ def up(scenario: str | Path, out: Path, options: Sequence[str], allowed_s: float
     if not output:
         raise RunError(f"the run in {out.name} ended with exit code {process.returncode}; see its log")
     summary: dict[str, Any] = json.loads(output)
+    if summary["startup_s"] is None:
+        raise RunError(f"the run in {out.name} did not start; see its log")
     return summary
 
 

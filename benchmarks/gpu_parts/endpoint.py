@@ -1,8 +1,8 @@
 """A whole checkpoint on three servers that share the device, behind the endpoint, with OpenAI's own client.
 
-The model has the size of BLOOM-560m and random weights; at small size it is a tiny one. Streamed texts must
-be those of the run's tokens. At its end the run compares these with the whole checkpoint's, on the same
-device.
+The model has the size of BLOOM-560m and random weights; at small size it is a tiny one. With ``--checkpoint`` it
+is that one, and is asked in words. Streamed texts must be those of the run's tokens. At its end the run compares
+these with the whole checkpoint's, on the same device.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import tomli_w
 from benchmarks.gpu_parts.commands import serving
 from benchmarks.gpu_parts.here import GUESSED, SITE, one_place
 from benchmarks.gpu_parts.record import Record
-from benchmarks.gpu_parts.sizes import Model, launch_bound_model, model_of
+from benchmarks.gpu_parts.sizes import Model, launch_bound_model, model_in, model_of
 from nodes.blocks.tiny import make_tiny
 from testbed.results.logs import read_logs
 from testbed.results.verified import VERIFY
 
 _N_SERVERS, _N_STREAMS = 3, 3
 _PROMPT = tuple(range(10, 30))
+_QUESTIONS = ("The capital of France is", "Water boils at a temperature of", "Once upon a time there was")
 
 
 def run(record: Record) -> None:
@@ -32,12 +33,14 @@ def run(record: Record) -> None:
     if importlib.util.find_spec("openai") is None:
         record.find("Not here: OpenAI's client (pip install openai).")
         return
-    model = model_of(job) if job.is_small else launch_bound_model()
     n_tokens = 16 if job.is_small else 96
     folder = job.folder / "endpoint"
     folder.mkdir()
-    checkpoint = folder / "model"
-    make_tiny(checkpoint, model.config, seed=4, n_shards=3)
+    if job.checkpoint is not None:
+        checkpoint, model = job.checkpoint, model_in(job.checkpoint)
+    else:
+        checkpoint, model = folder / "model", model_of(job) if job.is_small else launch_bound_model()
+        make_tiny(checkpoint, model.config, seed=4, n_shards=3)
     scenario = folder / "scenario.toml"
     scenario.write_text(tomli_w.dumps(_scenario(model, n_tokens)), encoding="utf-8")
     record.put(model=model.name, dtype=model.dtype, n_tokens=n_tokens)
@@ -45,7 +48,7 @@ def run(record: Record) -> None:
     options += ["--set", f"compute.dtype={model.dtype}"]
     with serving(scenario, folder / "run", options, job.left_s) as url:
         texts = _ask(record, url, n_tokens)
-    _compare(record, checkpoint, model, texts)
+    _compare(record, checkpoint, folder / "run", model, texts)
 
 
 def _scenario(model: Model, n_tokens: int) -> dict[str, Any]:
@@ -74,7 +77,9 @@ def _ask(record: Record, url: str, n_tokens: int) -> list[str]:
         name = client.models.list().data[0].id
         for number in range(_N_STREAMS):
             sent_at_s, came_at_s, text = time.monotonic(), [], ""
-            prompt = [token + number for token in _PROMPT]
+            prompt = (
+                [token + number for token in _PROMPT] if record.job.checkpoint is None else _QUESTIONS[number]
+            )
             for chunk in client.completions.create(
                 model=name,
                 prompt=prompt,
@@ -93,10 +98,9 @@ def _ask(record: Record, url: str, n_tokens: int) -> list[str]:
     return texts
 
 
-def _compare(record: Record, checkpoint: Path, model: Model, texts: list[str]) -> None:
+def _compare(record: Record, checkpoint: Path, run_dir: Path, model: Model, texts: list[str]) -> None:
     from transformers import AutoTokenizer
 
-    run_dir = checkpoint.parent / "run"
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     own_texts = [
         tokenizer.decode([token.token_id for token in request.tokens], skip_special_tokens=True)

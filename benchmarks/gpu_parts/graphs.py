@@ -1,7 +1,6 @@
 """Times of decoding one session with and without CUDA graphs, compared with the time to read its weights.
 
-Also of int8 matrices: torch's kernel, which reads the codes once per token, compared with restoring the
-matrix first.
+Also of the ways to multiply with a quantised matrix.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from benchmarks.gpu_parts.limits import Limits, limits_of, timed
 from benchmarks.gpu_parts.record import Record
 from benchmarks.gpu_parts.sizes import Model, launch_bound_model, model_of, quantised_here
-from nodes.blocks import quantised
+from nodes.blocks import kernels, quantised
 from nodes.blocks.compute import BlocksCompute
 from nodes.blocks.device import DTYPES, available_bytes, open_device
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
@@ -38,7 +38,7 @@ def run(record: Record) -> None:
     device, _ = open_device(job.device, "float32")
     model = model_of(job)
     limits = limits_of(device, DTYPES[model.dtype], is_small=job.is_small)
-    record.put(limits=vars(limits), near_ratio=NEAR_RATIO, rows=[], int8=[])
+    record.put(limits=vars(limits), near_ratio=NEAR_RATIO, rows=[], products=[])
     sheet = limits.sheet_bytes_per_s
     on_sheet = f", of {sheet / 1e9:.4g} on its data sheet" if sheet else ""
     record.find(f"A large copy on the device moves {limits.measured_bytes_per_s / 1e9:.4g} GB/s{on_sheet}.")
@@ -53,7 +53,8 @@ def run(record: Record) -> None:
     if not job.is_small:
         small = launch_bound_model()
         asyncio.run(_decode_all(record, small, "plain", limits, small.n_blocks, (64,)))
-    _measure_int8(record, model, device)
+    for weights in kinds[1:]:
+        _measure_products(record, model, device, weights)
     if device.type == "cuda":
         for each in (model, launch_bound_model()):
             asyncio.run(_explain(record, each))
@@ -211,30 +212,31 @@ def _words(row: dict[str, Any]) -> str:
     )
 
 
-def _measure_int8(record: Record, model: Model, device: torch.device) -> None:
-    """Measures one matrix of a feed-forward layer, for several numbers of tokens."""
+def _measure_products(record: Record, model: Model, device: torch.device, weights: Weights) -> None:
+    """Measures the ways to multiply with one matrix of a feed-forward layer, for several numbers of tokens."""
     _, dtype = open_device(record.job.device, model.dtype)
     size = model.hidden_size
-    layer = quantised.Int8Linear(torch.randn(4 * size, size, device=device, dtype=dtype))
-    has_kernel = quantised.has_kernel(device, dtype)
+    matrix = torch.randn(4 * size, size, device=device, dtype=dtype)
+    layer = quantised.LAYERS[weights](matrix)
+    del matrix
     for n_tokens in _TOKENS:
         x = torch.randn(n_tokens, size, device=device, dtype=dtype)
-        record.append(
-            "int8",
-            {
-                "n_tokens": n_tokens,
-                "kernel_s": timed(device, functools.partial(layer.from_codes, x)) if has_kernel else None,
-                "matrix_s": timed(device, functools.partial(layer.from_matrix, x)),
-            },
-        )
-    if not has_kernel:
-        record.find(
-            f"torch has no int8 kernel for {model.dtype} on this device: matrices are restored first."
-        )
-        return
-    faster = [row["n_tokens"] for row in record.values["int8"] if row["kernel_s"] < row["matrix_s"]]
-    record.find(
-        "int8: the kernel is faster than restoring the matrix for "
-        f"{', '.join(map(str, faster)) or 'no number of'} tokens of {', '.join(map(str, _TOKENS))}; "
-        f"it is used up to {quantised.FEW_TOKENS}."
+        times = {name: timed(device, functools.partial(way, x)) for name, way in _ways(layer).items()}
+        record.append("products", {"weights": weights, "n_tokens": n_tokens, **times})
+    rows = [row for row in record.values["products"] if row["weights"] == weights]
+    words = "; ".join(
+        f"{row['n_tokens']}: "
+        + ", ".join(f"{name[:-2]} {1e3 * s:.3g}" for name, s in row.items() if name.endswith("_s"))
+        for row in rows
     )
+    record.find(f"{weights}, a matrix of {4 * size} x {size}, ms by number of tokens: {words}.")
+
+
+def _ways(layer: Any) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    device = layer.codes.device
+    ways = {"triton_s": layer.by_triton} if kernels.usable(device) else {}
+    if isinstance(layer, quantised.Nf4Linear):
+        return {**ways, "library_s": layer.from_library}
+    if quantised.has_kernel(device, torch.float32):
+        ways["torch_s"] = layer.from_codes
+    return {**ways, "matrix_s": layer.from_matrix}

@@ -22,6 +22,8 @@ class Job:
     folder: Path
     """The folder of the whole benchmark, with the files of all parts."""
     ends_at_s: float
+    checkpoint: Path | None = None
+    """A checkpoint to serve in place of one with random weights."""
 
     @property
     def left_s(self) -> float:

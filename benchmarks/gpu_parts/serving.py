@@ -144,7 +144,12 @@ def scenario_of(device: str, model: Model, shape: Shape, name: str, profile: Pat
     memory = SIZE.format(round(shape.server_bytes))
     table: dict[str, Any] = {
         "name": "gpu-chain",
-        "model": {**model.table, "n_blocks": shape.n_blocks},
+        # The size that blocks really have: a profile's is PETALS', which counts 4 % more.
+        "model": {
+            **model.table,
+            "n_blocks": shape.n_blocks,
+            "block_size": SIZE.format(round(model.block_bytes(shape.weights))),
+        },
         "servers": [{"hardware": name, "site": SITE, "count": shape.n_servers, "memory": memory}],
         **one_place(),
         "policy": {"name": "proposed", "design_concurrency": _CONCURRENCY},

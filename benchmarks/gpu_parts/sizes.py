@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_parts.record import Job
@@ -59,6 +61,12 @@ def named_model(name: str, dtype: str = "bfloat16") -> Model:
     sizes = {"n_blocks": config["n_layer"], "hidden_size": config["hidden_size"], "heads": config["n_head"]}
     table = {"family": "bloom", "name": name, **sizes, "vocab": config["vocab_size"]}
     return Model(name, config, table, dtype)
+
+
+def model_in(checkpoint: Path, dtype: str = "bfloat16") -> Model:
+    """Returns the model of a checkpoint, which a scenario reads from there: its ``[model]`` is empty."""
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    return Model(checkpoint.name, config, {}, dtype)
 
 
 def launch_bound_model() -> Model:

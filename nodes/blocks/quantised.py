@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from nodes.blocks import kernels
 from nodes.compute import ComputeError
 
 _SLICE_VALUES = 1 << 25
@@ -25,7 +26,6 @@ FEW_TOKENS = 4
 It reads the codes once per token, a byte each; a restored matrix costs five bytes per value for any number of
 tokens.
 """
-_NF4_BLOCK, _NF4_OUTER_BLOCK = 64, 256
 
 
 class Int8Linear(torch.nn.Module):
@@ -42,15 +42,26 @@ class Int8Linear(torch.nn.Module):
             codes[rows] = values.div_(scales[rows]).round_()
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
+        kernels.usable(
+            weight.device
+        )  # tried now, since trying waits for the device, which no recording allows
         self.register_parameter("bias", None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.reshape(-1, x.shape[-1])
-        is_few = len(tokens) <= FEW_TOKENS and has_kernel(x.device, x.dtype)
-        output = self.from_codes(tokens) if is_few else self.from_matrix(tokens)
+        if len(tokens) <= kernels.MOST_TOKENS and kernels.usable(x.device):
+            output = self.by_triton(tokens)
+        elif len(tokens) <= FEW_TOKENS and has_kernel(x.device, x.dtype):
+            output = self.from_codes(tokens)
+        else:
+            output = self.from_matrix(tokens)
         if self.bias is not None:
             output += self.bias
         return output.view(*x.shape[:-1], -1)
+
+    def by_triton(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns ``x W^T`` for x = ``tokens`` ``[n, columns]``. Only where ``kernels.usable`` is true."""
+        return kernels.int8_product(tokens, self.codes, self.scales)
 
     def from_codes(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns ``x W^T`` for x = ``tokens`` ``[n, columns]``. Only where ``has_kernel`` is true."""
@@ -58,19 +69,17 @@ class Int8Linear(torch.nn.Module):
         return torch._weight_int8pack_mm(tokens.contiguous(), self.codes, self.scales[:, 0])
 
     def from_matrix(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns ``x W^T`` for x = ``tokens`` ``[n, columns]``; restores the matrix some rows at a time."""
-        parts = [tokens @ self._rows(rows, tokens.dtype).T for rows in _slices(self.codes)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-    def _rows(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-        """Returns some rows of the matrix, in one pass over the codes, without float32 values in between."""
-        codes = self.codes[rows]
-        matrix = torch.empty_like(codes, dtype=dtype)
-        return torch.mul(codes, self.scales[rows], out=matrix)
+        """Returns ``x W^T`` for x = ``tokens`` ``[n, columns]``; restores the codes some rows at a time."""
+        # Codes are exact in 16 bits. Scales come after the product, less the factor that keeps float16 in its range.
+        small = tokens / 128
+        parts = [small @ self.codes[rows].to(tokens.dtype).T for rows in _slices(self.codes)]
+        product = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return (product * (128 * self.scales[:, 0])).to(tokens.dtype)
 
     def matrix(self, dtype: torch.dtype) -> torch.Tensor:
         """Returns the matrix that this layer computes with."""
-        return self._rows(slice(None), dtype)
+        matrix = torch.empty_like(self.codes, dtype=dtype)
+        return torch.mul(self.codes, self.scales, out=matrix)
 
     @property
     def n_bytes(self) -> int:
@@ -84,12 +93,32 @@ class Nf4Linear(torch.nn.Module):
         super().__init__()
         self._library = _bitsandbytes()
         codes, self._state = self._library.functional.quantize_4bit(
-            weight.contiguous(), blocksize=_NF4_BLOCK, quant_type="nf4", compress_statistics=True
+            weight.contiguous(), blocksize=kernels.NF4_BLOCK, quant_type="nf4", compress_statistics=True
         )
         self.register_buffer("codes", codes)
         self.register_parameter("bias", None)
+        self._n_rows, n_columns = weight.shape
+        is_few_bytes = weight.dtype.itemsize == 2 and n_columns % kernels.NF4_BLOCK == 0
+        self._has_kernel = is_few_bytes and kernels.usable(weight.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        if self._has_kernel and len(tokens) == 1:
+            output = self.by_triton(tokens)
+            if self.bias is not None:
+                output += self.bias
+            return output.view(*x.shape[:-1], -1)
+        return self.from_library(x)
+
+    def by_triton(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns ``x W^T`` for x = ``tokens`` ``[n, columns]``. Only where ``kernels.usable`` is true."""
+        state, inner = self._state, self._state.state2
+        return kernels.nf4_product(
+            tokens, self.codes, state.code, state.absmax, inner.code, inner.absmax, state.offset, self._n_rows
+        )
+
+    def from_library(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns ``x W^T + b`` by bitsandbytes."""
         return self._library.matmul_4bit(x, self.codes.t(), quant_state=self._state, bias=self.bias)
 
     def matrix(self, dtype: torch.dtype) -> torch.Tensor:
@@ -136,9 +165,9 @@ def matrix_bytes(weights: str, n_rows: int, n_columns: int, dtype: torch.dtype) 
     if weights == "int8":
         return n_values + 4 * n_rows
     if weights == "nf4":
-        n_scales = -(-n_values // _NF4_BLOCK)
+        n_scales = -(-n_values // kernels.NF4_BLOCK)
         tables = 4 * (16 + 256 + 1)  # the 16 values, those of the scales' own code, the scales' mean
-        return -(-n_values // 2) + n_scales + 4 * -(-n_scales // _NF4_OUTER_BLOCK) + tables
+        return -(-n_values // 2) + n_scales + 4 * -(-n_scales // kernels.NF4_OUTER_BLOCK) + tables
     return n_values * dtype.itemsize
 
 

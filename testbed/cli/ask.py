@@ -57,6 +57,7 @@ def simulate(
     mode: Annotated[
         str | None,
         typer.Option(
+            "--mode",
             metavar="MODE",
             help="Whose semantics: testbed (default for scenarios), or reference, the paper's public "
             "simulator (default for instances).",
@@ -65,6 +66,7 @@ def simulate(
     clock: Annotated[
         str | None,
         typer.Option(
+            "--clock",
             metavar="CLOCK",
             help="virtual: run the testbed itself in virtual time on the network memory; auto: use a fast "
             "engine where one can serve the scenario.",
@@ -130,6 +132,7 @@ def sweep(
     engine: Annotated[
         str | None,
         typer.Option(
+            "--engine",
             metavar="ENGINE",
             help="fast (default; virtual where something disturbs sessions), virtual (the testbed in virtual "
             "time), real (in real time, one run at a time) or reference (the paper's public simulator).",
@@ -150,6 +153,7 @@ def sweep(
     metrics: Annotated[
         str | None,
         typer.Option(
+            "--metrics",
             metavar="METRICS",
             help="Metrics in tables and figures, e.g. ttft_s_p95,tokens_per_s; results.parquet has all.",
             rich_help_panel=RESULTS,
@@ -275,6 +279,7 @@ def advise(
     candidates: Annotated[
         str,
         typer.Option(
+            "--candidates",
             metavar="CANDIDATES",
             help="Servers to add, LIKE@PLACE=COST, and links to widen, uplink@PLACE=RATE=COST, e.g. "
             "'a100@Cluster1=3.5,uplink@home=100 Mbit/s=2'.",
@@ -290,7 +295,7 @@ def advise(
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(metavar="METRIC", help="Metric to lower, e.g. ttft_p95; default e2e_mean."),
+        typer.Option("--metric", metavar="METRIC", help="Metric to lower, e.g. ttft_p95; default e2e_mean."),
     ] = None,
     policy: PolicyOption = None,
     overrides: SetOption = None,

@@ -81,7 +81,8 @@ def topology(
         ),
     ],
     scenario: Annotated[
-        str | None, typer.Option(metavar="SCENARIO", help="Mark this scenario's servers and clients.")
+        str | None,
+        typer.Option("--scenario", metavar="SCENARIO", help="Mark this scenario's servers and clients."),
     ] = None,
     delays: Annotated[
         str | None,
@@ -136,7 +137,7 @@ def make_workload(
         ),
     ] = "clustered",
     kind: Annotated[
-        str, typer.Option(metavar="KIND", help="Format of the file: azure, burstgpt or mooncake.")
+        str, typer.Option("--kind", metavar="KIND", help="Format of the file: azure, burstgpt or mooncake.")
     ] = "azure",
     seed: SeedOption = None,
     overrides: SetOption = None,
@@ -171,12 +172,15 @@ def hardware(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="Show the block times of this model, too; see `testbed model list`."
+            "--model",
+            metavar="MODEL",
+            help="Show the block times of this model, too; see `testbed model list`.",
         ),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
+            "--dtype",
             metavar="DTYPE",
             help="Data type of the model: fp32, fp16, bf16, int8 or nf4; default the model's own.",
         ),
@@ -216,6 +220,7 @@ def show_model(
     dtype: Annotated[
         str | None,
         typer.Option(
+            "--dtype",
             metavar="DTYPE",
             help="Of a model by name: fp32, fp16, bf16, int8 or nf4; default the model's own. Of a "
             "checkpoint: float32 (default), bfloat16 or float16.",

@@ -88,6 +88,7 @@ def calibrate(
     device: Annotated[
         str,
         typer.Option(
+            "--device",
             metavar="DEVICE",
             help="cpu, cuda, or the UUID of a GPU or MIG instance.",
             rich_help_panel=_BACKEND,
@@ -96,6 +97,7 @@ def calibrate(
     dtype: Annotated[
         str | None,
         typer.Option(
+            "--dtype",
             metavar="DTYPE",
             help="float32, bfloat16 or float16; default the model's own.",
             rich_help_panel=_BACKEND,
@@ -130,7 +132,7 @@ def calibrate(
         ),
     ] = False,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the profile; default MODEL-DEVICE.")
+        str | None, typer.Option("--name", metavar="NAME", help="Name of the profile; default MODEL-DEVICE.")
     ] = None,
     out: Annotated[Path | None, out_option("A new folder; default runs/calibrate-NAME-TIME.")] = None,
     blocks: Annotated[

@@ -92,6 +92,7 @@ RoutingOption = Annotated[
 ClockOption = Annotated[
     str | None,
     typer.Option(
+        "--clock",
         metavar="CLOCK",
         help="virtual (exact on a busy machine, too), real (measures the machine) or auto; overrides clock.",
         rich_help_panel=SYSTEM,

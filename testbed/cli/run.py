@@ -107,6 +107,7 @@ def serve(
     port: Annotated[
         int,
         typer.Option(
+            "--port",
             min=0,
             max=65535,
             metavar="PORT",
@@ -402,7 +403,7 @@ def link(
     ] = None,
     rate: Annotated[
         str | None,
-        typer.Option(metavar="RATE", help='With set: rate in each direction, e.g. "100 Mbit/s".'),
+        typer.Option("--rate", metavar="RATE", help='With set: rate in each direction, e.g. "100 Mbit/s".'),
     ] = None,
     loss: Annotated[
         str | None,

@@ -27,6 +27,7 @@ def view(
     port: Annotated[
         int | None,
         typer.Option(
+            "--port",
             min=0,
             max=65535,
             metavar="PORT",
