@@ -5,6 +5,7 @@
 # make bench  measure speed and accuracy; prints the figures
 # make docs-figures  run every command whose output a document states, and compare (some minutes)
 # make petals an environment for the real PETALS (docs/petals.md)
+# make device-env  an environment like that of a machine with a GPU; several GB (docs/gpu.md)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,12 +18,16 @@ TEST_EXTRAS ?= dev
 # For `make petals`: its folder, and where its torch comes from.
 PETALS_VENV := .venv-petals
 PETALS_TORCH ?= torch==2.13.0
+# For `make device-env`: its folder, its Python, and the versions of a machine with a GPU.
+DEVICE_VENV := .venv-device
+DEVICE_PYTHON ?= python3.12
+DEVICE_PACKAGES := torch==2.11.0 transformers==5.17.0 accelerate==1.15.0 scikit-learn pandas
 # Compiled modules are kept, whatever the environment says: tests begin many processes, and each would compile all again.
 unexport PYTHONDONTWRITEBYTECODE
 # Extra arguments for the run, e.g. make run ARGS="--policy petals"
 ARGS ?=
 
-.PHONY: setup run test tests check lint types format bench docs-figures petals clean
+.PHONY: setup run test tests check lint types format bench docs-figures petals device-env clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "testbed needs Python 3.11 or newer")'
@@ -77,6 +82,13 @@ $(PETALS_VENV)/.done: scenarios/petals/requirements.txt
 	$(PYTHON) -m venv $(PETALS_VENV)
 	$(PETALS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(PETALS_TORCH)
 	$(PETALS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
+	touch $@
+
+device-env: $(DEVICE_VENV)/.done
+
+$(DEVICE_VENV)/.done: $(MAKEFILE_LIST)
+	$(DEVICE_PYTHON) -m venv $(DEVICE_VENV)
+	$(DEVICE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(DEVICE_PACKAGES) --editable '.[dev,quantised]'
 	touch $@
 
 clean:

@@ -111,7 +111,7 @@ def run(record: Record) -> None:
 
 
 def _made(family: str, is_small: bool, folder: Path) -> WeightSource:
-    make_tiny(folder, configs(is_small)[family], seed=4, n_shards=3)
+    make_tiny(folder, configs(is_small)[family], seed=4, n_shards=3, is_deep=not is_small)
     return WeightSource(json.loads((folder / "config.json").read_text(encoding="utf-8")), str(folder))
 
 
@@ -180,14 +180,21 @@ async def _states(
 ) -> float:
     """Returns the largest difference of a chain's hidden states to the whole model's at the end of any hop,
     relative to the largest value; infinite if there is a nan.
+
+    The chain computes the first half of ``tokens`` at once and the others one after another, as it decodes, the
+    whole model all at once.
     """
     chain = servers.chain(chance)
     theirs = _block_outputs(whole, tokens)
     walk = Walk(hub, chain, tokens, 1)
+    half = len(tokens) // 2
     with contextlib.closing(walk):
-        ours = await walk.forward(hub.embed(tokens))
+        steps = [
+            await walk.forward(hub.embed(part)) for part in (tokens[:half], *([t] for t in tokens[half:]))
+        ]
     apart = 0.0
-    for (_, _, last), answer in zip(chain, ours, strict=True):
+    for (_, _, last), answers in zip(chain, zip(*steps, strict=True), strict=True):
+        answer = b"".join(answers)
         states = from_bytes(answer, len(tokens), hub.dtype, hub.device).float()
         expected = theirs[last - 1]
         ratio = float((states - expected).abs().max() / expected.abs().max())

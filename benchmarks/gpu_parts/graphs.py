@@ -237,6 +237,4 @@ def _ways(layer: Any) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     ways = {"triton_s": layer.by_triton} if kernels.usable(device) else {}
     if isinstance(layer, quantised.Nf4Linear):
         return {**ways, "library_s": layer.from_library}
-    if quantised.has_kernel(device, torch.float32):
-        ways["torch_s"] = layer.from_codes
-    return {**ways, "matrix_s": layer.from_matrix}
+    return {**ways, "torch_s": layer.from_codes, "matrix_s": layer.from_matrix}

@@ -56,7 +56,7 @@ def int8_product(tokens: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor
     n_rows, n_columns = codes.shape
     answer = torch.empty((len(tokens), n_rows), dtype=tokens.dtype, device=tokens.device)
     if len(tokens) == 1:
-        grid = (triton.cdiv(n_rows, _INT8_TILE["tile_rows"]),)
+        grid = (triton.cdiv(n_rows, _INT8_TILE["tile_rows"]), 1)
         _int8[grid](tokens, codes, scales, answer, n_rows, n_columns, **_INT8_TILE)
     else:
         tile = _INT8_FEW_TILE if len(tokens) <= _INT8_FEW_TILE["tile_tokens"] else _INT8_MANY_TILE

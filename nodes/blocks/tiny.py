@@ -30,13 +30,18 @@ Chosen so that a model's output has many different tokens. Its blocks must outwe
 head that shares its matrix with the embedding would else repeat that token for ever. And its biases must not
 outweigh everything else.
 """
+_DEEP_EMBEDDING = 0.05
+"""Size of an embedding, or of the norm after it, beside blocks that do not enlarge what they multiply."""
 
 
-def make_tiny(folder: Path, config: Mapping[str, Any], seed: int, n_shards: int = 1) -> None:
+def make_tiny(
+    folder: Path, config: Mapping[str, Any], seed: int, n_shards: int = 1, *, is_deep: bool = False
+) -> None:
     """Writes weights, ``config.json``, ``generation_config.json`` and a tokenizer to the empty ``folder``.
 
-    ``config`` is the content of ``config.json``; token ids and dtype are added. Raises ``ComputeError`` for a
-    family that is not supported, and for more shards than there are tensors.
+    ``config`` is the content of ``config.json``; token ids and dtype are added. ``is_deep``: blocks do not enlarge
+    what they multiply, since over many of them the rounding errors of 16 bits would else alter tokens. Raises
+    ``ComputeError`` for a family that is not supported, and for more shards than there are tensors.
     """
     _, parsed = family_of(config)
     parsed.bos_token_id, parsed.eos_token_id, parsed.pad_token_id = 1, 2, 3
@@ -47,7 +52,7 @@ def make_tiny(folder: Path, config: Mapping[str, Any], seed: int, n_shards: int 
     generator = torch.Generator().manual_seed(seed)
     tied = set(model.all_tied_weights_keys) if parsed.tie_word_embeddings else set()
     weights = {
-        name: _random(name, parameter.shape, generator)
+        name: _random(name, parameter.shape, generator, is_deep)
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if name not in tied
     }
@@ -62,14 +67,17 @@ def make_tiny(folder: Path, config: Mapping[str, Any], seed: int, n_shards: int 
     _tokenizer(parsed.vocab_size).save_pretrained(folder)
 
 
-def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """Returns random values: most norms are about 1, matrices scale their inputs by about ``_GAIN``."""
+def _random(name: str, shape: torch.Size, generator: torch.Generator, is_deep: bool) -> torch.Tensor:
+    """Returns random values: most norms are about 1, matrices scale their inputs by about ``_GAIN``, or 1."""
     noise = torch.randn(shape, generator=generator)
     if name.endswith("bias"):
         return _BIAS * noise
     if len(shape) == 1:
-        return (_EMBEDDING_NORM if "embed" in name else 1.0) * (1 + 0.1 * noise)
-    return noise if "embed" in name else noise * (_GAIN / math.sqrt(shape[1]))
+        norm = _DEEP_EMBEDDING if is_deep else _EMBEDDING_NORM
+        return (norm if "embed" in name else 1.0) * (1 + 0.1 * noise)
+    if "embed" in name:
+        return _DEEP_EMBEDDING * noise if is_deep else noise
+    return noise * ((1.0 if is_deep else _GAIN) / math.sqrt(shape[1]))
 
 
 def _save(folder: Path, weights: dict[str, torch.Tensor], n_shards: int) -> None:

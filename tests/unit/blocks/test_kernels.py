@@ -12,8 +12,7 @@ import pytest
 
 from tests.support.blocks import need_blocks
 
-need_blocks()
-pytest.importorskip("triton", reason="triton comes with torch's builds for CUDA")
+need_blocks("triton", "triton")
 
 import torch
 
@@ -31,10 +30,12 @@ found = {}
 chance = torch.Generator().manual_seed(0)
 # Rows and columns fewer and more than a tile's, and no multiples of it. Several tokens in bfloat16 are left out:
 # the interpreter's products of matrices take its bits for integers.
-for n_rows, n_columns in ((40, 200), (19, 64), (6, 2112)):
+for n_rows, n_columns in ((40, 200), (6, 2112)):
     for n_tokens, dtype in (
         (1, torch.float32), (1, torch.float16), (1, torch.bfloat16), (3, torch.float32), (70, torch.float16)
     ):
+        if n_tokens * n_columns > 2**15:
+            continue
         weight = torch.randn(n_rows, n_columns, generator=chance).to(dtype)
         tokens = torch.randn(n_tokens, n_columns, generator=chance).to(dtype)
         int8 = Int8Linear(weight)
@@ -56,7 +57,7 @@ def test_products_are_those_of_the_restored_matrix() -> None:
     need_blocks("bitsandbytes", "quantised")
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     found = json.loads(subprocess.check_output([sys.executable, "-c", PRODUCTS], text=True, env=env))
-    assert len(found) == 23
+    assert len(found) == 13
     assert max(found.values()) <= 4, found
 
 

@@ -30,7 +30,8 @@ need_blocks()
 
 import torch
 
-from nodes.blocks.quantised import Int8Linear, has_kernel
+from nodes.blocks import kernels
+from nodes.blocks.quantised import Int8Linear, Nf4Linear
 from nodes.blocks.whole import WholeModel
 
 if not torch.cuda.is_available():
@@ -108,15 +109,19 @@ async def test_sessions_are_recorded_when_all_that_were_before_have_gone(models:
     compute.close()
 
 
+@pytest.mark.parametrize("n_tokens", [1, 3, 16, 17, kernels.MOST_TOKENS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_torchs_int8_kernel_multiplies_by_the_matrix_that_is_made_again(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", [Int8Linear, Nf4Linear])
+def test_tritons_products_are_those_of_the_restored_matrix(
+    kind: type[Int8Linear | Nf4Linear], dtype: torch.dtype, n_tokens: int
+) -> None:
+    assert kernels.usable(CUDA)
     chance = torch.Generator().manual_seed(0)
-    layer = Int8Linear(torch.randn(300, 200, generator=chance).to(CUDA, dtype))
-    assert has_kernel(CUDA, dtype)
-    x = torch.randn(3, 200, generator=chance).to(CUDA, dtype)
-    matrix = layer.from_matrix(x).float()
-    error = (layer.from_codes(x).float() - matrix).norm() / matrix.norm()
-    assert error <= max(1e-5, 4 * torch.finfo(dtype).eps), "single values near 0 may differ by more"
+    layer = kind(torch.randn(300, 320, generator=chance).to(CUDA, dtype))
+    x = torch.randn(n_tokens, 320, generator=chance).to(CUDA, dtype)
+    product = x.double() @ layer.matrix(dtype).double().T
+    error = (layer.by_triton(x).double() - product).norm() / product.norm()
+    assert error <= 4 * torch.finfo(dtype).eps, "single values near 0 may differ by more"
 
 
 async def test_what_a_server_held_is_free_again(models: Models) -> None:

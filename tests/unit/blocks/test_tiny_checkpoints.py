@@ -3,6 +3,7 @@
 # ruff: noqa: E402 - what needs torch is imported once it is known to be there
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from testbed.errors import UserError
 from testbed.experiments.families import make_config, sizes_of
 from testbed.inspect.model import make_tiny_command, show_command
-from tests.support.blocks import need_blocks
+from tests.support.blocks import Walk, hub_of, need_blocks, served
 
 need_blocks()
 
@@ -20,8 +21,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nodes.blocks.family import family_of
 from nodes.blocks.loading import empty_block, planned_bytes
+from nodes.blocks.spec import BlocksSpec, WeightSource
 from nodes.blocks.text import Text
 from nodes.blocks.tiny import make_tiny
+from nodes.blocks.whole import WholeModel
 from nodes.compute import ComputeError
 
 SIZES: dict[str, Any] = {
@@ -152,3 +155,25 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds something already"):
         make_tiny_command(tmp_path, **SIZES)
     assert contents(tmp_path) == {"mine": b"mine"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_deep_checkpoint_shows_a_wrong_cache_but_no_rounding(family: str, tmp_path: Path) -> None:
+    """One token after another rounds otherwise in 16 bits than the whole model's one pass over a prompt."""
+    config = make_config(family, 12, 128, 4, 300, 2 if family == "llama" else None)
+    make_tiny(tmp_path / "m", config, 4, is_deep=True)
+    source = WeightSource(json.loads((tmp_path / "m" / "config.json").read_text()), str(tmp_path / "m"))
+    compute = await served(source, 0, 12, dtype="bfloat16", has_graphs=True)
+    whole = WholeModel(BlocksSpec(source, dtype="bfloat16"))
+    n_altered = []
+    for is_wrong in (False, True):
+        walk = Walk(hub_of(source, dtype="bfloat16"), [(compute, 0, 12)], (5, 9, 200, 11, 7, 8), 24)
+        ((_, session),) = walk.hops
+        for _ in range(24):
+            await walk.go(1)
+            if is_wrong:
+                session.cache.store.normal_(0, 1)
+        n_altered.append(len(whole.judge((5, 9, 200, 11, 7, 8), walk.tokens).altered))
+        walk.close()
+    compute.close()
+    assert n_altered[0] == 0 and n_altered[1] > 12
