@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # Extras of `make setup`. torch is large: `make setup EXTRAS=dev` leaves it out.
 EXTRAS ?= dev,blocks
-# Extras of `make test`: tests of real blocks are skipped, by name, without TEST_EXTRAS=dev,quantised.
+# Extras of `make test`: tests of real blocks are skipped, by name, without TEST_EXTRAS=dev,quantised,gguf.
 TEST_EXTRAS ?= dev
 # For `make petals`: its folder, and where its torch comes from.
 PETALS_VENV := .venv-petals
