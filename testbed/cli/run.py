@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from netem.networks import AUTO, NETWORKS
 from testbed.cli.options import (
     ClockOption,
     ComputeOption,
@@ -25,6 +27,7 @@ from testbed.cli.options import (
     ReportOption,
     RoutingOption,
     RunOption,
+    RunScenarioArg,
     ScenarioArg,
     SeedOption,
     SetOption,
@@ -39,11 +42,14 @@ from testbed.cli.options import (
 from testbed.errors import UserError
 from testbed.faultkinds import KINDS, any_of
 
+if TYPE_CHECKING:
+    from testbed.experiments import Override
+
 _ENDPOINT, _SAMPLING = "Endpoint", "Sampling"
 
 
 def up(
-    scenario: ScenarioArg,
+    scenario: RunScenarioArg = None,
     hold: Annotated[bool, typer.Option("--hold", help="Keep the testbed up after the workload.")] = False,
     runs: Annotated[
         int, runs_option(" (one after the other, in folders of --out; prints means with intervals)", 1)
@@ -76,6 +82,7 @@ def up(
     from testbed.runs.session import RunOptions
     from testbed.runs.up import up_command
 
+    scenario, network, fit = _scenario_of(scenario, model, network, overrides)
     keys = {
         "clock": clock,
         "network.backend": network,
@@ -83,7 +90,7 @@ def up(
         "compute.backend": compute,
         "time_scale": time_scale,
     }
-    changed = changes(overrides, keys, model, random_weights)
+    changed = fit + changes(overrides, keys, model, random_weights)
     choice = chosen(policy, placement, routing)
     options = RunOptions(
         hold=hold,
@@ -103,7 +110,7 @@ def up(
 
 
 def serve(
-    scenario: ScenarioArg,
+    scenario: RunScenarioArg = None,
     port: Annotated[
         int,
         typer.Option(
@@ -226,6 +233,7 @@ def serve(
     ):
         if value not in known:
             raise UserError(f"--{name} must be {' or '.join(known)}, not {value}")
+    scenario, network, fit = _scenario_of(scenario, model, network, overrides)
     keys = {
         "network.backend": network,
         "hosts": hosts,
@@ -233,7 +241,7 @@ def serve(
         "time_scale": time_scale,
         "seed": seed,
     }
-    changed = changes(overrides, keys, model, random_weights)
+    changed = fit + changes(overrides, keys, model, random_weights)
     changed += chosen(policy, placement, routing).overrides()
     options = ServeOptions(
         host,
@@ -255,7 +263,7 @@ def serve(
 
 
 def generate(
-    scenario: ScenarioArg,
+    scenario: RunScenarioArg = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The prompt to continue.")] = None,
     prompt_ids: Annotated[
         str | None, typer.Option(metavar="1,2,3", help="The prompt as token ids, instead of --prompt.")
@@ -313,9 +321,11 @@ def generate(
     from testbed.runs.generate import GenerateOptions, answer_text, generate_command
 
     options = GenerateOptions(prompt, prompt_ids, max_new_tokens, temperature, top_k, top_p, seed)
+    options.check()
+    scenario, network, fit = _scenario_of(scenario, model, network, overrides)
     code, answer = generate_command(
         scenario,
-        changes(overrides, {"network.backend": network}, model, random_weights),
+        fit + changes(overrides, {"network.backend": network}, model, random_weights),
         options,
         out,
         as_json=as_json,
@@ -327,6 +337,27 @@ def generate(
     elif answer:
         typer.echo(answer_text(answer), err=True)
     raise typer.Exit(code)
+
+
+def _scenario_of(
+    scenario: str | None, model: str | None, network: str | None, overrides: Sequence[str] | None
+) -> tuple[str, str | None, list[Override]]:
+    """Return the scenario to run, its network's name (``network.backend``), and what to change of it first.
+
+    Without a scenario, servers are sized to ``model``, and ``network`` may name a scenario whose network they are on.
+    Raises ``UserError``.
+    """
+    if scenario is not None:
+        return scenario, network, []
+    if model is None:
+        raise UserError(
+            "there is nothing to run: give a SCENARIO (`testbed scenarios` lists some), or a checkpoint with --model DIR"
+        )
+    from testbed.studies.fitted import fitted
+
+    is_backend = network is None or network in (AUTO, *NETWORKS)
+    base, fit = fitted(model, None if is_backend else network, overrides or [])
+    return base, network if is_backend else None, fit
 
 
 def net(

@@ -44,6 +44,22 @@ class GenerateOptions:
     top_p: float | None
     seed: int | None
 
+    def check(self) -> None:
+        """Check what needs no model. Raises ``UserError``."""
+        self.sampling()
+        self.given_ids()
+
+    def given_ids(self) -> list[int] | None:
+        """Return the prompt's token ids if they are given. Raises ``UserError``."""
+        if (self.prompt is None) == (self.prompt_ids is None):
+            raise UserError("give either --prompt TEXT or --prompt-ids 1,2,3")
+        if self.prompt_ids is None:
+            return None
+        try:
+            return [int(part) for part in self.prompt_ids.split(",") if part.strip()]
+        except ValueError:
+            raise UserError(f"--prompt-ids {self.prompt_ids}: must be whole numbers such as 1,2,3") from None
+
     def sampling(self) -> Sampling | None:
         """Return how to sample, or None for the most probable token each time. Raises ``UserError``."""
         if self.temperature == 0 or (self.temperature, self.top_k, self.top_p) == (None, None, None):
@@ -77,7 +93,7 @@ def generate_command(
     """
     require_blocks("testbed generate")
     sampling = options.sampling()
-    given_ids = _given_ids(options)
+    given_ids = options.given_ids()
     if any(str(change).partition("=")[0].strip() == "compute.backend" for change in overrides):
         raise UserError("testbed generate computes real blocks: leave out --set compute.backend")
     changes: list[Override] = [*overrides, Change("compute.backend", "blocks")]
@@ -186,17 +202,6 @@ def answer_text(answer: dict[str, Any]) -> str:
         f"{counted(n_tokens, 'tokens')}, ended by {answer['ended_by']}: the first after "
         f"{answer['ttft_s']:.3f} s{rest}; {verdict}\nblocks by server: {chain}"
     )
-
-
-def _given_ids(options: GenerateOptions) -> list[int] | None:
-    if (options.prompt is None) == (options.prompt_ids is None):
-        raise UserError("give either --prompt TEXT or --prompt-ids 1,2,3")
-    if options.prompt_ids is None:
-        return None
-    try:
-        return [int(part) for part in options.prompt_ids.split(",") if part.strip()]
-    except ValueError:
-        raise UserError(f"--prompt-ids {options.prompt_ids}: must be whole numbers such as 1,2,3") from None
 
 
 def request_of(n_input_tokens: int, n_output_tokens: int) -> Change:
