@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,6 +47,16 @@ if TYPE_CHECKING:
     from testbed.experiments import Override
 
 _ENDPOINT, _SAMPLING = "Endpoint", "Sampling"
+
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        metavar="T",
+        help="Sample at this temperature; 0 takes the most probable token each time.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
 
 
 def up(
@@ -262,6 +273,59 @@ def serve(
     )
 
 
+def chat(
+    scenario: RunScenarioArg = None,
+    model: ModelOption = None,
+    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Longest answer in tokens.")] = 256,
+    temperature: TemperatureOption = 0.0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="The endpoint's port; 0: any free one.")
+    ] = 0,
+    network: NetworkOption = None,
+    random_weights: RandomOption = False,
+    overrides: SetOption = None,
+    out: OutOption = None,
+    report: ReportOption = False,
+    twin: TwinOption = False,
+) -> None:
+    """Chat with a model in the terminal: every token passes through a chain of servers.
+
+    Each answer is followed by the time of every hop. Other programs can use the model meanwhile, at the endpoint whose
+    address is printed. /new begins another conversation; /exit, Ctrl-D or Ctrl-C end it. Without a terminal, lines of standard input
+    are the messages.
+
+    Example: testbed chat --model smollm2 --network clustered
+    """
+    from testbed.runs.chat import chat_command
+    from testbed.runs.serve import ServeOptions
+
+    scenario, network, fit = _scenario_of(scenario, model, network, overrides)
+    keys = {"network.backend": network, "compute.backend": "blocks"}
+    chat_command(
+        scenario,
+        fit + changes(overrides, keys, model, random_weights),
+        ServeOptions.local(port),
+        max_tokens,
+        temperature or 0.0,
+        out,
+        _typed(),
+        report=report,
+        with_twin=twin,
+        echo=lambda text: typer.echo(text, nl=False),
+    )
+
+
+def _typed() -> Iterator[str]:
+    """Yield the lines that the user types, until the end of standard input."""
+    while True:
+        if sys.stdin.isatty():
+            typer.echo("you: ", nl=False)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        yield line
+
+
 def generate(
     scenario: RunScenarioArg = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The prompt to continue.")] = None,
@@ -274,15 +338,7 @@ def generate(
     model: ModelOption = None,
     random_weights: RandomOption = False,
     network: NetworkOption = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="T",
-            help="Sample at this temperature; 0 takes the most probable token each time.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = None,
+    temperature: TemperatureOption = None,
     top_k: Annotated[
         int | None,
         typer.Option(

@@ -16,7 +16,7 @@ from testbed.studies.calibrate.profile import profile_text
 
 _BLOCKS = 4
 _LENGTHS = (8, 64)
-_ROUNDS = 2
+_ROUNDS = 1
 _NAME = "quick"
 
 
