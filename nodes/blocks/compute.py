@@ -26,7 +26,7 @@ from nodes.blocks.device import (
     open_device,
     to_bytes,
 )
-from nodes.blocks.family import cache_layout, family_of
+from nodes.blocks.family import cache_layout, family_of, kinds_of
 from nodes.blocks.graphs import Apart, Decoder, Pool
 from nodes.blocks.loading import empty_block, largest_matrix_bytes, load_block, planned_bytes, real_bytes
 from nodes.blocks.memory import MemoryAccount, prefill_bytes, step_bytes, workspace_bytes
@@ -96,7 +96,7 @@ class BlocksCompute:
         self._device, self._dtype = open_device(spec.device, spec.dtype)
         quantised.check(spec.weights)
         self.token_bytes: int = self._config.hidden_size * self._dtype.itemsize
-        self._block_config = self._family.shell(self._config).config
+        self._block_config = self._family.block_config(self._config)
         self._layout = cache_layout(self._config)
         block = empty_block(self._family, self._block_config, 0)
         self.block_bytes = planned_bytes(block, self._dtype, spec.weights)
@@ -281,7 +281,8 @@ class BlocksCompute:
         with self._idle:
             model = self._models.get(key)
         if model is None:
-            model = self._family.with_blocks(self._config, blocks).to(self._device)
+            kinds = kinds_of(self._config)[first:last]
+            model = self._family.with_blocks(self._config, blocks, kinds).to(self._device)
             if self._device.type == "cuda":  # other threads will read the model in their own streams
                 torch.cuda.current_stream(self._device).synchronize()
             with self._idle:
