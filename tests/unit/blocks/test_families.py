@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodes.blocks.spec import WeightSource
+from testbed.experiments.families import FAMILIES, sizes_of
 from tests.support.blocks import Walk, generated, hub_of, need_blocks, served, source_of
 
 need_blocks()
@@ -21,7 +23,8 @@ need_blocks()
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
 
-from nodes.blocks.family import MODEL_TYPES, family_of, kinds_of
+from nodes.blocks.family import MODEL_TYPES, cache_layout, family_of, kinds_of
+from nodes.blocks.loading import empty_block, planned_bytes
 from nodes.blocks.whole import WholeModel
 from nodes.compute import ComputeError
 
@@ -185,3 +188,28 @@ def test_blocks_whose_state_is_no_cache_are_refused_by_their_kind() -> None:
 def test_kinds_of_blocks_are_those_of_the_configuration() -> None:
     _, config = family_of({**_COMMON, **CONFIGS["gemma3_text"]})
     assert list(kinds_of(config)) == CONFIGS["gemma3_text"]["layer_types"]
+
+
+@pytest.mark.parametrize("weights", ["plain", "int8", "nf4"])
+@pytest.mark.parametrize(
+    "name", [name for name, config in CONFIGS.items() if config["model_type"] in FAMILIES]
+)
+def test_a_scenario_counts_the_bytes_of_a_block_as_servers_do(name: str, weights: str) -> None:
+    config = {**_COMMON, **CONFIGS[name]}
+    family, parsed = family_of(config)
+    blocks = [empty_block(family, family.block_config(parsed), number) for number in range(N_BLOCKS)]
+    counted = sizes_of(config).block_bytes(weights, 4)
+    assert {planned_bytes(block, torch.float32, weights) for block in blocks} == {counted}
+    assert sizes_of(config).cache_values == 2 * math.prod(cache_layout(parsed))
+
+
+async def test_a_mixture_accounts_for_every_block_and_is_not_quantised_in_part() -> None:
+    source = WeightSource({**_COMMON, **CONFIGS["qwen3_moe, first block dense"]})
+    server = await served(source, 0, N_BLOCKS)
+    held_bytes = server.memory()["blocks_bytes"]
+    assert held_bytes == server._account.blocks_bytes > N_BLOCKS * server.block_bytes
+    server.close()
+    with pytest.raises(ComputeError, match="3 would fit"):
+        await served(source, 0, N_BLOCKS, memory_bytes=held_bytes - 1)
+    with pytest.raises(ComputeError, match="experts of a qwen3_moe model are not quantised"):
+        await served(source, 0, 1, weights="int8")
