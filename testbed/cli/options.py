@@ -40,7 +40,7 @@ ScenarioArg = Annotated[
 RunScenarioArg = Annotated[
     str | None,
     typer.Argument(
-        metavar="[SCENARIO]",
+        metavar="SCENARIO",
         show_default=False,
         help="A scenario file, or a shipped one's name. Without one, --model is served by servers that are sized to it, on "
         "the network of the scenario wan, or of the one that --network names.",

@@ -234,7 +234,10 @@ def serve(
     page: PageOption = None,
     no_page: NoPageOption = False,
 ) -> None:
-    """Start the testbed and serve requests from outside through OpenAI's API until Ctrl-C."""
+    """Start the testbed and serve requests from outside through OpenAI's API until Ctrl-C.
+
+    Example, a checkpoint on the network of a scenario: testbed serve --model DIR --network clustered
+    """
     from testbed.control.choice import chosen
     from testbed.runs.serve import ServeOptions, serve_command
 
@@ -373,7 +376,10 @@ def generate(
     as_json: JsonOption = False,
     report: ReportOption = False,
 ) -> None:
-    """Generate a text on a testbed with real blocks: every token passes through a chain of servers."""
+    """Generate a text on a testbed with real blocks: every token passes through a chain of servers.
+
+    Example, a checkpoint on three servers that are sized to it: testbed generate --model DIR --prompt "Once upon"
+    """
     from testbed.runs.generate import GenerateOptions, answer_text, generate_command
 
     options = GenerateOptions(prompt, prompt_ids, max_new_tokens, temperature, top_k, top_p, seed)
