@@ -68,8 +68,8 @@ def resolve_blocks(
         if is_real and full.family not in MADE:
             raise KeyedError(
                 ("model", "family"),
-                f'is "{full.family}", whose blocks cannot be computed; use one of {", ".join(MADE)}, or '
-                'compute.backend = "stub"',
+                f'is "{full.family}", whose blocks cannot be computed without a checkpoint; use one of {", ".join(MADE)}, '
+                'give a checkpoint with --model, or use compute.backend = "stub"',
             )
         config, sizes = made, sizes_of(made, SIZED)
     elif is_real:

@@ -127,6 +127,15 @@ def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
 
 
 _NEEDED = ("memory", "decode", "prefill_base", "prefill_per_token")
+_TIMES = (
+    "decode",
+    "prefill_base",
+    "prefill_per_token",
+    "prefill_curve",
+    "prefill_least",
+    "step_base",
+    "context_slope",
+)
 _OF_PETALS = ("petals_forward_rps", "petals_network_rps")
 """The keys of a complete hardware profile; those of PETALS only where its measurements are needed."""
 
@@ -237,6 +246,8 @@ class HardwareShelf:
             return table
         merged = _over(self._get(base, key, (*seen, name)), table)
         merged.pop("base", None)
+        if table.measured is None and any(getattr(table, time) is not None for time in _TIMES):
+            merged.pop("measured", None)
         return HardwareTable.model_validate(merged)
 
     def _shipped(self, name: str, key: Key) -> HardwareTable:

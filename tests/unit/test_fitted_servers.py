@@ -90,6 +90,14 @@ def test_the_times_of_other_blocks_are_not_measured_ones(checkpoint: str, known:
     assert again.compute.is_measured, "a stored run knows it, too"
 
 
+def test_times_that_are_changed_by_hand_are_not_measured_ones(checkpoint: str, known: None) -> None:
+    scenario, changes = fitted(checkpoint, None, [])
+    for key, is_measured in (("memory", True), ("decode", False)):
+        own = {"base": "this-machine-10", key: "400 MB" if key == "memory" else "1 ms"}
+        renamed = [Change("hardware.own", own), Change("servers.0.hardware", "own")]
+        assert load_experiment(scenario, [*changes, *renamed]).compute.is_measured is is_measured
+
+
 def _document(experiment: Any) -> Any:
     from testbed.experiments.sources import Document
 
