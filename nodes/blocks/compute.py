@@ -26,7 +26,7 @@ from nodes.blocks.device import (
     open_device,
     to_bytes,
 )
-from nodes.blocks.family import cache_layout, family_of
+from nodes.blocks.family import cache_layout, family_of, kinds_of
 from nodes.blocks.graphs import Apart, Decoder, Pool
 from nodes.blocks.loading import empty_block, largest_matrix_bytes, load_block, planned_bytes, real_bytes
 from nodes.blocks.memory import MemoryAccount, prefill_bytes, step_bytes, workspace_bytes
@@ -38,6 +38,7 @@ from nodes.compute import Batcher, Computed, ComputeError
 
 log = logging.getLogger(__name__)
 
+_MATRIX_DIMS = 2
 _NO_CACHE = "no memory for a session's cache"
 
 
@@ -96,10 +97,12 @@ class BlocksCompute:
         self._device, self._dtype = open_device(spec.device, spec.dtype)
         quantised.check(spec.weights)
         self.token_bytes: int = self._config.hidden_size * self._dtype.itemsize
-        self._block_config = self._family.shell(self._config).config
+        self._block_config = self._family.block_config(self._config)
         self._layout = cache_layout(self._config)
         block = empty_block(self._family, self._block_config, 0)
         self.block_bytes = planned_bytes(block, self._dtype, spec.weights)
+        """The bytes of the first block; in mixtures of experts others may differ."""
+        self._check_weights()
         self._account = MemoryAccount(spec.memory_bytes or float("inf"))
         if spec.memory_bytes:
             matrix_bytes = 0 if spec.weights == "plain" else largest_matrix_bytes(block, self._dtype)
@@ -162,7 +165,9 @@ class BlocksCompute:
         missing = [number for number in range(first, last) if number not in self._blocks]
         if not missing:
             return
-        self._account.take_blocks(len(missing), self.block_bytes, available_bytes(self._device))
+        planned_total_bytes = sum(map(self._planned_bytes, missing))
+        mean_bytes = -(-planned_total_bytes // len(missing))
+        self._account.take_blocks(len(missing), mean_bytes, available_bytes(self._device))
         loaded: dict[int, torch.nn.Module] = {}
         try:
             with opened(self._spec.source, self._family, self._config) as weights:
@@ -181,7 +186,7 @@ class BlocksCompute:
         except BaseException as error:
             n_loaded = len(loaded)
             loaded.clear()
-            self._account.give_blocks(len(missing) * self.block_bytes)
+            self._account.give_blocks(len(missing) * mean_bytes)
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
                 raise ComputeError(
                     f"memory ran out while loading: {n_loaded} of {len(missing)} blocks fitted ({error})"
@@ -190,10 +195,24 @@ class BlocksCompute:
         finally:
             if self._device.type == "cuda":  # each stream has its own pool: steps could not use this one's
                 torch.cuda.empty_cache()
-        planned_bytes_taken = len(missing) * self.block_bytes
-        self._account.give_blocks(planned_bytes_taken - sum(map(real_bytes, loaded.values())))
+        self._account.give_blocks(len(missing) * mean_bytes - sum(map(real_bytes, loaded.values())))
         with self._idle:
             self._blocks.update(loaded)
+
+    def _planned_bytes(self, number: int) -> int:
+        block = empty_block(self._family, self._block_config, number)
+        return planned_bytes(block, self._dtype, self._spec.weights)
+
+    def _check_weights(self) -> None:
+        """Raises ``ComputeError`` for quantised mixtures of experts: experts are no linear layers, and would stay as they
+        are."""
+        last = empty_block(self._family, self._block_config, self._config.num_hidden_layers - 1)
+        if self._spec.weights != "plain" and any(
+            tensor.dim() > _MATRIX_DIMS for tensor in last.state_dict().values()
+        ):
+            raise ComputeError(
+                f'the experts of a {self._family.model_type} model are not quantised: give weights = "plain"'
+            )
 
     def _drop_outside(self, first: int, last: int) -> None:
         """Drops other blocks and ends the sessions on them; waits for steps that still use them."""
@@ -281,7 +300,8 @@ class BlocksCompute:
         with self._idle:
             model = self._models.get(key)
         if model is None:
-            model = self._family.with_blocks(self._config, blocks).to(self._device)
+            kinds = kinds_of(self._config)[first:last]
+            model = self._family.with_blocks(self._config, blocks, kinds).to(self._device)
             if self._device.type == "cuda":  # other threads will read the model in their own streams
                 torch.cuda.current_stream(self._device).synchronize()
             with self._idle:

@@ -1,25 +1,38 @@
 """What differs between families of models; all other code is the same for all of them.
 
-Positions and masks (ALiBi, rotary embeddings, the causal mask) are computed by the family's own model class
+Positions and masks (ALiBi, rotary embeddings, causal masks, sliding windows) are computed by the family's own model class
 in transformers. A server runs that class with its own blocks only, and without embeddings and final norm.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-from transformers import BloomConfig, BloomModel, LlamaConfig, LlamaModel
-from transformers.models.bloom.modeling_bloom import BloomBlock
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers import CONFIG_MAPPING, MODEL_MAPPING
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from nodes.compute import ComputeError
 
-_FIXED_ROPE = ("default", "linear", "llama3", "yarn")
+MODEL_TYPES = (
+    *("bloom", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3"),
+    *("mixtral", "qwen3_moe", "gpt_oss"),
+)
+"""Families whose tokens are tested against transformers' own. Others are refused: their blocks may keep a state that is no
+attention cache, attend to another sequence, or change what a client computes."""
+
+_FIXED_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
 """The kinds of rotary embeddings whose frequencies are fixed. Others change them while a session grows, in a
 place that all sessions share."""
+_LAYERS = ("full_attention", "sliding_attention")
+"""The kinds of blocks whose state is a cache of keys and values."""
+ALIKE = ""
+"""The kind of all blocks of a model that does not name kinds."""
+_OWN = "testbed_"
 
 
 @dataclass(frozen=True)
@@ -30,74 +43,125 @@ class Family:
     config_class: Any
     model_class: Any
     block_class: Any
-    blocks: str
+    blocks: str = "layers"
     """The attribute with the list of blocks; in checkpoints it is followed by a block's number."""
-    embeddings: str
-    embeddings_norm: str | None
-    final_norm: str
-    prefixes: tuple[str, ...]
+    embeddings: str = "embed_tokens"
+    embeddings_norm: str | None = None
+    final_norm: str = "norm"
+    prefixes: tuple[str, ...] = ("model.", "")
     """What checkpoints may put before the names of the model class."""
-    token_limit: str
+    token_limit: str = "max_position_embeddings"
     """The setting of the configuration with the length of the longest sequence, in tokens."""
+    has_head_bias: bool = False
 
     def shell(self, config: Any) -> Any:
-        """Returns a model without blocks and vocabulary, which computes positions and masks."""
-        tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-        small = {**config.to_dict(), "num_hidden_layers": 0, "vocab_size": 1, **tokens}
-        model = self.model_class(self.config_class.from_dict(small))
+        """Returns a model without blocks and vocabulary, which computes positions and masks.
+
+        Its configuration has as many kinds of blocks as ``config``.
+        """
+        model = self.model_class(self.without_blocks(config, vocab_size=1))
         for part in (self.embeddings, self.embeddings_norm, self.final_norm):
             if part is not None:
                 setattr(model, part, torch.nn.Identity())
         return model.eval()
 
-    def with_blocks(self, config: Any, blocks: Sequence[torch.nn.Module]) -> Any:
-        """Returns a model of just these blocks: hidden states in, hidden states out.
+    def without_blocks(self, config: Any, **others: Any) -> Any:
+        """Returns ``config`` for no block, with ``others`` in place of its settings; kinds of blocks are kept."""
+        tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+        none: dict[str, Any] = {"layer_types": []} if hasattr(config, "layer_types") else {}
+        found = self.config_class.from_dict(
+            {**config.to_dict(), "num_hidden_layers": 0, **(tokens if others else {}), **none, **others}
+        )
+        if none:
+            found.layer_types = config.layer_types
+        return found
+
+    def block_config(self, config: Any) -> Any:
+        """Returns the configuration that blocks are made with: they can compute several sessions (``ragged``)."""
+        found = self.shell(config).config
+        if found._attn_implementation in ("sdpa", "eager") and self.model_type != "bloom":
+            _register(found._attn_implementation)
+            found._attn_implementation = _OWN + found._attn_implementation
+        return found
+
+    def with_blocks(self, config: Any, blocks: Sequence[torch.nn.Module], kinds: Sequence[str]) -> Any:
+        """Returns a model of just these blocks, of these ``kinds``: hidden states in, hidden states out.
 
         It shares their weights.
         """
         model = self.shell(config)
         setattr(model, self.blocks, torch.nn.ModuleList(blocks))
         model.config.num_hidden_layers = len(blocks)
+        if hasattr(config, "layer_types"):
+            model.config.layer_types = list(kinds)
         return model
 
 
-FAMILIES = {
-    family.model_type: family
-    for family in (
-        Family(
-            "bloom",
-            BloomConfig,
-            BloomModel,
-            BloomBlock,
+@dataclass(frozen=True, eq=False)
+class Together:
+    """In place of a mask: several sessions, whose tokens are one after the other in a row.
+
+    ``attend`` is called with a block's attention module, its queries, keys and values ``[1, heads, tokens, head size]``, a
+    function that computes attention, and that function's other arguments. It returns ``[1, tokens, heads, head size]``.
+    """
+
+    attend: Any
+
+
+@cache
+def _register(implementation: str) -> None:
+    """Makes an attention function that is transformers' ``implementation``, but for sessions ``Together``."""
+
+    def attend(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **others: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        eager = sys.modules[type(module).__module__].eager_attention_forward
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager)
+        if isinstance(mask, Together):
+            return mask.attend(module, query, key, value, function, others), None
+        return function(module, query, key, value, mask, **others)
+
+    ALL_ATTENTION_FUNCTIONS.register(_OWN + implementation, attend)
+
+
+@cache
+def family_named(model_type: str) -> Family:
+    """Returns the family, one of ``MODEL_TYPES``."""
+    config_class = CONFIG_MAPPING[model_type]
+    model_class = MODEL_MAPPING[config_class]
+    classes = vars(sys.modules[model_class.__module__])
+    if model_type == "bloom":
+        return Family(
+            model_type,
+            config_class,
+            model_class,
+            classes["BloomBlock"],
             blocks="h",
             embeddings="word_embeddings",
             embeddings_norm="word_embeddings_layernorm",
             final_norm="ln_f",
             prefixes=("transformer.", ""),
             token_limit="seq_length",
-        ),
-        Family(
-            "llama",
-            LlamaConfig,
-            LlamaModel,
-            LlamaDecoderLayer,
-            blocks="layers",
-            embeddings="embed_tokens",
-            embeddings_norm=None,
-            final_norm="norm",
-            prefixes=("model.", ""),
-            token_limit="max_position_embeddings",
-        ),
-    )
-}
+        )
+    block_class = classes[model_class.__name__.removesuffix("Model").removesuffix("Text") + "DecoderLayer"]
+    if model_type == "phi":
+        return Family(
+            model_type,
+            config_class,
+            model_class,
+            block_class,
+            final_norm="final_layernorm",
+            has_head_bias=True,
+        )
+    return Family(model_type, config_class, model_class, block_class)
 
 
 def family_of(config: Mapping[str, Any]) -> tuple[Family, Any]:
     """Returns the family and the configuration object of a ``config.json``. Raises ``ComputeError``."""
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
+    if model_type not in MODEL_TYPES:
         raise ComputeError(
-            f"models of type {model_type!r} are not supported; supported types: {', '.join(FAMILIES)}"
+            f"models of type {model_type!r} are not supported; supported types: {', '.join(MODEL_TYPES)}"
         )
     quantised = config.get("quantization_config")
     if quantised:
@@ -106,7 +170,7 @@ def family_of(config: Mapping[str, Any]) -> tuple[Family, Any]:
             f"checkpoints that are quantised already ({method}) are not supported: use one of 16 or 32 bits, whose weights "
             "servers can quantise (compute.weights)"
         )
-    family = FAMILIES[model_type]
+    family = family_named(model_type)
     try:
         parsed = family.config_class.from_dict(dict(config))
         # Settings that contradict each other raise an error when a block is built, even without weights.
@@ -115,12 +179,33 @@ def family_of(config: Mapping[str, Any]) -> tuple[Family, Any]:
     except Exception as error:  # the settings of an unknown file can cause any error in the model's code
         reason = " ".join(str(error).split())
         raise ComputeError(f"the configuration is invalid for a {model_type} model: {reason}") from error
-    rope = (getattr(parsed, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in _FIXED_ROPE:
-        raise ComputeError(
-            f"rotary embeddings of type {rope!r} are not supported; supported types: {', '.join(_FIXED_ROPE)}"
-        )
+    for rope in _ropes(getattr(parsed, "rope_parameters", None) or {}):
+        if rope not in _FIXED_ROPE:
+            raise ComputeError(
+                f"rotary embeddings of type {rope!r} are not supported; supported types: {', '.join(_FIXED_ROPE)}"
+            )
+    for kind in kinds_of(parsed):
+        if kind not in (*_LAYERS, ALIKE):
+            raise ComputeError(
+                f"blocks of the kind {kind!r} are not supported; supported kinds: {', '.join(_LAYERS)}"
+            )
     return family, parsed
+
+
+def _ropes(parameters: Mapping[str, Any]) -> set[str]:
+    """Returns the types of rotary embeddings: of all blocks, or by their kind."""
+    tables = [table for table in parameters.values() if isinstance(table, Mapping)] or [parameters]
+    return {table.get("rope_type", "default") for table in tables}
+
+
+def kinds_of(config: Any) -> tuple[str, ...]:
+    """Returns the kind of every block."""
+    return tuple(getattr(config, "layer_types", None) or (ALIKE,) * config.num_hidden_layers)
+
+
+def window_of(config: Any, kind: str) -> int | None:
+    """Returns the number of tokens that blocks of ``kind`` attend to, a token itself included; ``None``: to all."""
+    return None if kind == "full_attention" else getattr(config, "sliding_window", None)
 
 
 def cache_layout(config: Any) -> tuple[int, int]:

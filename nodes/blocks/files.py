@@ -49,7 +49,7 @@ def weight_files(folder: Path) -> Mapping[str, str]:
     if pickled:
         raise ComputeError(
             f"{folder} holds pickled weights ({pickled[0]}), which are not loaded because a pickle can run "
-            "any code: save the model as safetensors"
+            f"any code: convert them with `testbed model import {folder} DIR`"
         )
     raise ComputeError(f"{folder} holds neither {SINGLE} nor {INDEX}")
 

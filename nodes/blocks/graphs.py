@@ -208,8 +208,16 @@ class Decoder:
         return self._output
 
     def _forward(self) -> torch.Tensor:
-        is_there = self._places <= self._position
-        mask = torch.where(is_there, torch.zeros_like(self._unseen), self._unseen)[None, None, None]
-        self._part.given = {**self._table.wherever(self._position), "attention_mask": mask}
+        given = self._table.wherever(self._position)
+        self._part.given = {
+            kind: {**given[kind], "attention_mask": self._mask(window)}
+            for kind, window in self._ragged.windows.items()
+        }
         (answer,) = self._ragged.through([self._part])
         return answer
+
+    def _mask(self, window: int | None) -> torch.Tensor:
+        is_there = self._places <= self._position
+        if window is not None:
+            is_there &= self._places > self._position - window
+        return torch.where(is_there, torch.zeros_like(self._unseen), self._unseen)[None, None, None]

@@ -83,9 +83,8 @@ class BlocksHub:
         self.token_limit: int | None = getattr(self.config, family.token_limit, None)
         """Tokens of the longest sequence that the model is made for; ``None`` if that is unknown."""
         self.end_tokens = end_tokens(spec.source, self.config)
-        full = family.config_class.from_dict({**self.config.to_dict(), "num_hidden_layers": 0})
         with torch.device("meta"):
-            model = family.model_class(full)
+            model = family.model_class(family.without_blocks(self.config))
         with opened(spec.source, family, self.config) as weights:
             parts = [name for name in (family.embeddings, family.embeddings_norm) if name]
             loaded = [fill(getattr(model, n), n, weights, self.dtype, self.device) for n in parts]
@@ -95,6 +94,12 @@ class BlocksHub:
             embeddings: torch.Tensor = getattr(model, family.embeddings).weight
             tied = embeddings if self.config.tie_word_embeddings else None
             self._head = weights.head(embeddings.shape, self.dtype, self.device, tied)
+            self._bias = (
+                weights.head_bias(embeddings.shape[:1], self.dtype, self.device)
+                if family.has_head_bias
+                else None
+            )
+        self._softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         torch.set_num_threads(spec.n_threads)
         self._queue = ThreadPoolExecutor(1, "hub")
 
@@ -136,7 +141,10 @@ class BlocksHub:
         """Returns the logits ``[1, vocabulary]`` for the last of the hidden states from the last block."""
         n_tokens = len(payload) // self.token_bytes
         last = from_bytes(payload, n_tokens, self.dtype, self.device)[-1:]
-        return torch.nn.functional.linear(self._final_norm(last), self._head).float()
+        logits = torch.nn.functional.linear(self._final_norm(last), self._head, self._bias)
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits.float()
 
     async def run(self, function: Any, *arguments: Any) -> Any:
         """Runs ``function`` in the hub's thread, beside the event loop."""

@@ -36,6 +36,10 @@ def fill(
         else:
             setattr(module.get_submodule(path), leaf, torch.nn.Parameter(tensor, requires_grad=False))
         del tensor  # else a quantised layer's full matrix would stay until the next one has been made
+    if (
+        scale := getattr(module, "scalar_embed_scale", None)
+    ) is not None:  # of Gemma's embeddings, in no checkpoint
+        module.embed_scale = torch.tensor(scale, device=device)
     return module.eval()
 
 

@@ -3,25 +3,26 @@
 Norms, projections and feed-forward layers do not depend on sessions, so all sessions share their matrix
 products. Attention does what the model's own block does. Its positions and masks come from the family's own
 model class, once for each session. For a single token, positions come from a table that is made once; it
-needs no mask, because it attends to all tokens before it.
+needs no mask, because it attends to all tokens before it, or to the last ones of them.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
 
 from nodes.blocks.cache import SessionCache
-from nodes.blocks.family import Family
+from nodes.blocks.family import Family, Together, kinds_of, window_of
 
 Given = Mapping[str, Any]
 """A block's arguments besides hidden states: positions and the mask."""
+GivenByKind = Mapping[str, Given]
+"""The arguments by the kind of block (``family.kinds_of``)."""
 
 
 _LEAST_PLACES = 256
@@ -37,13 +38,13 @@ class Cached(Protocol):
 
 
 class Table(Protocol):
-    """A block's arguments for one token, except for the mask, by the token's position."""
+    """Blocks' arguments for one token, except for the mask, by the token's position."""
 
-    def at(self, position: int) -> Given:
+    def at(self, position: int) -> GivenByKind:
         """Returns the arguments of a token that attends to the tokens before it and to itself."""
         ...
 
-    def wherever(self, position: torch.Tensor) -> Given:
+    def wherever(self, position: torch.Tensor) -> GivenByKind:
         """Returns the arguments of a token whose ``position`` ``[1]`` may change later.
 
         The token attends to all positions of the table, so a mask must exclude those without a token.
@@ -62,8 +63,8 @@ class Part:
     cache: Cached
     first: int
     blocks: Sequence[torch.nn.Module]
-    given: Mapping[str, Any] = field(default_factory=dict)
-    """The blocks' arguments besides hidden states."""
+    given: GivenByKind = field(default_factory=dict)
+    """The blocks' arguments besides hidden states. Without a mask, a single token attends to its whole window."""
     rows: slice = field(default_factory=lambda: slice(0))
     """The positions of its tokens in the row of all parts."""
 
@@ -76,13 +77,16 @@ class Ragged:
     """Computes parts of sessions together. ``config`` is the whole model's."""
 
     def __init__(self, family: Family, config: Any, device: torch.device) -> None:
-        self._through = _THROUGH[family.model_type]
-        self._table_of = _TABLES[family.model_type]
+        self._through = _bloom if family.model_type == "bloom" else _decoder
+        self._table_of: Callable[..., Table] = _Alibi if family.model_type == "bloom" else _Angles
+        self._kinds = kinds_of(config)
+        self.windows = {kind: window_of(config, kind) for kind in dict.fromkeys(self._kinds)}
+        """For every kind of block, the number of tokens that it attends to; ``None``: all."""
         self._n_places = 0
         self._table: Table | None = None
         """The table for positions below ``_n_places``, once there is one."""
-        self._given = _Given()
-        self._shell = family.with_blocks(config, [self._given]).to(device)
+        self._given = {kind: _Given() for kind in self.windows}
+        self._shell = family.with_blocks(config, list(self._given.values()), list(self._given)).to(device)
 
     def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
         """Returns hidden states ``[1, n, hidden size]`` after each part's blocks, and fills its cache.
@@ -92,13 +96,13 @@ class Ragged:
         """
         for part in parts:
             if part.states.shape[1] == 1 and isinstance(part.cache, SessionCache):
-                part.given = {**self._at(part.cache.get_seq_length(), part.states), "attention_mask": None}
+                part.given = self._at(part.cache.get_seq_length(), part.states)
                 continue
             self._shell(inputs_embeds=part.states, past_key_values=part.cache, use_cache=True)
-            part.given = self._given.given
+            part.given = {kind: given.given for kind, given in self._given.items()}
         return self.through(parts)
 
-    def _at(self, position: int, states: torch.Tensor) -> Given:
+    def _at(self, position: int, states: torch.Tensor) -> GivenByKind:
         if self._table is None or position >= self._n_places:
             n_places = max(_LEAST_PLACES, 1 << position.bit_length())
             self._table = self.table(torch.arange(n_places, device=states.device), states)
@@ -119,7 +123,9 @@ class Ragged:
                 n_before = part.rows.stop
             row = torch.cat([states[part] for part in here], dim=1)
             for number in range(start, end):
-                row = self._through(here[0].blocks[number - here[0].first], row, here)
+                kind = self._kinds[number]
+                block = here[0].blocks[number - here[0].first]
+                row = self._through(block, row, here, [part.given[kind] for part in here], self.windows[kind])
             states |= {part: row[:, part.rows] for part in here}
         return [states[part] for part in parts]
 
@@ -128,7 +134,7 @@ class Ragged:
 
         ``states`` is an example of the hidden states: only its dtype and device matter.
         """
-        return self._table_of(self._shell, places, states)
+        return self._table_of(self._shell, places, states, list(self.windows))
 
 
 class _Given(torch.nn.Module):
@@ -141,15 +147,19 @@ class _Given(torch.nn.Module):
         return states
 
 
-def _bloom(block: Any, states: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+def _bloom(
+    block: Any, states: torch.Tensor, parts: Sequence[Part], given: Sequence[Given], window: int | None
+) -> torch.Tensor:
     """As ``BloomBlock.forward``, for several sessions."""
     attention = block.self_attention
     normed = block.input_layernorm(states)
     residual = normed if block.apply_residual_connection_post_layernorm else states
     query, key, value = attention._reshape(attention.query_key_value(normed))
     mixed = [
-        _with_alibi(attention, query[:, :, part.rows], key[:, :, part.rows], value[:, :, part.rows], part)
-        for part in parts
+        _with_alibi(
+            attention, query[:, :, part.rows], key[:, :, part.rows], value[:, :, part.rows], part.cache, own
+        )
+        for part, own in zip(parts, given, strict=True)
     ]
     states = residual + attention.dense(torch.cat(mixed, dim=1))
     normed = block.post_attention_layernorm(states)
@@ -160,17 +170,17 @@ def _bloom(block: Any, states: torch.Tensor, parts: Sequence[Part]) -> torch.Ten
 
 
 def _with_alibi(
-    attention: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: Part
+    attention: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: Cached, given: Given
 ) -> torch.Tensor:
     """As the middle of ``BloomAttention.forward``, for one session.
 
     ``query``, ``key`` and ``value`` are ``[1, heads, n, head size]``. Returns ``[1, n, hidden size]``.
     """
-    key, value = part.cache.update(key, value, attention.layer_idx)
-    scores = part.given["alibi"].baddbmm(
+    key, value = cache.update(key, value, attention.layer_idx)
+    scores = given["alibi"].baddbmm(
         query[0], key[0].transpose(-1, -2), beta=attention.beta, alpha=attention.inv_norm_factor
     )
-    mask = part.given["attention_mask"]
+    mask = given.get("attention_mask")
     if mask is not None:
         scores = scores + mask[0]
     weights = torch.nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
@@ -178,61 +188,60 @@ def _with_alibi(
     return merged
 
 
-def _llama(block: Any, states: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-    """As ``LlamaDecoderLayer.forward``, for several sessions."""
-    attention = block.self_attn
-    normed = block.input_layernorm(states)
-    query, key, value = (
-        project(normed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-        for project in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    angles = (part.given["position_embeddings"] for part in parts)
-    cosine, sine = (torch.cat(of_parts, dim=1) for of_parts in zip(*angles, strict=True))
-    query, key = apply_rotary_pos_emb(query, key, cosine, sine)
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(
-        attention.config._attn_implementation, eager_attention_forward
-    )
-    mixed = []
-    for part in parts:
-        keys, values = part.cache.update(key[:, :, part.rows], value[:, :, part.rows], attention.layer_idx)
-        mask, scaling = part.given["attention_mask"], attention.scaling
-        mixed.append(
-            attend(attention, query[:, :, part.rows], keys, values, mask, dropout=0.0, scaling=scaling)[0]
-        )
-    states = states + attention.o_proj(torch.cat(mixed, dim=1).flatten(2))
-    answer: torch.Tensor = states + block.mlp(block.post_attention_layernorm(states))
-    return answer
+def _decoder(
+    block: Any, states: torch.Tensor, parts: Sequence[Part], given: Sequence[Given], window: int | None
+) -> torch.Tensor:
+    """The block's own forward, with attention for each session apart."""
 
+    def attend(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, function: Any, others: Any
+    ) -> torch.Tensor:
+        mixed = []
+        for part, own in zip(parts, given, strict=True):
+            keys, values = part.cache.update(key[:, :, part.rows], value[:, :, part.rows], module.layer_idx)
+            mask = own.get("attention_mask")
+            if mask is None and window is not None and part.states.shape[1] == 1:
+                keys, values = keys[:, :, -window:], values[:, :, -window:]
+            mixed.append(function(module, query[:, :, part.rows], keys, values, mask, **others)[0])
+        return torch.cat(mixed, dim=1)
 
-_THROUGH: Mapping[str, Callable[[Any, torch.Tensor, Sequence[Part]], torch.Tensor]] = {
-    "bloom": _bloom,
-    "llama": _llama,
-}
+    angles = zip(*(own["position_embeddings"] for own in given), strict=True)
+    answer = block(
+        states,
+        attention_mask=Together(attend),
+        position_embeddings=tuple(torch.cat(of_parts, dim=1) for of_parts in angles),
+    )
+    return answer[0] if isinstance(answer, tuple) else answer
 
 
 class _Alibi:
-    def __init__(self, shell: Any, places: torch.Tensor, states: torch.Tensor) -> None:
+    def __init__(self, shell: Any, places: torch.Tensor, states: torch.Tensor, kinds: Sequence[str]) -> None:
         self._alibi = shell.build_alibi_tensor(torch.ones_like(places)[None], shell.num_heads, states.dtype)
+        self._kinds = kinds
 
-    def at(self, position: int) -> Given:
-        return {"alibi": self._alibi[:, :, : position + 1]}
+    def at(self, position: int) -> GivenByKind:
+        return {kind: {"alibi": self._alibi[:, :, : position + 1]} for kind in self._kinds}
 
-    def wherever(self, position: torch.Tensor) -> Given:
-        return {"alibi": self._alibi}
+    def wherever(self, position: torch.Tensor) -> GivenByKind:
+        return {kind: {"alibi": self._alibi} for kind in self._kinds}
 
 
 class _Angles:
-    def __init__(self, shell: Any, places: torch.Tensor, states: torch.Tensor) -> None:
-        self._angles = shell.rotary_emb(states, places[None])
+    def __init__(self, shell: Any, places: torch.Tensor, states: torch.Tensor, kinds: Sequence[str]) -> None:
+        rotary = shell.rotary_emb
+        by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
+        self._angles = {
+            kind: rotary(states, places[None], **({"layer_type": kind} if by_kind else {})) for kind in kinds
+        }
 
-    def at(self, position: int) -> Given:
-        return {"position_embeddings": tuple(each[:, position : position + 1] for each in self._angles)}
+    def at(self, position: int) -> GivenByKind:
+        return {
+            kind: {"position_embeddings": tuple(each[:, position : position + 1] for each in angles)}
+            for kind, angles in self._angles.items()
+        }
 
-    def wherever(self, position: torch.Tensor) -> Given:
-        return {"position_embeddings": tuple(each.index_select(1, position) for each in self._angles)}
-
-
-_TABLES: Mapping[str, Callable[[Any, torch.Tensor, torch.Tensor], Table]] = {
-    "bloom": _Alibi,
-    "llama": _Angles,
-}
+    def wherever(self, position: torch.Tensor) -> GivenByKind:
+        return {
+            kind: {"position_embeddings": tuple(each.index_select(1, position) for each in angles)}
+            for kind, angles in self._angles.items()
+        }

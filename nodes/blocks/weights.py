@@ -27,6 +27,8 @@ class Weights(Protocol):
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device, tied: torch.Tensor | None = None
     ) -> torch.Tensor: ...
 
+    def head_bias(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
+
 
 _EMBEDDING = 0.05
 """Deviation of an embedding, or the value of the norm after it.
@@ -68,6 +70,9 @@ class RandomWeights:
         if tied is not None:
             return tied
         return self._matrix("lm_head.weight", shape, 1 / math.sqrt(shape[-1]), dtype, device)
+
+    def head_bias(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
 
     def _matrix(
         self, name: str, shape: torch.Size, deviation: float, dtype: torch.dtype, device: torch.device

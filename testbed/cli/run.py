@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from netem.networks import AUTO, NETWORKS
 from testbed.cli.options import (
     ClockOption,
     ComputeOption,
@@ -25,6 +28,7 @@ from testbed.cli.options import (
     ReportOption,
     RoutingOption,
     RunOption,
+    RunScenarioArg,
     ScenarioArg,
     SeedOption,
     SetOption,
@@ -39,11 +43,24 @@ from testbed.cli.options import (
 from testbed.errors import UserError
 from testbed.faultkinds import KINDS, any_of
 
+if TYPE_CHECKING:
+    from testbed.experiments import Override
+
 _ENDPOINT, _SAMPLING = "Endpoint", "Sampling"
+
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        metavar="T",
+        help="Sample at this temperature; 0 takes the most probable token each time.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
 
 
 def up(
-    scenario: ScenarioArg,
+    scenario: RunScenarioArg = None,
     hold: Annotated[bool, typer.Option("--hold", help="Keep the testbed up after the workload.")] = False,
     runs: Annotated[
         int, runs_option(" (one after the other, in folders of --out; prints means with intervals)", 1)
@@ -76,6 +93,7 @@ def up(
     from testbed.runs.session import RunOptions
     from testbed.runs.up import up_command
 
+    scenario, network, fit = _scenario_of(scenario, model, network, overrides)
     keys = {
         "clock": clock,
         "network.backend": network,
@@ -83,7 +101,7 @@ def up(
         "compute.backend": compute,
         "time_scale": time_scale,
     }
-    changed = changes(overrides, keys, model, random_weights)
+    changed = fit + changes(overrides, keys, model, random_weights)
     choice = chosen(policy, placement, routing)
     options = RunOptions(
         hold=hold,
@@ -103,7 +121,7 @@ def up(
 
 
 def serve(
-    scenario: ScenarioArg,
+    scenario: RunScenarioArg = None,
     port: Annotated[
         int,
         typer.Option(
@@ -217,7 +235,10 @@ def serve(
     page: PageOption = None,
     no_page: NoPageOption = False,
 ) -> None:
-    """Start the testbed and serve requests from outside through OpenAI's API until Ctrl-C."""
+    """Start the testbed and serve requests from outside through OpenAI's API until Ctrl-C.
+
+    Example, a checkpoint on the network of a scenario: testbed serve --model DIR --network clustered
+    """
     from testbed.control.choice import chosen
     from testbed.runs.serve import ServeOptions, serve_command
 
@@ -227,6 +248,7 @@ def serve(
     ):
         if value not in known:
             raise UserError(f"--{name} must be {' or '.join(known)}, not {value}")
+    scenario, network, fit = _scenario_of(scenario, model, network, overrides)
     keys = {
         "network.backend": network,
         "hosts": hosts,
@@ -234,7 +256,7 @@ def serve(
         "time_scale": time_scale,
         "seed": seed,
     }
-    changed = changes(overrides, keys, model, random_weights)
+    changed = fit + changes(overrides, keys, model, random_weights)
     changed += chosen(policy, placement, routing).overrides()
     options = ServeOptions(
         host,
@@ -255,8 +277,61 @@ def serve(
     )
 
 
+def chat(
+    scenario: RunScenarioArg = None,
+    model: ModelOption = None,
+    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Longest answer in tokens.")] = 256,
+    temperature: TemperatureOption = 0.0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="The endpoint's port; 0: any free one.")
+    ] = 0,
+    network: NetworkOption = None,
+    random_weights: RandomOption = False,
+    overrides: SetOption = None,
+    out: OutOption = None,
+    report: ReportOption = False,
+    twin: TwinOption = False,
+) -> None:
+    """Chat with a model in the terminal: every token passes through a chain of servers.
+
+    Each answer is followed by the time of every hop. Other programs can use the model meanwhile, at the endpoint whose
+    address is printed. /new begins another conversation; /exit, Ctrl-D or Ctrl-C end it. Without a terminal, lines of standard input
+    are the messages.
+
+    Example: testbed chat --model smollm2 --network clustered
+    """
+    from testbed.runs.chat import chat_command
+    from testbed.runs.serve import ServeOptions
+
+    scenario, network, fit = _scenario_of(scenario, model, network, overrides)
+    keys = {"network.backend": network, "compute.backend": "blocks"}
+    chat_command(
+        scenario,
+        fit + changes(overrides, keys, model, random_weights),
+        ServeOptions.local(port),
+        max_tokens,
+        temperature or 0.0,
+        out,
+        _typed(),
+        report=report,
+        with_twin=twin,
+        echo=lambda text: typer.echo(text, nl=False),
+    )
+
+
+def _typed() -> Iterator[str]:
+    """Yield the lines that the user types, until the end of standard input."""
+    while True:
+        if sys.stdin.isatty():
+            typer.echo("you: ", nl=False)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        yield line
+
+
 def generate(
-    scenario: ScenarioArg,
+    scenario: RunScenarioArg = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The prompt to continue.")] = None,
     prompt_ids: Annotated[
         str | None, typer.Option(metavar="1,2,3", help="The prompt as token ids, instead of --prompt.")
@@ -267,15 +342,7 @@ def generate(
     model: ModelOption = None,
     random_weights: RandomOption = False,
     network: NetworkOption = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="T",
-            help="Sample at this temperature; 0 takes the most probable token each time.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = None,
+    temperature: TemperatureOption = None,
     top_k: Annotated[
         int | None,
         typer.Option(
@@ -310,13 +377,18 @@ def generate(
     as_json: JsonOption = False,
     report: ReportOption = False,
 ) -> None:
-    """Generate a text on a testbed with real blocks: every token passes through a chain of servers."""
+    """Generate a text on a testbed with real blocks: every token passes through a chain of servers.
+
+    Example, a checkpoint on three servers that are sized to it: testbed generate --model DIR --prompt "Once upon"
+    """
     from testbed.runs.generate import GenerateOptions, answer_text, generate_command
 
     options = GenerateOptions(prompt, prompt_ids, max_new_tokens, temperature, top_k, top_p, seed)
+    options.check()
+    scenario, network, fit = _scenario_of(scenario, model, network, overrides)
     code, answer = generate_command(
         scenario,
-        changes(overrides, {"network.backend": network}, model, random_weights),
+        fit + changes(overrides, {"network.backend": network}, model, random_weights),
         options,
         out,
         as_json=as_json,
@@ -328,6 +400,27 @@ def generate(
     elif answer:
         typer.echo(answer_text(answer), err=True)
     raise typer.Exit(code)
+
+
+def _scenario_of(
+    scenario: str | None, model: str | None, network: str | None, overrides: Sequence[str] | None
+) -> tuple[str, str | None, list[Override]]:
+    """Return the scenario to run, its network's name (``network.backend``), and what to change of it first.
+
+    Without a scenario, servers are sized to ``model``, and ``network`` may name a scenario whose network they are on.
+    Raises ``UserError``.
+    """
+    if scenario is not None:
+        return scenario, network, []
+    if model is None:
+        raise UserError(
+            "there is nothing to run: give a SCENARIO (`testbed scenarios` lists some), or a checkpoint with --model DIR"
+        )
+    from testbed.studies.fitted import fitted
+
+    is_backend = network is None or network in (AUTO, *NETWORKS)
+    base, fit = fitted(model, None if is_backend else network, overrides or [])
+    return base, network if is_backend else None, fit
 
 
 def net(

@@ -12,7 +12,7 @@ from testbed.errors import UserError
 from testbed.experiments.catalogue import DTYPES, OF_REPRESENTATION, config_of, dtype_of, filled
 from testbed.experiments.checkpoints import checkpoint_sizes, find_checkpoint, read_config
 from testbed.experiments.experiment import BlocksSettings
-from testbed.experiments.families import FAMILIES, SIZED, VALUE_BYTES, ModelSizes, sizes_of
+from testbed.experiments.families import MADE, SIZED, VALUE_BYTES, ModelSizes, sizes_of
 from testbed.experiments.problems import KeyedError
 from testbed.experiments.profiles import profiled
 from testbed.experiments.schema import CacheTable, ComputeTable, ModelTable, Scenario
@@ -65,11 +65,11 @@ def resolve_blocks(
         config, sizes = known, sizes_of(known)
     elif (made := config_of(full)) is not None:
         _check_heads(full)
-        if is_real and full.family not in FAMILIES:
+        if is_real and full.family not in MADE:
             raise KeyedError(
                 ("model", "family"),
-                f'is "{full.family}", whose blocks cannot be computed; use one of {", ".join(FAMILIES)}, or '
-                'compute.backend = "stub"',
+                f'is "{full.family}", whose blocks cannot be computed without a checkpoint; use one of {", ".join(MADE)}, '
+                'give a checkpoint with --model, or use compute.backend = "stub"',
             )
         config, sizes = made, sizes_of(made, SIZED)
     elif is_real:

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FAMILIES = ("bloom", "llama")
-"""Families whose blocks can be computed."""
-SIZED = (*FAMILIES, "mistral", "qwen2", "qwen3")
-"""Families whose sizes are known. All but BLOOM are built like Llama."""
+MADE = ("bloom", "llama")
+"""Families of which small checkpoints and random weights are made from sizes alone."""
+FAMILIES = (*MADE, "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3")
+"""Families whose blocks can be computed (``nodes.blocks.family``), and whose sizes are known."""
+SIZED = FAMILIES
+"""Families whose sizes are known. All but BLOOM and Phi are built like Llama."""
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MAX_TOKENS = 2048
 
@@ -122,15 +124,25 @@ def sizes_of(config: Mapping[str, Any], families: tuple[str, ...] = FAMILIES) ->
     if family == "bloom":
         matrices = [(3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden)]
         rest = 13 * hidden
+    elif family == "phi":  # one norm, biases everywhere, and a feed-forward part of two matrices
+        matrices = [(heads * head, hidden), *2 * [(kv_heads * head, hidden)], (hidden, heads * head)]
+        matrices += [(inner, hidden), (hidden, inner)]
+        rest = 2 * hidden + head * (heads + 2 * kv_heads) + hidden + inner + hidden
+        if config.get("qk_layernorm"):
+            rest += 4 * head
+    elif family == "phi3":  # queries, keys and values from one matrix, as gate and up are
+        matrices = [((heads + 2 * kv_heads) * head, hidden), (hidden, heads * head)]
+        matrices += [(2 * inner, hidden), (hidden, inner)]
+        rest = 2 * hidden
     else:
         matrices = [(heads * head, hidden), *2 * [(kv_heads * head, hidden)], (hidden, heads * head)]
         matrices += [*2 * [(inner, hidden)], (hidden, inner)]
-        rest = 2 * hidden
+        rest = (4 if family in ("gemma2", "gemma3_text") else 2) * hidden
         if config.get("attention_bias"):
             rest += head * (heads + 2 * kv_heads) + hidden
         if family == "qwen2":  # biases of queries, keys and values
             rest += head * (heads + 2 * kv_heads)
-        if family == "qwen3":  # norms of queries and keys
+        if family in ("qwen3", "gemma3_text"):  # norms of queries and keys
             rest += 2 * head
         if config.get("mlp_bias"):
             rest += 2 * inner + hidden

@@ -127,6 +127,15 @@ def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
 
 
 _NEEDED = ("memory", "decode", "prefill_base", "prefill_per_token")
+_TIMES = (
+    "decode",
+    "prefill_base",
+    "prefill_per_token",
+    "prefill_curve",
+    "prefill_least",
+    "step_base",
+    "context_slope",
+)
 _OF_PETALS = ("petals_forward_rps", "petals_network_rps")
 """The keys of a complete hardware profile; those of PETALS only where its measurements are needed."""
 
@@ -187,18 +196,20 @@ class HardwareShelf:
     def get(self, name: str, key: Key, *, for_petals: bool = False) -> HardwareTable:
         """Return the complete profile ``name``; ``for_petals``: PETALS' measurements are required, too.
 
+        It has ``measured`` only if that was the scenario's block.
+
         Raises ``KeyedError``, at ``key`` if no hardware has that name.
         """
         is_final = self._is_resolved and name in self._own
         table = self._own[name] if is_final else self._get(name, key, ())
         remedy = f'copy the rest from another profile with base = "{name if name in gpus() else "..."}"'
         _require(table, _NEEDED + (_OF_PETALS if for_petals else ()), ("hardware", name), remedy)
-        if table.measured is not None:
-            self._warn_of_another(name, table.measured)
+        if table.measured is None or self._is_of_block(name, table.measured):
+            return table
         return table.model_copy(update={"measured": None})
 
-    def _warn_of_another(self, name: str, measured: MeasuredTable) -> None:
-        """Warn if a calibrated profile was, or may have been, measured with another model."""
+    def _is_of_block(self, name: str, measured: MeasuredTable) -> bool:
+        """Return whether a calibrated profile was measured with the scenario's block; warn if not, or if unknown."""
         block = self._block
         of = measured.block_values, measured.heads_width, measured.dtype
         if block is None:
@@ -206,7 +217,7 @@ class HardwareShelf:
         elif (block.values, block.width, block.dtype) != of:
             which = f"not for {block.words}"
         else:
-            return
+            return True
         _log.warning(
             'hardware "%s" was measured for %s (%s), and its times are used unchanged: %s',
             name,
@@ -214,6 +225,7 @@ class HardwareShelf:
             measured.dtype,
             which,
         )
+        return False
 
     def _get(self, name: str, key: Key, seen: tuple[str, ...]) -> HardwareTable:
         if name in self._own and name not in seen:
@@ -234,13 +246,18 @@ class HardwareShelf:
             return table
         merged = _over(self._get(base, key, (*seen, name)), table)
         merged.pop("base", None)
+        if table.measured is None and any(getattr(table, time) is not None for time in _TIMES):
+            merged.pop("measured", None)
         return HardwareTable.model_validate(merged)
 
     def _shipped(self, name: str, key: Key) -> HardwareTable:
         """Return a shipped profile, scaled to the scenario's block if it was measured with another."""
         measured, block = self._measured[name], self._block
         if block is not None and block.computes_as(measured.block):
-            return measured.table
+            about = {"model": block.model, "dtype": block.dtype}
+            sizes = {"block_values": block.values, "heads_width": block.width}
+            of = MeasuredTable.model_validate(about | sizes)
+            return measured.table.model_copy(update={"measured": of})
         if block is None:
             _log.warning(
                 'hardware "%s" was measured for %s, and its times are used unchanged, since [model] has only '

@@ -233,6 +233,7 @@ def resolve(
             paging=paging,
             expected_output=None if paging is None else scenario.cache.expected_output or expected_output,
             blocks=blocks,
+            is_measured=blocks is None or all(table.measured is not None for table in hardware.values()),
         ),
         policy=PolicyPart(
             placement=policy.placement,

@@ -7,7 +7,7 @@ from typing import Any
 
 from testbed.errors import UserError
 from testbed.experiments.checkpoints import checkpoint_sizes, find_checkpoint, read_config, require_weights
-from testbed.experiments.families import FAMILIES, VALUE_BYTES, make_config, sizes_of
+from testbed.experiments.families import MADE, VALUE_BYTES, make_config, sizes_of
 from testbed.experiments.problems import unknown
 from testbed.experiments.profiles import model_names
 from testbed.experiments.units import counted
@@ -33,8 +33,8 @@ def make_tiny_command(
 ) -> tuple[dict[str, Any], str]:
     """Write a checkpoint to ``folder``; returns its sizes as JSON data and text. Raises ``UserError``."""
     require_blocks("testbed model make-tiny")
-    if family not in FAMILIES:
-        raise UserError(f"--family {family}: choose one of {', '.join(FAMILIES)}")
+    if family not in MADE:
+        raise UserError(f"--family {family}: choose one of {', '.join(MADE)}")
     if hidden_size % n_heads:
         raise UserError(f"--heads {n_heads} does not divide --hidden {hidden_size}: choose numbers that do")
     if family == "llama" and hidden_size // n_heads % 2:

@@ -87,7 +87,7 @@ def summarize(
         "token_gap_s": error(gaps[is_plain], model_gaps[is_plain]),
         "hop_s": error(hops.measured_s[plain], hops.model_s[plain]),
     }
-    _add_emulation_error(summary, run, twin)
+    _add_emulation_error(summary, run, twin, is_measured=experiment.compute.is_measured)
     summary.closed_model_lacks = _lacks(experiment, records)
     # In virtual time the testbed has no overhead: the difference is what the closed model leaves out.
     network = NETWORKS.get(plan.network)
@@ -243,17 +243,21 @@ def _lacks(experiment: Experiment, records: RunRecords) -> list[str]:
     return [what for what, is_there in found.items() if is_there]
 
 
-def _add_emulation_error(summary: RunSummary, run: Tables, twin: Tables | None) -> None:
-    """Add the errors, and what they are measured against: None if a run in real time has no twin."""
+def _add_emulation_error(summary: RunSummary, run: Tables, twin: Tables | None, *, is_measured: bool) -> None:
+    """Add the errors, and what they are measured against.
+
+    That is None if a run in real time has no twin, or not ``is_measured``: the twin has times of other blocks.
+    """
     summary.emulation_error, summary.emulation_error_of = {}, None
     if summary.clock == "virtual":
         assert summary.hop_model_error, "set before"
         summary.emulation_error = {**model_errors(run.rows), **summary.hop_model_error}
         summary.emulation_error_of = "closed model"
     elif twin is not None:
-        summary.emulation_error, summary.emulation_error_pairing = twin_errors(run, twin)
-        summary.emulation_error_of = "twin"
         summary.twin = twin_metrics(twin)
+        if is_measured:
+            summary.emulation_error, summary.emulation_error_pairing = twin_errors(run, twin)
+            summary.emulation_error_of = "twin"
 
 
 def _median(values: Any) -> float | None:

@@ -161,10 +161,7 @@ def _footer(summary: RunSummary) -> str:
         lines += proof_text(summary.bounds)
     lines += _clock_lines(summary)
     if summary.compute == "blocks":
-        lines.append(
-            "model and twin use the compute times of the scenario's hardware profiles, which need not be "
-            f"measured ones; {_start(summary)}"
-        )
+        lines.append(f"model and twin use the compute times of the hardware profiles; {_start(summary)}")
     elif summary.clock == "virtual":
         lines.append(_start(summary))
     elif overhead_s := summary.overhead_per_hop_s:
@@ -301,6 +298,11 @@ def _error_lines(summary: RunSummary) -> list[str]:
                 "compared, not requests"
             )
         lines.append(text)
+    elif summary.twin:
+        lines.append(
+            "no errors are stated: the twin has the hardware profiles' times, which are not measured with blocks of this "
+            "model; `testbed calibrate` measures them, and so does --model without a scenario"
+        )
     else:
         lines.append("no errors are stated: the run has no twin")
     return lines

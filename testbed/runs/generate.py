@@ -22,6 +22,7 @@ from testbed.experiments.families import ModelSizes
 from testbed.experiments.units import counted
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.results.verified import ties, too_many_ties
+from testbed.runs.hoptimes import hop_times, times_text
 from testbed.runs.session import RunOptions, RunSession, exit_code, silent
 from testbed.runtime.blocks import BlocksModel, require_blocks
 from testbed.runtime.launching import Launcher
@@ -43,6 +44,22 @@ class GenerateOptions:
     top_k: int | None
     top_p: float | None
     seed: int | None
+
+    def check(self) -> None:
+        """Check what needs no model. Raises ``UserError``."""
+        self.sampling()
+        self.given_ids()
+
+    def given_ids(self) -> list[int] | None:
+        """Return the prompt's token ids if they are given. Raises ``UserError``."""
+        if (self.prompt is None) == (self.prompt_ids is None):
+            raise UserError("give either --prompt TEXT or --prompt-ids 1,2,3")
+        if self.prompt_ids is None:
+            return None
+        try:
+            return [int(part) for part in self.prompt_ids.split(",") if part.strip()]
+        except ValueError:
+            raise UserError(f"--prompt-ids {self.prompt_ids}: must be whole numbers such as 1,2,3") from None
 
     def sampling(self) -> Sampling | None:
         """Return how to sample, or None for the most probable token each time. Raises ``UserError``."""
@@ -77,7 +94,7 @@ def generate_command(
     """
     require_blocks("testbed generate")
     sampling = options.sampling()
-    given_ids = _given_ids(options)
+    given_ids = options.given_ids()
     if any(str(change).partition("=")[0].strip() == "compute.backend" for change in overrides):
         raise UserError("testbed generate computes real blocks: leave out --set compute.backend")
     changes: list[Override] = [*overrides, Change("compute.backend", "blocks")]
@@ -99,6 +116,10 @@ def generate_command(
         say(f"interrupted: the record up to now is in {ended.run_dir}")
         return EXIT_INTERRUPTED, {}
     answer = _answer(ended.run_dir, ended.experiment, records[0], run.ids, run.text)
+    names = [server.name for server in ended.experiment.problem.servers]
+    answer["hops"] = [{**vars(hop), "server": names[hop.server]} for hop in hop_times(run.tokens)]
+    if not as_json and run.tokens:
+        say(times_text(run.tokens, names))
     for key in ("n_tokens_checked", "n_tokens_altered", "n_tokens_tied", "tokens_unchecked_because"):
         answer[key] = ended.summary[key]
     return exit_code(ended.summary), answer
@@ -112,6 +133,8 @@ class _GenerateRun(RunSession):
     """
 
     missing = "the request was sent"
+    tokens: Sequence[Token] = ()
+    """What the client logged of each output token, once they have been served."""
 
     def __init__(
         self,
@@ -161,6 +184,7 @@ class _GenerateRun(RunSession):
             streaming.cancel()
             stream.show()
             self._show("\n")
+            self.tokens = stream.tokens
 
 
 def answer_text(answer: dict[str, Any]) -> str:
@@ -186,17 +210,6 @@ def answer_text(answer: dict[str, Any]) -> str:
         f"{counted(n_tokens, 'tokens')}, ended by {answer['ended_by']}: the first after "
         f"{answer['ttft_s']:.3f} s{rest}; {verdict}\nblocks by server: {chain}"
     )
-
-
-def _given_ids(options: GenerateOptions) -> list[int] | None:
-    if (options.prompt is None) == (options.prompt_ids is None):
-        raise UserError("give either --prompt TEXT or --prompt-ids 1,2,3")
-    if options.prompt_ids is None:
-        return None
-    try:
-        return [int(part) for part in options.prompt_ids.split(",") if part.strip()]
-    except ValueError:
-        raise UserError(f"--prompt-ids {options.prompt_ids}: must be whole numbers such as 1,2,3") from None
 
 
 def request_of(n_input_tokens: int, n_output_tokens: int) -> Change:
@@ -254,7 +267,7 @@ class _Stream:
         self._folder, self._text, self._echo = run_dir / "events", text, echo
         self._shown = ""
         self._logs: dict[Path, LogReader] = {}
-        self._tokens: list[int] = []
+        self.tokens: list[Token] = []
 
     async def run(self) -> None:
         while True:
@@ -273,8 +286,8 @@ class _Stream:
     def _all_tokens(self) -> list[int]:
         for path in self._folder.glob("*.log"):
             log = self._logs.setdefault(path, LogReader(path))
-            self._tokens += [record.token_id for record in log if isinstance(record, Token)]
-        return self._tokens
+            self.tokens += [record for record in log if isinstance(record, Token)]
+        return [token.token_id for token in self.tokens]
 
 
 def _answer(

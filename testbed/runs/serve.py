@@ -18,7 +18,7 @@ from testbed.page.serve import bind
 from testbed.results.served import with_guests
 from testbed.results.text import summary_text
 from testbed.rundir import ENDPOINT, write_json
-from testbed.runs.session import RunOptions, RunSession, check_can_run
+from testbed.runs.session import Ended, RunOptions, RunSession, check_can_run
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher
 from testbed.runtime.running import Outcome
@@ -46,11 +46,16 @@ class ServeOptions:
     max_model_len: int | None
     tokenizer: Path | None
     page_port: int | None
+    """Port of the run's page; None: no page."""
     served_model_name: str = ""
     """How the endpoint calls the model; "": as the scenario does."""
     cors: tuple[str, ...] = ()
     """Origins whose pages may use the endpoint from a browser; "*" are all."""
-    """Port of the run's page; None: no page."""
+
+    @staticmethod
+    def local(port: int) -> ServeOptions:
+        """Return the options of an endpoint for this machine alone, without a page."""
+        return ServeOptions("127.0.0.1", port, None, False, "none", "wait", 1024, None, None, None)
 
 
 def serve_command(
@@ -73,7 +78,11 @@ def serve_command(
     experiment = experiment_to_serve(scenario, overrides, options)
     page = options.page_port
     run_options = RunOptions(report=report, trace=trace, with_twin=with_twin, page_port=page)
-    ended = _ServedRun(experiment, out, run_options, options, echo).run()
+    say_ended(ServedRun(experiment, out, run_options, options, echo).run())
+
+
+def say_ended(ended: Ended) -> None:
+    """Print the summary, if there is one. Raises the error that ended the run early."""
     if ended.summary is None:
         return
     say(summary_text(ended.summary))
@@ -81,7 +90,7 @@ def serve_command(
         raise ended.error
 
 
-class _ServedRun(RunSession):
+class ServedRun(RunSession):
     """A run with an endpoint."""
 
     missing = "any request"

@@ -106,16 +106,24 @@ class Running:
         wrapper: Sequence[str] = (),
         anew: bool = False,
         renders: bool = False,
+        said: str = "",
     ) -> None:
+        """``said``: what it reads from standard input, for which it must begin ``anew``."""
         folder.mkdir(parents=True, exist_ok=True)
+        assert anew or not said
+        (folder / "stdin").write_text(said, encoding="utf-8")
         self._out, self._err = folder / "stdout", folder / "stderr"
         its_env = {**os.environ, **(env or {})}
         self.process: subprocess.Popen[bytes] | Forked
-        with open(self._out, "wb") as out, open(self._err, "wb") as err:
+        with (
+            open(folder / "stdin", "rb") as stdin,
+            open(self._out, "wb") as out,
+            open(self._err, "wb") as err,
+        ):
             if wrapper or anew:
                 self.process = subprocess.Popen(
                     [*wrapper, COMMAND, *arguments],
-                    stdin=subprocess.DEVNULL,
+                    stdin=stdin,
                     stdout=out,
                     stderr=err,
                     cwd=folder,

@@ -169,6 +169,9 @@ def test_generate_answers_tokens_text_times_and_chain(llama: str, testbed: Testb
     hops = [(hop["first_block"], hop["last_block"]) for hop in answer["chain"]]
     assert hops[0][0] == 0 and hops[-1][1] == 6
     assert all(a[1] == b[0] for a, b in itertools.pairwise(hops))
+    assert [{key: hop[key] for key in answer["chain"][0]} for hop in answer["hops"]] == answer["chain"]
+    on_hops_s = sum(hop["first_network_s"] + hop["first_compute_s"] for hop in answer["hops"])
+    assert 0 < on_hops_s < answer["token_s"][0]
     assert (answer["n_tokens_checked"], answer["n_tokens_altered"]) == (6, 0)
     assert answer["text"] == _decoded(llama, answer["token_ids"])
     (row,) = rows_of(testbed.runs / "g" / "requests.parquet")

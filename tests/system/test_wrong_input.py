@@ -58,7 +58,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: str, testbed: Testbe
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("up",), "Missing argument 'SCENARIO'"),
+        (("net",), "Missing argument 'SCENARIO'"),
         (("up", "clustered", "--tme-scale", "2"), "--time-scale"),
         (("up", "clustered", "--seed", "soon"), '--seed must be a whole number, not "soon" (see `testbed up'),
         (("upp", "clustered"), "'up'"),
@@ -72,6 +72,13 @@ def test_a_wrong_command_line_is_one_sentence_too(
     arguments: tuple[str, ...], expected: str, testbed: Testbed
 ) -> None:
     assert_one_sentence(testbed(*arguments), expected, "--help`")
+
+
+@pytest.mark.parametrize("arguments", [("up",), ("serve",), ("chat",), ("generate", "--prompt", "a")])
+def test_a_command_without_scenario_and_model_says_what_to_give(
+    arguments: tuple[str, ...], testbed: Testbed
+) -> None:
+    assert_one_sentence(testbed(*arguments), "give a SCENARIO", "--model DIR")
 
 
 def test_validate_looks_the_online_policy_up(testbed: Testbed) -> None:

@@ -11,5 +11,5 @@
 - ``verdict``: sentences on where the paper's model holds and where it does not
 - ``profile``: the hardware profile that scenarios load
 - ``tables``, ``report``, ``figures``: the other files that are written
-- ``command``: the command, which uses all of these
+- ``command``: the command, which uses all of these; ``quick``: a profile in a few seconds
 """

@@ -121,17 +121,12 @@ def calibrate_command(options: Options, announce: Announce = lambda _: None) -> 
     device = Device(
         options.device, dtype, options.weights, options.n_threads, options.n_streams, options.has_graphs
     )
-    compute, memory_bytes = open_blocks(source, device)
     began_at_s = time.monotonic()
     with kept_awake(options.keep_cpus_awake) as about_sleep:
-        try:
-            measured = uvloop.run(_measure(compute, plan, source, device, announce))
-        except ComputeError as error:
-            raise RunError(f"the calibration failed: {error}") from error
-        finally:
-            compute.close()
+        backend = measured_backend(source, device, plan, announce)
+        measured = backend.measured
         batched = _batched(options, plan, source, device, announce) if options.batches else []
-    subject = _subject(options, source, dtype, compute.token_bytes, memory_bytes)
+    subject = subject_of(source, device, backend.token_bytes, backend.memory_bytes)
     fit, memory = fit_times(points_of(measured.steps)), fit_memory(measured.memory)
     client = fit_client(measured.client) if measured.client else None
     batches = fit_batches(batched) if batched else None
@@ -213,6 +208,32 @@ class _Measured:
     client_unmeasured: str = ""
 
 
+@dataclass(frozen=True)
+class Backend:
+    """A backend that was measured: bytes of a token's hidden state, and its device's free memory before (0: unknown)."""
+
+    token_bytes: int
+    memory_bytes: float
+    measured: _Measured
+
+
+def measured_backend(
+    source: Source, device: Device, plan: Plan, announce: Announce = lambda _: None
+) -> Backend:
+    """Opens blocks on ``device``, carries out ``plan``, and closes them again.
+
+    Raises ``UserError`` if the blocks cannot be opened, ``RunError`` if the measurement fails.
+    """
+    compute, memory_bytes = open_blocks(source, device)
+    try:
+        measured = uvloop.run(_measure(compute, plan, source, device, announce))
+    except ComputeError as error:
+        raise RunError(f"the calibration failed: {error}") from error
+    finally:
+        compute.close()
+    return Backend(compute.token_bytes, memory_bytes, measured)
+
+
 async def _measure(
     compute: Compute, plan: Plan, source: Source, device: Device, announce: Announce
 ) -> _Measured:
@@ -250,9 +271,10 @@ async def _measure(
     return _Measured(memory, samples, client)
 
 
-def _subject(options: Options, source: Source, dtype: str, token_bytes: int, memory_bytes: float) -> Subject:
+def subject_of(source: Source, device: Device, token_bytes: int, memory_bytes: float) -> Subject:
+    """Returns what was calibrated."""
     return Subject(
-        backend=options.compute,
+        backend="blocks",
         model=source.name,
         family=source.sizes.family,
         block_values=sum(rows * columns for rows, columns in source.sizes.matrices),
@@ -260,11 +282,11 @@ def _subject(options: Options, source: Source, dtype: str, token_bytes: int, mem
         n_blocks=source.sizes.n_blocks,
         hidden_size=source.sizes.hidden_size,
         token_bytes=token_bytes,
-        device=options.device,
-        dtype=dtype,
-        weights=options.weights,
-        threads=options.n_threads if options.device == "cpu" else None,
-        has_graphs=options.has_graphs,
+        device=device.name,
+        dtype=device.dtype,
+        weights=device.weights,
+        threads=device.n_threads if device.name == "cpu" else None,
+        has_graphs=device.has_graphs,
         memory_bytes=memory_bytes,
     )
 

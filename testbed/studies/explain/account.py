@@ -94,6 +94,9 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     parts |= {name: math.fsum(hop[name] for hop in per_hop) for name in OF_HOPS}
     parts |= {"replays_s": replays_s - preempted_s, "preempted_s": preempted_s}
     parts["rest_s"] = times.e2e_s - math.fsum(parts.values())
+    losses = _losses(run_dir, request)
+    beyond_s = times.e2e_s - own["e2e_s"] - parts["compute_slower_s"]
+    has_company = bool(losses or down) or _has_met(row, run.requests)
     return {
         "request": request,
         "client": row.client,
@@ -109,11 +112,25 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
         "hops": per_hop,
         "own_chain_alone": own,
         "best_chain_alone": best,
-        "losses": _losses(run_dir, request),
+        "losses": losses,
         "down_meanwhile": sorted(down),
-        "lost_to_others_s": times.e2e_s - own["e2e_s"] - parts["compute_slower_s"],
+        "lost_to_others_s": beyond_s if has_company else 0.0,
+        "lost_to_machine_s": 0.0 if has_company else beyond_s,
         "lost_to_chain_s": None if best is None else own["e2e_s"] - best["e2e_s"],
     }
+
+
+def _has_met(row: RequestRow, requests: Mapping[int, RequestRow]) -> bool:
+    """Returns whether another request of the run was there between the request's arrival and its end."""
+
+    def begin_s(one: RequestRow) -> float:
+        return one.arrival_at_s if one.arrived_at_s is None else one.arrived_at_s
+
+    def end_s(one: RequestRow) -> float:
+        return math.inf if one.ended_at_s is None else one.ended_at_s
+
+    others = (other for other in requests.values() if other.request != row.request)
+    return any(begin_s(other) < end_s(row) and end_s(other) > begin_s(row) for other in others)
 
 
 def _add_waits(

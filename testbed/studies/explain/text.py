@@ -67,12 +67,16 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     its = "its first chain" if answer["losses"] else "its chain"
     down = ", ".join(answer["down_meanwhile"])
     without = f" without {down}, down meanwhile," if down else ""
-    lost_s = round(answer["lost_to_others_s"], 3) + 0.0  # no minus sign for what rounding leaves
+    machine_s = answer["lost_to_machine_s"]
+    lost_s = round(answer["lost_to_others_s"] + machine_s, 3) + 0.0  # no minus sign for what rounding leaves
+    due = (
+        "due to frames and this machine: no other request was there"
+        if machine_s
+        else "due to others and to failures"
+    )
     slower_s = answer["parts"]["compute_slower_s"]
     slower = f", {slower_s:.3f} s to servers slower than their profile" if abs(slower_s) >= LEAST_S else ""
-    console.print(
-        f"alone on {its}: {own['e2e_s']:.3f} s; {lost_s:.3f} s are due to others and to failures{slower}"
-    )
+    console.print(f"alone on {its}: {own['e2e_s']:.3f} s; {lost_s:.3f} s are {due}{slower}")
     if best is None:
         console.print(f"no chain of the placement{without} has room for it")
     elif best["e2e_s"] >= own["e2e_s"]:

@@ -122,9 +122,9 @@ def test_the_papers_model_keeps_the_papers_numbers_unless_its_type_is_another() 
     assert named_model("bloom-176b", "bf16").block_size == 2 * 2_466_437_120
 
 
-def test_families_that_only_have_sizes_are_not_taken_for_computed_ones() -> None:
-    with pytest.raises(ConfigError, match=r"it must be bloom or llama$"):
-        sizes_of(make_config("qwen2", 2, 64, 4, 300))
+def test_a_family_whose_blocks_cannot_be_computed_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"'mamba', which is not supported; it must be bloom or llama or "):
+        sizes_of({**make_config("llama", 2, 64, 4, 300), "model_type": "mamba"})
 
 
 def test_decode_reads_the_weights_once() -> None:

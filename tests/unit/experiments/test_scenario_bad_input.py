@@ -287,7 +287,7 @@ def test_an_unknown_scenario_name_lists_the_shipped_ones() -> None:
         load_experiment("clusterd")
     assert str(caught.value) == (
         'clusterd: no such file or shipped scenario (did you mean "clustered"?); '
-        "shipped: abovenet, bellcanada, bloom-tiny, chain-7b, churn, clustered, clustered-gpu, gts-ce, helix-24, helix-42, helix-regions, load-shift, petals-real, trace-replay"
+        "shipped: abovenet, bellcanada, bloom-tiny, chain-7b, churn, clustered, clustered-gpu, gts-ce, helix-24, helix-42, helix-regions, load-shift, petals-real, trace-replay, wan"
     )
 
 

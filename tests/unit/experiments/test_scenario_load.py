@@ -48,7 +48,16 @@ def test_a_shipped_name_and_its_file_are_the_same_scenario() -> None:
     names = [name for name, _ in shipped_scenarios()]
     assert names == [
         *("abovenet", "bellcanada", "bloom-tiny", "chain-7b", "churn", "clustered", "clustered-gpu"),
-        *("gts-ce", "helix-24", "helix-42", "helix-regions", "load-shift", "petals-real", "trace-replay"),
+        *(
+            "gts-ce",
+            "helix-24",
+            "helix-42",
+            "helix-regions",
+            "load-shift",
+            "petals-real",
+            "trace-replay",
+            "wan",
+        ),
     ]
     assert all(description for _, description in shipped_scenarios())
 

@@ -40,7 +40,8 @@ def check_sums(answer: dict[str, Any]) -> None:
     assert abs(parts["rest_s"]) < 1e-6, "everything has a name"
     for name in OF_HOPS:
         assert parts[name] == pytest.approx(sum(hop[name] for hop in answer["hops"]), abs=1e-9)
-    beyond_s = answer["lost_to_others_s"] + parts["compute_slower_s"]
+    assert not (answer["lost_to_others_s"] and answer["lost_to_machine_s"])
+    beyond_s = answer["lost_to_others_s"] + answer["lost_to_machine_s"] + parts["compute_slower_s"]
     assert beyond_s == pytest.approx(answer["e2e_s"] - answer["own_chain_alone"]["e2e_s"])
     if not answer["down_meanwhile"]:
         assert answer["best_chain_alone"]["e2e_s"] <= answer["own_chain_alone"]["e2e_s"] + 1e-9
@@ -64,7 +65,9 @@ def test_a_request_alone_takes_what_its_chain_takes_alone() -> None:
     answer = explain(0, "workload.n_requests=1")
     check_sums(answer)
     assert answer["n_attempts"] == 1 and answer["parts"]["queue_s"] == 0
-    assert answer["lost_to_others_s"] == pytest.approx(0, abs=2e-3)  # what frames have beside hidden states
+    assert answer["lost_to_others_s"] == 0
+    assert answer["lost_to_machine_s"] == pytest.approx(0, abs=2e-3)  # what frames have beside hidden states
+    assert "due to others" not in explain_text(answer)
     for name in ("setup_wait_s", "link_wait_s", "network_rest_s", "compute_slower_s"):
         assert answer["parts"][name] == pytest.approx(0, abs=1e-4), name
 
