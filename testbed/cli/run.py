@@ -283,7 +283,10 @@ def chat(
     max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Longest answer in tokens.")] = 256,
     temperature: TemperatureOption = 0.0,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="PORT", help="The endpoint's port; 0: any free one.")
+        int,
+        typer.Option(
+            "--port", min=0, max=65535, metavar="PORT", help="The endpoint's port; 0: any free one."
+        ),
     ] = 0,
     network: NetworkOption = None,
     random_weights: RandomOption = False,
