@@ -107,6 +107,8 @@ class ServerSpec(StepLaw):
     contention_ratio: float = 0.0
     session_slope_s: float = 0.0
     prefill_least_s: float = 0.0
+    experts_s: float = 0.0
+    experts_ratio: float = 0.0
 
     def mean_decode_s(self, request: RequestSpec) -> float:
         """Returns the seconds per block of a decode step, averaged over those of ``request``."""

@@ -16,6 +16,10 @@ class StepLaw:
     other sessions compute. If a server computes several sessions in one step, each further decode adds
     ``session_slope_s`` per block. In the paper's model only ``decode_s`` (tau_j), ``prefill_base_s`` and
     ``prefill_slope_s`` are not 0.
+
+    A block may be a mixture of experts, all of which are read in ``experts_s``. A token chooses the share
+    ``experts_ratio`` of them, and n tokens together touch ``1 - (1 - experts_ratio)^n`` of them, as if each
+    chose at random. ``decode_s`` reads those of one token, ``prefill_least_s`` all experts.
     """
 
     decode_s: float
@@ -28,11 +32,29 @@ class StepLaw:
     contention_ratio: float
     session_slope_s: float
     prefill_least_s: float
+    experts_s: float
+    experts_ratio: float
 
     def prefill_s(self, n_tokens: int) -> float:
         """Returns the seconds per block of a prefill of ``n_tokens`` tokens."""
         straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
-        return max(self.prefill_least_s, straight_s + self.prefill_curve_s * n_tokens**2)
+        return max(self._least_s(n_tokens), straight_s + self.prefill_curve_s * n_tokens**2)
+
+    def _least_s(self, n_tokens: int) -> float:
+        if not self.experts_s:
+            return self.prefill_least_s
+        return self.prefill_least_s - self.experts_s * (1 - self.experts_ratio) ** n_tokens
+
+    def further_s(self, n_sessions: int) -> float:
+        """Returns the seconds per block that ``n_sessions`` >= 1 decodes in one step take longer than one.
+
+        Each adds its arithmetic, and together they read the experts that the first has not read.
+        """
+        more_s = self.session_slope_s * (n_sessions - 1)
+        if not self.experts_s:
+            return more_s
+        idle = 1 - self.experts_ratio
+        return more_s + self.experts_s * (idle - idle**n_sessions)
 
     def decode_at_s(self, cached_tokens: float) -> float:
         """Returns the seconds per block of a decode step with ``cached_tokens`` in the cache before it."""
@@ -59,9 +81,9 @@ class StepLaw:
         if prompt:
             straight_s = self.prefill_base_s + self.prefill_slope_s * len(prompt)
             curve_s = self.prefill_curve_s * (prompt.stop**2 - prompt.start**2)
-            block_s += max(self.prefill_least_s, straight_s + curve_s)
+            block_s += max(self._least_s(len(prompt)), straight_s + curve_s)
         if n:
-            block_s += self.decode_s + self.session_slope_s * (n - 1)
+            block_s += self.decode_s + self.further_s(n)
             block_s += self.context_slope_s * (sum(positions) - self.decode_context_tokens)
         return self.step_base_s + n_blocks * block_s
 
@@ -79,4 +101,6 @@ class StepTimes(StepLaw):
     contention_ratio: float = 0.0
     session_slope_s: float = 0.0
     prefill_least_s: float = 0.0
+    experts_s: float = 0.0
+    experts_ratio: float = 0.0
     decode_context_tokens: float = 0.0

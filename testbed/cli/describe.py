@@ -178,7 +178,8 @@ def hardware(
         str | None,
         typer.Option(
             metavar="DTYPE",
-            help="Data type of the model: fp32, fp16, bf16, int8 or nf4; default the model's own.",
+            help="Data type of the model: fp32, fp16, bf16, fp8, int8, int4 (AWQ, GPTQ), mxfp4 or nf4; default the "
+            "model's own.",
         ),
     ] = None,
     errors: Annotated[
@@ -217,8 +218,8 @@ def show_model(
         str | None,
         typer.Option(
             metavar="DTYPE",
-            help="Of a model by name: fp32, fp16, bf16, int8 or nf4; default the model's own. Of a "
-            "checkpoint: float32 (default), bfloat16 or float16.",
+            help="Of a model by name: fp32, fp16, bf16, fp8, int8, int4 (AWQ, GPTQ), mxfp4 or nf4; default the "
+            "model's own. Of a checkpoint: float32 (default), bfloat16 or float16.",
         ),
     ] = None,
     weights: Annotated[

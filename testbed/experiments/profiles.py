@@ -15,6 +15,7 @@ from testbed.experiments.catalogue import (
     OF_REPRESENTATION,
     Gpu,
     filled,
+    gpu_named,
     gpus,
     models,
     shipped,
@@ -191,7 +192,7 @@ class HardwareShelf:
         """
         is_final = self._is_resolved and name in self._own
         table = self._own[name] if is_final else self._get(name, key, ())
-        remedy = f'copy the rest from another profile with base = "{name if name in gpus() else "..."}"'
+        remedy = f'copy the rest from another profile with base = "{name if gpu_named(name) else "..."}"'
         _require(table, _NEEDED + (_OF_PETALS if for_petals else ()), ("hardware", name), remedy)
         if table.measured is not None:
             self._warn_of_another(name, table.measured)
@@ -223,8 +224,8 @@ class HardwareShelf:
             key = ("hardware", name, "base")
         elif name in self._measured:
             return self._shipped(name, key)
-        elif name in gpus():
-            return self._of_gpu(gpus()[name], key)
+        elif (gpu := gpu_named(name)) is not None:
+            return self._of_gpu(gpu, key)
         elif name in seen:
             raise KeyedError(key, f'"{name}" is based on itself ({" -> ".join([*seen, name])})')
         else:
@@ -332,6 +333,8 @@ def server_spec(
         contention_ratio=table.contention or 0.0,
         session_slope_s=table.session_slope or 0.0,
         prefill_least_s=table.prefill_least or 0.0,
+        experts_s=table.experts_read or 0.0,
+        experts_ratio=table.experts_share or 0.0,
     )
 
 

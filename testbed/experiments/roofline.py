@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.steps import StepTimes
-from testbed.experiments.catalogue import Gpu, sizes_of_table
+from testbed.experiments.catalogue import DTYPES, Gpu, sizes_of_table
 from testbed.experiments.schema import Dtype, HardwareTable, ModelTable
 
 MEMORY_EFFICIENCY = 0.8
@@ -20,6 +20,12 @@ PETALS_ASSUMED_BPS = 100e6
 """Rate that PETALS assumes of a connection that it has not measured."""
 
 
+WRITTEN_OUT: tuple[Dtype, ...] = ("int8", "nf4")
+"""Types whose matrices a prefill writes out in 16 bits first, as bitsandbytes does."""
+FUSED: tuple[Dtype, ...] = ("fp8", "mxfp4", "int4")
+"""Types whose kernels multiply in 16 bits as they read."""
+
+
 class RooflineError(Exception):
     """Times cannot be computed. The message is one sentence."""
 
@@ -28,8 +34,10 @@ class RooflineError(Exception):
 class Block:
     """One transformer block of a model.
 
-    ``values`` is the number of values in its matrices, ``width`` that of all its heads together,
-    ``token_bytes`` the size of a hidden state. ``cache_bytes_per_token`` is for this one block.
+    ``values`` is the number of values in the matrices that a token is multiplied with, ``width`` that of all
+    its heads together, ``token_bytes`` the size of a hidden state. ``cache_bytes_per_token`` is for this one
+    block. ``experts_bytes`` of a mixture are those of all its experts, with ``experts_values`` in their
+    matrices; a token chooses the share ``experts_ratio`` of them.
     """
 
     model: str
@@ -39,6 +47,19 @@ class Block:
     block_bytes: float
     cache_bytes_per_token: float
     token_bytes: int
+    experts_bytes: float = 0.0
+    experts_values: int = 0
+    experts_ratio: float = 0.0
+
+    @property
+    def active_bytes(self) -> float:
+        """The bytes of the weights that one token reads."""
+        return self.block_bytes - (1 - self.experts_ratio) * self.experts_bytes
+
+    @property
+    def all_values(self) -> float:
+        """The number of values in all matrices."""
+        return self.values + (1 - self.experts_ratio) * self.experts_values
 
     @property
     def words(self) -> str:
@@ -46,7 +67,11 @@ class Block:
 
     def computes_as(self, other: Block) -> bool:
         """Whether ``other`` takes as long to compute: same size of matrices and heads, same ``dtype``."""
-        return (self.values, self.width, self.dtype) == (other.values, other.width, other.dtype)
+        mine, others = (
+            (block.values, block.width, block.dtype, block.experts_values, block.experts_ratio)
+            for block in (self, other)
+        )
+        return mine == others
 
 
 def block_of(table: ModelTable) -> Block | None:
@@ -56,14 +81,20 @@ def block_of(table: ModelTable) -> Block | None:
         table.dtype and table.block_size and table.cache_per_token and table.value_bytes
     ):
         return None
+    one, stored = sizes.largest, DTYPES[table.dtype][1]
+    expert_bytes = one.expert_bytes(stored, table.value_bytes) if one.n_experts else 0.0
     return Block(
         model=table.name or sizes.family,
         dtype=table.dtype,
-        values=sum(rows * columns for rows, columns in sizes.matrices),
-        width=sizes.n_heads * sizes.head_size,
+        values=one.active_values,
+        # Keys and values of MLA differ in size.
+        width=sizes.n_heads * (sizes.head_size + sizes.value_size) // 2,
         block_bytes=table.block_size,
         cache_bytes_per_token=table.cache_per_token,
         token_bytes=sizes.hidden_size * table.value_bytes,
+        experts_bytes=one.n_experts * expert_bytes,
+        experts_values=one.n_experts * sum(rows * columns for rows, columns in one.expert),
+        experts_ratio=one.n_chosen / one.n_experts if one.n_experts else 0.0,
     )
 
 
@@ -74,33 +105,36 @@ def roofline(gpu: Gpu, block: Block) -> StepTimes:
 
     A decode step reads the weights and the caches once. A prefill takes the larger of the time to read the
     weights and the time to compute (2 operations per value and token, and 2 x width per squared token for
-    causal attention). Before a prefill, matrices in int8 and nf4 are written out in 16 bits. Each further
-    decode in one step adds its arithmetic.
+    causal attention). Before a prefill, matrices in int8 and nf4 are written out in 16 bits; the kernels of
+    fp8, mxfp4 and int4 multiply in 16 bits as they read. Each further decode in one step adds its arithmetic.
+    Of a mixture, a step reads the experts that its tokens choose, and a token is multiplied with its own.
     """
     memory = gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY
     compute = _flops(gpu, block.dtype) * COMPUTE_EFFICIENCY
     base_s, read_bytes = BLOCK_OVERHEAD_S, block.block_bytes
-    if block.dtype in ("int8", "nf4"):
-        base_s += (block.block_bytes + 2 * block.values) / memory
-        read_bytes = 2 * block.values
+    if block.dtype in WRITTEN_OUT:
+        base_s += (block.block_bytes + 2 * block.all_values) / memory
+        read_bytes = 2 * block.all_values
     return StepTimes(
-        decode_s=_rounded(BLOCK_OVERHEAD_S + block.block_bytes / memory),
+        decode_s=_rounded(BLOCK_OVERHEAD_S + block.active_bytes / memory),
         prefill_base_s=_rounded(base_s),
         prefill_slope_s=_rounded(2 * block.values / compute),
         prefill_curve_s=_rounded(2 * block.width / compute),
         prefill_least_s=_rounded(base_s + read_bytes / memory),
         context_slope_s=_rounded(block.cache_bytes_per_token / memory),
         session_slope_s=_rounded(2 * block.values / compute),
+        experts_s=_rounded(block.experts_bytes / memory),
+        experts_ratio=block.experts_ratio,
     )
 
 
 def _flops(gpu: Gpu, dtype: Dtype) -> float:
     known = gpu.flops
-    if dtype in ("int8", "nf4"):
+    if dtype in (*WRITTEN_OUT, *FUSED):
         return known["bf16"] if "bf16" in known else known["fp16"]
     if dtype not in known:
         raise RooflineError(
-            f"{gpu.name} does not support {dtype}; use one of {', '.join((*known, 'int8', 'nf4'))}"
+            f"{gpu.name} does not support {dtype}; use one of {', '.join((*known, *WRITTEN_OUT, *FUSED))}"
         )
     return known[dtype]
 
@@ -123,6 +157,8 @@ def derived(gpu: Gpu, block: Block) -> HardwareTable:
         prefill_curve=times.prefill_curve_s,
         session_slope=times.session_slope_s,
         prefill_least=times.prefill_least_s,
+        experts_read=times.experts_s or None,
+        experts_share=times.experts_ratio or None,
     )
 
 
@@ -150,6 +186,8 @@ def times_of(table: HardwareTable) -> StepTimes:
         contention_ratio=table.contention or 0.0,
         session_slope_s=table.session_slope or 0.0,
         prefill_least_s=table.prefill_least or 0.0,
+        experts_s=table.experts_read or 0.0,
+        experts_ratio=table.experts_share or 0.0,
     )
 
 
@@ -172,4 +210,6 @@ def rescaled(table: HardwareTable, gpu: Gpu, measured: Block, block: Block) -> H
     }
     given = {key: value for key in ratios if (value := getattr(table, key)) is not None}
     update: dict[str, object] = {key: _rounded(value * ratios[key]) for key, value in given.items()}
-    return table.model_copy(update={**update, "block_cap": "none" if table.block_cap else None})
+    experts_s = _rounded(new.experts_s * (table.decode or 0.0) / old.decode_s)
+    experts = {"experts_read": experts_s or None, "experts_share": new.experts_ratio or None}
+    return table.model_copy(update={**update, **experts, "block_cap": "none" if table.block_cap else None})

@@ -54,8 +54,21 @@ def _int_or(*words: str, most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Dtype = Literal["fp32", "fp16", "bf16", "int8", "nf4"]
-"""How a block's weights are stored. Hidden states and caches are 16 bits wide with int8 and nf4."""
+def _stored_as(value: Any) -> Any:
+    return "int4" if value in ("awq", "gptq") else value
+
+
+Dtype = Annotated[
+    Literal["fp32", "fp16", "bf16", "int8", "nf4", "fp8", "mxfp4", "int4"], BeforeValidator(_stored_as)
+]
+"""How a block's weights are stored: int4 as AWQ and GPTQ do, which are other names of it.
+
+Hidden states and caches are 16 bits wide with quantised weights.
+"""
+
+
+Count = Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)]
+CountOrNone = Annotated[int, Field(ge=0, le=MAX_HIDDEN_SIZE)]
 
 
 class ModelTable(Table):
@@ -75,6 +88,18 @@ class ModelTable(Table):
     ``seed``, default 0) can be made. ``kv_heads`` (default ``heads``), ``head_size`` (default
     ``hidden_size / heads``) and ``feed_forward`` (default: as usual in the family) are needed only where they
     differ from these defaults.
+
+    - Mixtures: every token is sent to ``experts_per_token`` of ``experts``, which have
+      ``expert_feed_forward`` (default ``feed_forward``), and to ``shared_experts`` (default 0) more. The first
+      ``dense_blocks`` (default 0) are no mixtures; of the others, every ``experts_every``-th is (default 1).
+    - MLA: the cache holds ``kv_rank + rope_size`` values per token. Keys have ``head_size`` values beside
+      ``rope_size``, values ``value_size``, queries are made from ``q_rank``.
+    - Sliding windows: caches hold the last ``window`` tokens, but for every ``full_every``-th block, which may
+      have ``full_kv_heads`` and ``full_head_size`` of its own, and values equal to its keys
+      (``full_shares_keys``).
+    - ``dense_feed_forward`` is for a mixture's dense blocks, where ``feed_forward`` is the experts' (Llama 4).
+    - For the bytes of a checkpoint: ``tied`` (the head is the embedding), ``head_norms`` (norms of queries
+      and keys in the family glm4_moe), ``next_token_blocks`` (not served, to predict further tokens).
     """
 
     profile: str | None = None
@@ -85,13 +110,49 @@ class ModelTable(Table):
     block_size: Bytes | None = None
     cache_per_token: Bytes | None = None
     petals_cache_tokens: Tokens | None = None
-    family: Literal["bloom", "llama", "mistral", "qwen2", "qwen3"] | None = None
+    family: (
+        Literal[
+            "bloom",
+            "llama",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "gemma3",
+            "gemma4",
+            "mixtral",
+            "qwen3_moe",
+            "gpt_oss",
+            "deepseek_v3",
+            "glm4_moe",
+            "llama4",
+        ]
+        | None
+    ) = None
     dtype: Dtype | None = None
     heads: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
     kv_heads: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
     head_size: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
     feed_forward: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
     vocab: Annotated[int, Field(ge=2, le=MAX_HIDDEN_SIZE)] | None = None
+    experts: Annotated[int, Field(ge=2, le=MAX_HIDDEN_SIZE)] | None = None
+    experts_per_token: Count | None = None
+    expert_feed_forward: Count | None = None
+    shared_experts: CountOrNone | None = None
+    dense_blocks: CountOrNone | None = None
+    experts_every: Count | None = None
+    dense_feed_forward: Count | None = None
+    kv_rank: Count | None = None
+    q_rank: Count | None = None
+    rope_size: Count | None = None
+    value_size: Count | None = None
+    window: Tokens | None = None
+    full_every: Count | None = None
+    full_kv_heads: Count | None = None
+    full_head_size: Count | None = None
+    full_shares_keys: bool | None = None
+    tied: bool | None = None
+    head_norms: bool | None = None
+    next_token_blocks: CountOrNone | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
@@ -125,9 +186,11 @@ class HardwareTable(Table):
     - ``contention``: while n other sessions compute, a step takes ``1 + n * contention`` times as long.
     - ``session_slope``: what each further session adds to one block of a step with
       ``batching = "continuous"``.
+    - ``experts_read``: reading all experts of a block, of which a token chooses the share
+      ``experts_share``; ``decode`` reads those of one token, ``prefill_least`` all.
 
-    ``context_slope``, ``prefill_curve``, ``prefill_least``, ``step_base``, ``contention`` and
-    ``session_slope`` are 0 by default. ``petals_forward_rps`` and ``petals_network_rps`` are the throughput
+    ``context_slope``, ``prefill_curve``, ``prefill_least``, ``step_base``, ``contention``, ``session_slope``
+    and ``experts_read`` are 0 by default. ``petals_forward_rps`` and ``petals_network_rps`` are the throughput
     that PETALS measures, in tokens per second; they are required only if PETALS places, routes or moves
     blocks. ``measured`` names the model that the times were measured with: a scenario with another model gets
     a warning.
@@ -147,6 +210,8 @@ class HardwareTable(Table):
     contention: Weight | None = None
     session_slope: Seconds | None = None
     prefill_least: Seconds | None = None
+    experts_read: Seconds | None = None
+    experts_share: Annotated[float, Field(ge=0, le=1)] | None = None
     measured: MeasuredTable | None = None
 
 

@@ -255,7 +255,7 @@ def _subject(options: Options, source: Source, dtype: str, token_bytes: int, mem
         backend=options.compute,
         model=source.name,
         family=source.sizes.family,
-        block_values=sum(rows * columns for rows, columns in source.sizes.matrices),
+        block_values=source.sizes.largest.active_values,
         heads_width=source.sizes.n_heads * source.sizes.head_size,
         n_blocks=source.sizes.n_blocks,
         hidden_size=source.sizes.hidden_size,

@@ -282,7 +282,7 @@ def test_petals_numbers_are_asked_for_only_where_petals_uses_them_and_all_at_onc
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("model={profile='llama-3-8b', dtype='fp8'}",), 'model.dtype: unknown value "fp8"'),
+        (("model={profile='llama-3-8b', dtype='fp6'}",), 'model.dtype: unknown value "fp6"'),
         (("model.feed_forward=7",), "model.feed_forward: is 7, but family bloom has 4 x hidden_size"),
         (("model.head_size=7",), "model.head_size: is not for family bloom"),
         (("model={name='x'}",), "model: n_blocks, hidden_size and block_size are missing"),
