@@ -46,7 +46,7 @@ def check_placement(problem: Problem, placement: Placement, name: str | None = N
             raise PolicyError(
                 f"{who} puts blocks [{first}, {last}) on {server.name}; the model has [0, {model.n_blocks})"
             )
-        own_bytes = model.block_bytes * (last - first)
+        own_bytes = model.range_bytes(BlockRange(first, last))
         if own_bytes + max(cache_bytes, 0.0) > server.memory_bytes * (1 + ROUNDING_RATIO):
             raise PolicyError(
                 f"{who} overbooks {server.name}: {gigabytes(own_bytes)} of blocks and "

@@ -224,7 +224,7 @@ class LinkWaits:
         for number, hop in enumerate(hops):
             at_s += pass_on(self.there(client, previous, hop.server), at_s)
             at_s += hop_times_s(problem, request, previous, hop.server)[0]
-            at_s += hop.n_blocks * problem.servers[hop.server].prefill_s(n_input)
+            at_s += problem.servers[hop.server].prefill_of_s(n_input, hop.blocks)
             if not problem.forwarding or number + 1 == len(hops):
                 back, sent_s = self.back(client, hop.server), 0.0
                 if not problem.forwarding:  # the hop's time has the way back

@@ -285,7 +285,7 @@ def _overbooked(
     chains: Sequence[tuple[Hop, ...]],
 ) -> list[str]:
     """Returns the names of servers whose blocks and caches need more than their memory."""
-    used_bytes = [problem.model.block_bytes * held.n_blocks for held in ranges]
+    used_bytes = [problem.model.range_bytes(held) for held in ranges]
     for request, chain in zip(requests, chains, strict=True):
         for hop in chain:
             used_bytes[hop.server] += problem.model.cache_bytes(request.n_tokens) * hop.n_blocks
@@ -313,7 +313,7 @@ def _route_in_turn(
         )
     free_bytes = []
     for server, held in zip(problem.servers, ranges, strict=True):
-        needed_bytes = model.block_bytes * held.n_blocks
+        needed_bytes = model.range_bytes(held)
         if not fits(server.memory_bytes, needed_bytes):
             raise InfeasiblePlacement(
                 f"rounding the LP relaxation overbooks {server.name}: {held.n_blocks} blocks need "

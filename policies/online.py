@@ -78,7 +78,7 @@ def moves(old: Placement, new: Placement) -> list[int]:
 
 def loading_s(problem: Problem, old: BlockRange, new: BlockRange, load_bps: float) -> float:
     """Returns the seconds to load the blocks of ``new`` that ``old`` lacks, at ``load_bps`` bits/s."""
-    return (new.n_blocks - kept(old, new).n_blocks) * problem.model.block_bytes * 8 / load_bps
+    return (problem.model.range_bytes(new) - problem.model.range_bytes(kept(old, new))) * 8 / load_bps
 
 
 def kept(old: BlockRange, new: BlockRange) -> BlockRange:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from policies.link_rates import LinkRates
-from policies.steps import StepLaw
+from policies.steps import StepLaw, StepTimes
 
 Matrix = tuple[tuple[float, ...], ...]
 Batching = Literal["none", "serial", "continuous"]
@@ -47,6 +47,9 @@ class ModelSpec:
     token in one block, so s_c of a request is ``cache_bytes_per_token * (l_in + l_out)``. ``value_bytes`` is
     the size of one value of a hidden state. ``petals_cache_tokens`` are the tokens per block that PETALS
     reserves cache for.
+
+    Where blocks differ, ``blocks_bytes`` has the bytes of each, and ``block_bytes`` is the largest. Policies
+    count blocks as the largest before they know which ones a server holds.
     """
 
     name: str
@@ -56,11 +59,18 @@ class ModelSpec:
     cache_bytes_per_token: float
     value_bytes: int = 2
     petals_cache_tokens: int = 4096
+    blocks_bytes: tuple[float, ...] = ()
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's hidden state on the wire."""
         return self.hidden_size * self.value_bytes
+
+    def range_bytes(self, held: BlockRange) -> float:
+        """Returns the bytes of the weights of the blocks ``held``."""
+        if not self.blocks_bytes:
+            return self.block_bytes * held.n_blocks
+        return sum(self.blocks_bytes[held.first : held.last])
 
     @property
     def petals_cache_bytes(self) -> float:
@@ -109,12 +119,15 @@ class ServerSpec(StepLaw):
     prefill_least_s: float = 0.0
     experts_s: float = 0.0
     experts_ratio: float = 0.0
+    window_tokens: int = 0
+    others: tuple[StepTimes, ...] = ()
+    pattern: tuple[int, ...] = ()
 
     def mean_decode_s(self, request: RequestSpec) -> float:
         """Returns the seconds per block of a decode step, averaged over those of ``request``."""
         if not self.context_slope_s:
             return self.decode_s
-        return self.decode_at_s(mean_cached_tokens(request.n_input_tokens, request.n_output_tokens))
+        return self.mean_decode_at_s(request.n_input_tokens, request.n_output_tokens - 1)
 
 
 def mean_cached_tokens(n_input_tokens: int, n_output_tokens: int) -> float:
@@ -251,7 +264,7 @@ class Problem:
         its memory.
         """
         return tuple(
-            max(server.memory_bytes - self.model.block_bytes * held.n_blocks, 0.0) if held.n_blocks else 0.0
+            max(server.memory_bytes - self.model.range_bytes(held), 0.0) if held.n_blocks else 0.0
             for server, held in zip(self.servers, ranges, strict=False)  # ``check_placement`` counts them
         )
 
@@ -328,6 +341,10 @@ class Hop(NamedTuple):
     def n_blocks(self) -> int:
         return self.last - self.first
 
+    @property
+    def blocks(self) -> range:
+        return range(self.first, self.last)
+
 
 class Route(NamedTuple):
     """A chain of servers that covers ``[0, n_blocks)``.
@@ -394,13 +411,14 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
     context. For forwarding see ``hop_times_s``. Every token also takes ``hub_token_s``.
     """
     prefill = decode = problem.hub_token_s
+    n_input = request.n_input_tokens
     previous: int | None = None
     for hop in hops:
         server = problem.servers[hop.server]
         input_s, token_s = hop_times_s(problem, request, previous, hop.server)
         prefill += input_s
-        prefill += hop.n_blocks * server.prefill_s(request.n_input_tokens)
-        decode += token_s + hop.n_blocks * server.mean_decode_s(request)
+        prefill += server.prefill_of_s(request.n_input_tokens, hop.blocks)
+        decode += token_s + server.mean_decode_of_s(n_input, request.n_output_tokens - 1, hop.blocks)
         previous = hop.server
     if previous is not None:
         input_s, token_s = return_times_s(problem, request, previous)
@@ -414,6 +432,6 @@ def decode_step_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], c
     previous: int | None = None
     for hop in hops:
         step_s += hop_times_s(problem, request, previous, hop.server)[1]
-        step_s += hop.n_blocks * problem.servers[hop.server].decode_at_s(cached_tokens)
+        step_s += problem.servers[hop.server].decode_of_s(cached_tokens, hop.blocks)
         previous = hop.server
     return step_s + (0.0 if previous is None else return_times_s(problem, request, previous)[1])

@@ -296,26 +296,21 @@ def _check_latent(table: ModelTable) -> None:
 
 
 def _warn_of_differences(table: ModelTable, sizes: ModelSizes) -> None:
-    """Warn that all blocks count as the largest, where a model's blocks differ."""
-    assert table.block_size
-    held_bytes = sum(sizes.blocks_bytes(*_stored(table)))
+    """Warn of what a model's differing blocks do not save."""
+    assert table.block_size and table.dtype and table.value_bytes
+    held_bytes = sum(sizes.blocks_bytes(DTYPES[table.dtype][1], table.value_bytes))
     counted_bytes = sizes.n_blocks * table.block_size
     window = next((block.window for block in sizes.blocks if block.window is not None), None)
     said = []
     if counted_bytes > held_bytes:
         said.append(
-            f"every block counts as the largest, {counted_bytes / 1e9:.4g} GB in place of "
-            f"{held_bytes / 1e9:.4g} GB"
+            f"placements plan as if each were the largest ({counted_bytes / 1e9:.4g} GB in place of "
+            f"{held_bytes / 1e9:.4g} GB), and caches have what the others leave"
         )
     if window is not None:
         said.append(f"caches are kept for all tokens, also where a block attends to the last {window} only")
     if said:
         _log.warning("the blocks of %s differ: %s", table.name, "; ".join(said))
-
-
-def _stored(table: ModelTable) -> tuple[str, int]:
-    assert table.dtype and table.value_bytes
-    return DTYPES[table.dtype][1], table.value_bytes
 
 
 def _check_heads(table: ModelTable) -> None:

@@ -40,7 +40,8 @@ class BlockSizes:
 
     A mixture has ``n_experts`` experts with the matrices ``expert``, and ``expert_values`` other weights
     each. A token is multiplied with ``n_chosen`` of them, which the matrix ``router`` chooses.
-    ``float32_values`` are weights in 32 bits, whatever the type of the others.
+    ``float32_values`` are weights in 32 bits, whatever the type of the others. ``head_size`` is given where
+    it is not the model's.
     """
 
     matrices: Matrices
@@ -53,6 +54,7 @@ class BlockSizes:
     expert: Matrices = ()
     expert_values: int = 0
     float32_values: int = 0
+    head_size: int | None = None
 
     @property
     def active_values(self) -> int:
@@ -124,6 +126,17 @@ class ModelSizes:
     def largest(self) -> BlockSizes:
         """The block with the most bytes; of several, the first whose cache is not limited by a window."""
         return max(self.blocks, key=lambda block: (block.matrix_values, block.window is None))
+
+    @property
+    def kinds(self) -> tuple[BlockSizes, ...]:
+        """The different blocks: the largest, then the others in the order of the model."""
+        return tuple(dict.fromkeys((self.largest, *self.blocks)))
+
+    @property
+    def pattern(self) -> tuple[int, ...]:
+        """For every block its index in ``kinds``; empty if all are alike."""
+        numbers = {block: number for number, block in enumerate(self.kinds)}
+        return () if self.are_alike else tuple(numbers[block] for block in self.blocks)
 
     @property
     def are_alike(self) -> bool:
@@ -296,7 +309,8 @@ def _block(read: _Config, family: str, number: int) -> BlockSizes:
     others += n_norms * hidden + (family == "gemma4")  # Gemma 4 scales the block's output by one value
     if read.has("mlp_bias"):
         others += 2 * read.number("intermediate_size") + hidden
-    sizes = BlockSizes(attention, others, cache_values, None if is_full else window)
+    wide = read.number("global_head_dim", default=0) if is_full else 0
+    sizes = BlockSizes(attention, others, cache_values, None if is_full else window, head_size=wide or None)
     n_experts = read.number("num_experts", "num_local_experts", "n_routed_experts", default=0)
     every = read.number("interleave_moe_layer_step", default=1)
     is_mixture = number >= read.number("first_k_dense_replace", default=0) and (number + 1) % every == 0

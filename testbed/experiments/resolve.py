@@ -16,6 +16,7 @@ from policies.problem import Batching, Problem
 from policies.rules import PagingRules
 from policies.workload import Backoff, QueueRules, RequestPlan, longest_tokens
 from testbed.experiments.blocks import check_steps, resolve_blocks
+from testbed.experiments.catalogue import sizes_of_table
 from testbed.experiments.events import check_changes, network_changes
 from testbed.experiments.experiment import (
     BlocksSettings,
@@ -120,9 +121,17 @@ def resolve(
     )
     assert workload.rate is not None
     check_steps(blocks, longest_tokens(requests))
+    sizes = sizes_of_table(model_table)
+    pattern = () if sizes is None else sizes.pattern
     specs = tuple(
         server_spec(
-            node.name, group.hardware, hardware[group.hardware], group.memory, lengths, model.token_bytes
+            node.name,
+            group.hardware,
+            hardware[group.hardware],
+            group.memory,
+            lengths,
+            model.token_bytes,
+            pattern,
         )
         for group, nodes in zip(scenario.servers, where.server_nodes, strict=True)
         for node in nodes

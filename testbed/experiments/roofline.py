@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from policies.steps import StepTimes
+from policies.steps import StepLaw, StepTimes
 from testbed.experiments.catalogue import DTYPES, Gpu, sizes_of_table
-from testbed.experiments.schema import Dtype, HardwareTable, ModelTable
+from testbed.experiments.families import BlockSizes, ModelSizes
+from testbed.experiments.schema import Dtype, HardwareTable, ModelTable, OtherBlocksTable
 
 MEMORY_EFFICIENCY = 0.8
 """Share of the data sheet's bandwidth that is reached; fitted to one case, Helix' A100 (docs/hardware.md)."""
@@ -37,7 +38,8 @@ class Block:
     ``values`` is the number of values in the matrices that a token is multiplied with, ``width`` that of all
     its heads together, ``token_bytes`` the size of a hidden state. ``cache_bytes_per_token`` is for this one
     block. ``experts_bytes`` of a mixture are those of all its experts, with ``experts_values`` in their
-    matrices; a token chooses the share ``experts_ratio`` of them.
+    matrices; a token chooses the share ``experts_ratio`` of them. The block attends to the last ``window``
+    tokens if that is given. ``others`` are the other kinds of blocks of the model, of which this is the largest.
     """
 
     model: str
@@ -50,6 +52,8 @@ class Block:
     experts_bytes: float = 0.0
     experts_values: int = 0
     experts_ratio: float = 0.0
+    window: int | None = None
+    others: tuple[Block, ...] = ()
 
     @property
     def active_bytes(self) -> float:
@@ -67,11 +71,11 @@ class Block:
 
     def computes_as(self, other: Block) -> bool:
         """Whether ``other`` takes as long to compute: same size of matrices and heads, same ``dtype``."""
-        mine, others = (
-            (block.values, block.width, block.dtype, block.experts_values, block.experts_ratio)
-            for block in (self, other)
-        )
-        return mine == others
+        keys = ("values", "width", "dtype", "experts_values", "experts_ratio", "window")
+        if any(getattr(self, key) != getattr(other, key) for key in keys):
+            return False
+        pairs = zip(self.others, other.others, strict=False)
+        return len(self.others) == len(other.others) and all(one.computes_as(two) for one, two in pairs)
 
 
 def block_of(table: ModelTable) -> Block | None:
@@ -81,20 +85,37 @@ def block_of(table: ModelTable) -> Block | None:
         table.dtype and table.block_size and table.cache_per_token and table.value_bytes
     ):
         return None
-    one, stored = sizes.largest, DTYPES[table.dtype][1]
+    is_own = not sizes.are_alike and not has_own_bytes(table, sizes)
+    first, *others = (_block(table, sizes, one) for one in (sizes.kinds if is_own else (sizes.largest,)))
+    cache_bytes = table.cache_per_token if sizes.are_alike else first.cache_bytes_per_token
+    return replace(
+        first, block_bytes=table.block_size, cache_bytes_per_token=cache_bytes, others=tuple(others)
+    )
+
+
+def has_own_bytes(table: ModelTable, sizes: ModelSizes) -> bool:
+    """Whether a complete table's ``block_size`` is not that of the largest block, so that all blocks have it."""
+    assert table.dtype and table.value_bytes
+    return table.block_size != sizes.block_bytes(DTYPES[table.dtype][1], table.value_bytes)
+
+
+def _block(table: ModelTable, sizes: ModelSizes, one: BlockSizes) -> Block:
+    assert table.dtype and table.value_bytes
+    stored = DTYPES[table.dtype][1]
     expert_bytes = one.expert_bytes(stored, table.value_bytes) if one.n_experts else 0.0
     return Block(
         model=table.name or sizes.family,
         dtype=table.dtype,
         values=one.active_values,
         # Keys and values of MLA differ in size.
-        width=sizes.n_heads * (sizes.head_size + sizes.value_size) // 2,
-        block_bytes=table.block_size,
-        cache_bytes_per_token=table.cache_per_token,
+        width=sizes.n_heads * (one.head_size or (sizes.head_size + sizes.value_size) // 2),
+        block_bytes=one.n_bytes(stored, table.value_bytes),
+        cache_bytes_per_token=float(one.cache_values * table.value_bytes),
         token_bytes=sizes.hidden_size * table.value_bytes,
         experts_bytes=one.n_experts * expert_bytes,
         experts_values=one.n_experts * sum(rows * columns for rows, columns in one.expert),
         experts_ratio=one.n_chosen / one.n_experts if one.n_experts else 0.0,
+        window=one.window,
     )
 
 
@@ -125,6 +146,8 @@ def roofline(gpu: Gpu, block: Block) -> StepTimes:
         session_slope_s=_rounded(2 * block.values / compute),
         experts_s=_rounded(block.experts_bytes / memory),
         experts_ratio=block.experts_ratio,
+        window_tokens=block.window or 0,
+        others=tuple(roofline(gpu, other) for other in block.others),
     )
 
 
@@ -159,6 +182,23 @@ def derived(gpu: Gpu, block: Block) -> HardwareTable:
         prefill_least=times.prefill_least_s,
         experts_read=times.experts_s or None,
         experts_share=times.experts_ratio or None,
+        window=times.window_tokens or None,
+        other_blocks=[_other_blocks(other) for other in times.others] or None,
+    )
+
+
+def _other_blocks(times: StepLaw) -> OtherBlocksTable:
+    return OtherBlocksTable.model_construct(
+        decode=times.decode_s,
+        prefill_base=times.prefill_base_s,
+        prefill_per_token=times.prefill_slope_s,
+        context_slope=times.context_slope_s,
+        prefill_curve=times.prefill_curve_s,
+        session_slope=times.session_slope_s,
+        prefill_least=times.prefill_least_s,
+        experts_read=times.experts_s or None,
+        experts_share=times.experts_ratio or None,
+        window=times.window_tokens or None,
     )
 
 
@@ -174,20 +214,29 @@ def network_rps(token_bytes: float) -> float:
 
 def times_of(table: HardwareTable) -> StepTimes:
     """Return the step times of a complete profile."""
+    return replace(
+        _times_of(table),
+        step_base_s=table.step_base or 0.0,
+        contention_ratio=table.contention or 0.0,
+        others=tuple(_times_of(other) for other in table.other_blocks or ()),
+    )
+
+
+def _times_of(table: HardwareTable | OtherBlocksTable) -> StepTimes:
+    """Return the times of one kind of block."""
     assert table.decode is not None
     assert table.prefill_base is not None and table.prefill_per_token is not None
     return StepTimes(
         decode_s=table.decode,
         prefill_base_s=table.prefill_base,
         prefill_slope_s=table.prefill_per_token,
-        step_base_s=table.step_base or 0.0,
         context_slope_s=table.context_slope or 0.0,
         prefill_curve_s=table.prefill_curve or 0.0,
-        contention_ratio=table.contention or 0.0,
         session_slope_s=table.session_slope or 0.0,
         prefill_least_s=table.prefill_least or 0.0,
         experts_s=table.experts_read or 0.0,
         experts_ratio=table.experts_share or 0.0,
+        window_tokens=table.window or 0,
     )
 
 
@@ -211,5 +260,12 @@ def rescaled(table: HardwareTable, gpu: Gpu, measured: Block, block: Block) -> H
     given = {key: value for key in ratios if (value := getattr(table, key)) is not None}
     update: dict[str, object] = {key: _rounded(value * ratios[key]) for key, value in given.items()}
     experts_s = _rounded(new.experts_s * (table.decode or 0.0) / old.decode_s)
-    experts = {"experts_read": experts_s or None, "experts_share": new.experts_ratio or None}
-    return table.model_copy(update={**update, **experts, "block_cap": "none" if table.block_cap else None})
+    others = [_other_blocks(times_of(rescaled(table, gpu, measured, other))) for other in block.others]
+    update |= {
+        "experts_read": experts_s or None,
+        "experts_share": new.experts_ratio or None,
+        "window": block.window,
+        "other_blocks": others or None,
+        "block_cap": "none" if table.block_cap else None,
+    }
+    return table.model_copy(update=update)

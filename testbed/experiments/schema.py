@@ -169,6 +169,24 @@ class MeasuredTable(Table):
     heads_width: Annotated[int, Field(ge=1)]
 
 
+class OtherBlocksTable(Table):
+    """A row of ``other_blocks`` of a hardware profile: times of a kind of block that the model also has.
+
+    The keys are those of the profile, which has the times of the model's largest blocks.
+    """
+
+    decode: Seconds
+    prefill_base: Seconds
+    prefill_per_token: Seconds
+    context_slope: Seconds | None = None
+    prefill_curve: Seconds | None = None
+    session_slope: Seconds | None = None
+    prefill_least: Seconds | None = None
+    experts_read: Seconds | None = None
+    experts_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    window: Tokens | None = None
+
+
 class HardwareTable(Table):
     """``[hardware.NAME]``: memory and step times of one kind of server.
 
@@ -188,6 +206,9 @@ class HardwareTable(Table):
       ``batching = "continuous"``.
     - ``experts_read``: reading all experts of a block, of which a token chooses the share
       ``experts_share``; ``decode`` reads those of one token, ``prefill_least`` all.
+    - ``window``: the block attends to the last so many tokens only.
+    - ``other_blocks``: times of the model's other kinds of blocks, in the order of the model; without them
+      all blocks take as long.
 
     ``context_slope``, ``prefill_curve``, ``prefill_least``, ``step_base``, ``contention``, ``session_slope``
     and ``experts_read`` are 0 by default. ``petals_forward_rps`` and ``petals_network_rps`` are the throughput
@@ -212,6 +233,8 @@ class HardwareTable(Table):
     prefill_least: Seconds | None = None
     experts_read: Seconds | None = None
     experts_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    window: Tokens | None = None
+    other_blocks: list[OtherBlocksTable] | None = None
     measured: MeasuredTable | None = None
 
 

@@ -176,7 +176,7 @@ class Steps:
         elif self._batches is None and self._caches is None and way.accepts is None:
             # Nothing meets it on the server, so that it is known when its result leaves.
             hop = session.hops[session.at]
-            busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.n_blocks)
+            busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.blocks)
             done_at_s = arrived_at_s + busy_s
             if added_s := session.delay.added_s:
                 done_at_s = on_tick(done_at_s) + added_s
@@ -195,10 +195,10 @@ class Steps:
                 self._notify(session.plan.client, hop.server, self._lose, session, hop.server)
             return
         if self._batches is None:
-            busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.n_blocks)
+            busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.blocks)
             self._queue.at(now_s + busy_s, self._computed, session, now_s, _ALONE)
             return
-        step = Step(now_s, part.position, part.n_tokens, hop.n_blocks)
+        step = Step(now_s, part.position, part.n_tokens, hop.blocks)
         self._sessions[step] = session
         self._batches[hop.server].add(step)
         if hop.server not in self._busy:

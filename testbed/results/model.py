@@ -349,7 +349,7 @@ def _fill_compute(
                 position, n_tokens = n_replayed[key], replayed
                 n_replayed[key] = (position + replayed) % (n_input_tokens + token)
             factor = slow.factor(server, arrived_at_s)
-            steps.append(Step(arrived_at_s, position, n_tokens, last - first, factor))
+            steps.append(Step(arrived_at_s, position, n_tokens, range(first, last), factor))
             overheads_s.append(profile.overhead_s(names[client], position, n_tokens))
         ends_at_s = np.array(list(_ends(profile, steps)), dtype=np.float64)
         table.model_compute_s[chosen] = ends_at_s - table.arrived_at_s[chosen] + overheads_s
@@ -363,9 +363,9 @@ def _ends(profile: StubProfile, steps: Sequence[Step]) -> Iterator[float]:
         yield from (ends_at_s[step] for step in steps)
         return
     turns = Turns(profile.times.contention_ratio)
-    alone_s: dict[tuple[int, int, int], float] = {}
+    alone_s: dict[tuple[int, int, range], float] = {}
     for step in steps:
-        kind = step.position, step.n_tokens, step.n_blocks
+        kind = step.position, step.n_tokens, step.blocks
         step_s = alone_s.get(kind)
         if step_s is None:
             step_s = alone_s[kind] = profile.times.step_s(*kind)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from policies.problem import BlockRange, Hop, RequestSpec, decode_step_s, service_s
 from policies.steps import StepTimes
 from testbed.experiments import dump_toml, load_experiment
 from testbed.experiments.catalogue import DTYPES, gpu_named, gpus, models, sizes_of_table
@@ -216,6 +217,86 @@ def test_the_engines_agree_on_a_mixture(tmp_path: Path) -> None:
     # Steps are shared, and those cost more than the first session's experts.
     alone = StepTimes(4e-4, 0.0, 0.0)
     assert alone.further_s(5) == 0 < case.experiment.problem.servers[0].further_s(5)
+
+
+DIFFERENT = MIXTURE.replace(
+    'profile = "qwen3-30b-a3b"\nn_blocks = 8',
+    'family = "gpt_oss"\nn_blocks = 6\nhidden_size = 1024\nheads = 16\nhead_size = 64\nvocab = 1000\n'
+    'feed_forward = 2048\ndtype = "bf16"\nexperts = 16\nexperts_per_token = 2\ndense_blocks = 2\nwindow = 48\n'
+    "full_every = 3",
+)
+"""Two dense blocks, and four mixtures; the third and the sixth attend to all tokens, the others to 48."""
+
+
+@pytest.mark.parametrize("options", [(), ('compute.batching="none"',)], ids=["step by step", "closed form"])
+@pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
+def test_the_engines_agree_on_blocks_that_differ(
+    options: tuple[str, ...], communication: str, tmp_path: Path
+) -> None:
+    path, plan = tmp_path / "different.toml", tmp_path / "plan.json"
+    path.write_text(DIFFERENT.replace('name = "proposed"\n', ""))
+    plan.write_text("[[1, 4], [5, 2]]")
+    fixed = (f"policy.placement='fixed:{plan}'", "policy.routing='ws-rr'")
+    experiment = load_experiment(str(path), [f"policy.communication='{communication}'", *fixed, *options])
+    problem = experiment.problem
+    server, hops = problem.servers[0], (Hop(0, 0, 4), Hop(1, 4, 6))
+    assert server.pattern == (1, 1, 0, 2, 2, 0) and [law.window_tokens for law in server.others] == [48, 48]
+    case = Case(experiment)
+    fast, virtual = simulate(case, "testbed"), simulate(case, "testbed", is_virtual=True)
+    assert (fast.engine, virtual.engine) == ("fast", "virtual")
+    for one, other in zip(fast.rows, virtual.rows, strict=True):
+        assert one.chain == other.chain != ""
+        assert one.times.ttft_s == pytest.approx(other.times.ttft_s, abs=1e-6)
+        assert one.times.e2e_s == pytest.approx(other.times.e2e_s, abs=1e-6)
+    if options:  # each session as if alone: that is the closed form
+        request = RequestSpec(0, 40, 24)
+        first_s, all_s = service_s(problem, request, hops)
+        lone = fast.rows[0].times
+        assert lone.e2e_s is not None and lone.ttft_s is not None
+        assert lone.e2e_s - lone.ttft_s == pytest.approx(all_s - first_s, rel=1e-4)
+        decodes_s = [decode_step_s(problem, request, hops, 40 + n) for n in range(23)]
+        assert sum(decodes_s) == pytest.approx(all_s - first_s, rel=1e-9)
+    stored = tmp_path / "stored.toml"
+    stored.write_text(dump_toml(experiment))
+    assert load_experiment(str(stored)).problem == problem
+
+
+def test_blocks_that_differ_take_their_own_memory_and_time(tmp_path: Path) -> None:
+    path = tmp_path / "different.toml"
+    path.write_text(DIFFERENT)
+    problem = load_experiment(str(path)).problem
+    model, server = problem.model, problem.servers[0]
+    dense, mixture = 2 * (2 * 1024 * 1024 + 2 * 1024**2 + 3 * 1024 * 2048), 2 * 16 * 3 * 1024 * 2048
+    assert model.range_bytes(BlockRange(0, 2)) == pytest.approx(2 * dense, rel=2e-3)
+    assert model.range_bytes(BlockRange(2, 4)) > 2 * mixture
+    assert problem.room_bytes([BlockRange(0, 2), BlockRange(2, 6)])[0] == server.memory_bytes - sum(
+        model.blocks_bytes[:2]
+    )
+    # A batch of many reads all experts of a mixture; the dense blocks and one session do not.
+    alone_s, many_s = (server.batch_s(range(0, 2), [8] * n, range(0)) for n in (1, 20))
+    assert many_s - alone_s < 0.2 * alone_s
+    alone_s, many_s = (server.batch_s(range(2, 4), [8] * n, range(0)) for n in (1, 20))
+    assert many_s > 3 * alone_s
+    # Block 2 attends to all tokens, block 3 to 48.
+    beyond = [
+        server.decode_of_s(1000, range(n, n + 1)) - server.decode_of_s(48, range(n, n + 1)) for n in (2, 3)
+    ]
+    assert beyond[0] > 0 == beyond[1]
+    assert server.prefill_of_s(4000, range(3, 4)) < server.prefill_of_s(4000, range(2, 3))
+    chunked = [range(0, 30), range(30, 70), range(70, 100)]
+    curves_s = [server._attended(chunk.stop) - server._attended(chunk.start) for chunk in chunked]
+    assert sum(curves_s) == server._attended(100)
+
+
+def test_a_catalogues_model_whose_blocks_differ_is_placed_and_served(tmp_path: Path) -> None:
+    path = tmp_path / "deepseek.toml"
+    path.write_text(
+        MIXTURE.replace('profile = "qwen3-30b-a3b"\nn_blocks = 8', 'profile = "deepseek-v3"\nn_blocks = 6')
+        .replace('hardware = "l4"', 'hardware = "h200"')
+        .replace('memory = "8 GB"\n', "")
+    )
+    simulation = simulate(Case(load_experiment(str(path))), "testbed")
+    assert all(row.chain for row in simulation.rows)
 
 
 def test_a_mixture_made_by_hand_lacks_nothing_and_is_read_as_one(tmp_path: Path) -> None:
