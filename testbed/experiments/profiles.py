@@ -10,6 +10,7 @@ from typing import Any
 
 from policies.interfaces import SessionSetup
 from policies.problem import ModelSpec, ServerSpec, mean_cached_tokens
+from policies.steps import StepTimes
 from testbed.experiments.catalogue import (
     DTYPES,
     OF_REPRESENTATION,
@@ -204,6 +205,10 @@ class HardwareShelf:
             self._warn_of_another(name, table.measured)
         return table.model_copy(update={"measured": None})
 
+    def card(self, name: str) -> Gpu | None:
+        """Return the GPU whose data sheet says what memory ``name`` has; ``None`` for a profile's own memory."""
+        return None if name in self._own or name in self._measured else gpu_named(name)
+
     def _warn_of_another(self, name: str, measured: MeasuredTable) -> None:
         """Warn if a calibrated profile was, or may have been, measured with another model."""
         block = self._block
@@ -312,6 +317,7 @@ def server_spec(
     lengths: tuple[int, int],
     token_bytes: int,
     pattern: tuple[int, ...] = (),
+    times: StepTimes | None = None,
 ) -> ServerSpec:
     """Return a server with a complete hardware profile, and with its own memory if given.
 
@@ -319,9 +325,12 @@ def server_spec(
     tokens that the placement is designed for. If the profile lacks PETALS' measurements, they are computed: a
     forward of 1,024 tokens with the profile's times, and a connection that PETALS has not measured, for
     hidden states of ``token_bytes``. ``pattern`` has the kinds of the model's blocks, if they differ.
+    ``times`` are the server's, if they are not the profile's.
     """
     assert table.memory
-    times = times_of(table)
+    profile = times_of(table)
+    times = profile if times is None else times
+    forward = table.petals_forward_rps or forward_rps(profile)
     context = mean_cached_tokens(*lengths) if times.context_slope_s else 0.0
     if times.window_tokens:
         context = min(context, times.window_tokens)
@@ -329,7 +338,9 @@ def server_spec(
         name=name,
         hardware=hardware,
         memory_bytes=memory_bytes or table.memory,
-        petals_forward_rps=table.petals_forward_rps or forward_rps(times),
+        petals_forward_rps=forward
+        if times == profile
+        else forward * forward_rps(times) / forward_rps(profile),
         petals_network_rps=table.petals_network_rps or network_rps(token_bytes),
         block_cap=table.block_cap if isinstance(table.block_cap, int) else None,
         **{

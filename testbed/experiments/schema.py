@@ -245,6 +245,12 @@ class ServersTable(Table):
     name) begins the servers' names: NAME-0, NAME-1, ...; a single server with a ``name`` is called just that.
     ``memory`` replaces that of the hardware. With ``present = false`` the servers are absent at the start;
     a ``[[fault]]`` of the kind "join" begins them.
+
+    ``memory_reserve`` is the share of the memory that blocks and caches do not get: 0.1 (as vLLM's
+    ``gpu_memory_utilization`` of 0.9) for a GPU by its name, 0 with a ``memory`` or a profile of one's own.
+    A server with several ``gpus``, which ``interconnect`` connects (default "nvlink"), computes each step on
+    all of them: ``testbed.experiments.parallel``. Its ``memory`` is that of all together. ``dtype`` is how
+    this server stores the blocks, in place of ``model.dtype``.
     """
 
     hardware: str
@@ -252,7 +258,22 @@ class ServersTable(Table):
     count: Annotated[int, Field(ge=0, le=MAX_NODES)] = 1
     name: Name | None = None
     memory: Bytes | None = None
+    memory_reserve: Annotated[float, Field(ge=0, lt=1)] | None = None
+    gpus: Annotated[int, Field(ge=1, le=8)] = 1
+    interconnect: Literal["nvlink", "pcie"] | None = None
+    dtype: Dtype | None = None
     present: bool = True
+
+    @model_validator(mode="after")
+    def _connected(self) -> Self:
+        if self.interconnect is not None and self.gpus == 1:
+            raise rule("connects several GPUs; give gpus, or leave this out", "interconnect")
+        return self
+
+    @property
+    def profile_key(self) -> str:
+        """The name in ``[hardware]`` of a resolved scenario: each type of weights has times of its own."""
+        return self.hardware if self.dtype is None else f"{self.hardware}-in-{self.dtype}"
 
 
 class ClientsTable(Table):

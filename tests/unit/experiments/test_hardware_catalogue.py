@@ -179,7 +179,7 @@ def test_a_scenario_names_a_gpu_and_a_model(load: Load) -> None:
     server, model = experiment.problem.servers[0], experiment.problem.model
     law = roofline(gpus()["l4"], block("llama-3-8b"))
     assert (model.n_blocks, model.hidden_size) == (32, 4096)
-    assert server.memory_bytes == 24e9
+    assert server.memory_bytes == 0.9 * 24e9
     assert server.prefill_s(20) == law.prefill_s(20)
     assert server.decode_at_s(0) == pytest.approx(law.decode_s)
     assert server.petals_forward_rps == pytest.approx(1024 / law.prefill_s(1024))
