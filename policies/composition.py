@@ -64,6 +64,10 @@ class MeanRequests:
         self.problem = replace(
             problem,
             clients=("mean",),
+            hub_token_s=sum(map(problem.hub_s, range(len(problem.clients)))) / len(problem.clients)
+            if problem.hub_tokens_s
+            else problem.hub_token_s,
+            hub_tokens_s=(),
             raw_rtt_s=_mean_row(problem.raw_rtt_s),
             token_rtt_s=_mean_row(problem.token_rtt_s),
             input_rtt_base_s=_mean_row(problem.input_rtt_base_s),
@@ -177,7 +181,7 @@ class ChainComposition(PlacementPolicy):
         n_blocks = problem.model.n_blocks
         counts = _counts(mean, concurrency)
         able = [j for j, count in enumerate(counts) if count]
-        hub_s = problem.hub_token_s * mean.request.n_output_tokens
+        hub_s = problem.hub_s(mean.request.client) * mean.request.n_output_tokens
         order = sorted(able, key=lambda j: (mean.time_s((Hop(j, 0, counts[j]),)) - hub_s) / counts[j])
         ranges = [BlockRange(0, 0)] * problem.n_servers
         throughput, hops = 0.0, list[Hop]()

@@ -96,6 +96,8 @@ def with_costs(problem: Problem, request: RequestSpec, costs: LinkCosts) -> Prob
             for server, block_s in zip(problem.servers, costs.block_s, strict=True)
         ),
         clients=(problem.clients[request.client],),
+        hub_token_s=problem.hub_s(request.client),
+        hub_tokens_s=(),
         raw_rtt_s=(problem.raw_rtt_s[request.client],),
         token_rtt_s=(costs.hop_s,),
         one_way=one_way

@@ -163,6 +163,8 @@ class LinkWaits:
         links = self._links
         token_s = links.token_bytes * 8 / rate_bps
         prompt_s = self._n_input * token_s
+        if not prompt_s:  # nothing waits on a link of infinite rate
+            return 0.0
         met_s = self._met_s(rate_bps)
         # Waits on a chain's ways are in proportion to their loads: together they are this many times one's own.
         n_ways = max(pace.load_s2 / (prompt_s * met_s), 1.0)

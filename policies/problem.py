@@ -192,8 +192,9 @@ class Problem:
     - ``one_way``: one-way propagation; ``None``: half of the round trip each.
     - ``transmissions``: the links' transmission times, for forwarding; ``None``: those that t_cj contains are
       used.
-    - ``hub_token_s``: what the client computes per output token (embedding, head, choice). It is the same for
-      every chain, so it is in ``service_s`` but affects no policy's choice.
+    - ``hub_token_s``: what a client computes per output token (embedding, head, choice), and
+      ``hub_tokens_s`` that of each client if they differ. It is the same for every chain, so it is in
+      ``service_s`` but affects no policy's choice of one.
     - ``initial_delay_s``: added once to every request.
     - ``links``: the rates of the links, on which messages wait for each other (``policies.link_waits``);
       ``None``: messages take the times above, however many there are.
@@ -236,6 +237,7 @@ class Problem:
     forwarding: bool = False
     transmissions: Transmissions | None = None
     hub_token_s: float = 0.0
+    hub_tokens_s: tuple[float, ...] = ()
     length_samples: tuple[tuple[int, int], ...] = ()
     reserved_output_tokens: int | None = None
     batching: Batching = "none"
@@ -243,6 +245,15 @@ class Problem:
     one_way: OneWayDelays | None = None
     links: LinkRates | None = None
     caps_limit_concurrency: bool = True
+
+    def hub_s(self, client: int) -> float:
+        """Returns the seconds that a client computes per output token."""
+        return self.hub_tokens_s[client] if self.hub_tokens_s else self.hub_token_s
+
+    @property
+    def has_hub_time(self) -> bool:
+        """Whether any client computes."""
+        return any(self.hub_tokens_s) or self.hub_token_s > 0
 
     @property
     def n_servers(self) -> int:
@@ -408,9 +419,9 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
 
     Without queueing, session setup and contention. First token: the sum over hops of t^I_cj + k_j tau^I_j.
     Last token: that plus ``(l_out - 1) * sum(t_cj + k_j tau_j)``, with tau_j at the request's own mean
-    context. For forwarding see ``hop_times_s``. Every token also takes ``hub_token_s``.
+    context. For forwarding see ``hop_times_s``. Every token also takes ``hub_s``.
     """
-    prefill = decode = problem.hub_token_s
+    prefill = decode = problem.hub_s(request.client)
     n_input = request.n_input_tokens
     previous: int | None = None
     for hop in hops:
@@ -428,7 +439,7 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
 
 def decode_step_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], cached_tokens: int) -> float:
     """Returns the modelled seconds of a decode step with ``cached_tokens`` in the caches (``service_s``)."""
-    step_s = problem.hub_token_s
+    step_s = problem.hub_s(request.client)
     previous: int | None = None
     for hop in hops:
         step_s += hop_times_s(problem, request, previous, hop.server)[1]

@@ -37,6 +37,7 @@ from testbed.experiments.faults import (
     resolve_recovery,
 )
 from testbed.experiments.hardware_files import one_hub_token, with_hardware_files
+from testbed.experiments.hub import hub_tokens_s, with_hub_tokens
 from testbed.experiments.limits import check_counts
 from testbed.experiments.link_traces import REPEATED_AFTER_S, listed
 from testbed.experiments.machines import machines_of
@@ -111,6 +112,7 @@ def resolve(
     hardware, groups = servers_hardware(
         scenario, own, model_table, for_petals=policies.need_petals_throughput
     )
+    clients = with_hub_tokens(scenario.clients, compute, model_table, is_resolved=scenario.resolved)
     workload, requests, lengths, sample, length_samples = make_requests(
         scenario.workload, scenario.seed, len(where.clients), folder_of("workload", "file")
     )
@@ -155,7 +157,7 @@ def resolve(
             "hardware": hardware,
             "hardware_files": None,
             "servers": _at_sites(groups, where.server_nodes, where.sites),
-            "clients": _at_sites(scenario.clients, where.client_nodes, where.sites),
+            "clients": _at_sites(clients, where.client_nodes, where.sites),
             "node": programs or None,
             "network": network,
             "sites": where.own_links or None,
@@ -195,6 +197,7 @@ def resolve(
             initial_delay_s=calibration.initial_delay_s,
             forwarding=is_forwarding,
             hub_token_s=compute.hub_token or 0.0,
+            hub_tokens_s=hub_tokens_s(clients, compute),
             length_samples=length_samples,
             reserved_output_tokens=_reserved_output(scenario, workload, length_samples),
             batching=_batching(compute, blocks),

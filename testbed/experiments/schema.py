@@ -280,12 +280,15 @@ class ClientsTable(Table):
     """``[clients]`` or ``[[clients]]``: ``count`` clients at one ``site``.
 
     In a topology, ``site = "any"`` draws a node for each client. ``name`` (default "client") begins their
-    names.
+    names. ``hardware`` is what computes their part of the model, a GPU or a CPU by name: from it follows
+    ``hub_token``, the time per output token. Default: ``compute.hub_token``.
     """
 
     site: Name
     count: Annotated[int, Field(ge=0, le=MAX_NODES)] = 1
     name: Name | None = None
+    hardware: str | None = None
+    hub_token: Seconds | None = None
 
 
 def _words(value: Any) -> Any:

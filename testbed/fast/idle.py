@@ -38,7 +38,7 @@ class IdleTimes:
             for hop, way, overhead in zip(hops, ways, added, strict=True):
                 there_s = way.there.idle_s(way.size_there(n_bytes))
                 if position and len(hops) == 1:  # it follows a result from the same server
-                    there_s += max(0.0, way.there.acknowledgement_s - problem.hub_token_s)
+                    there_s += max(0.0, way.there.acknowledgement_s - problem.hub_s(request.client))
                 back_s = 0.0
                 if way.returns:
                     busy_s = (
@@ -58,7 +58,7 @@ class IdleTimes:
     def _of(self, request: RequestSpec, hops: tuple[Hop, ...]) -> tuple[float, float]:
         problem, n_input = self._experiment.problem, request.n_input_tokens
         prompt, later = self.delays(request, hops)
-        first_ns = hub_ns = round(problem.hub_token_s * NS)
+        first_ns = hub_ns = round(problem.hub_s(request.client) * NS)
         for hop, delay in zip(hops, prompt, strict=True):
             busy_s = problem.servers[hop.server].step_s(0, n_input, hop.blocks)
             first_ns += _ns(*delay, busy_s)

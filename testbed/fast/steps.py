@@ -102,7 +102,7 @@ class ChainSession:
 class Steps:
     """The steps of all servers: each on its own, by the servers' ``laws`` of times, or in ``batches``.
 
-    Every token takes its client ``hub_token_s``. Where caches grow, they are in ``caches``, and
+    Every token takes its client ``hub_s(client)``. Where caches grow, they are in ``caches``, and
     ``notify(client, server, call, *args)`` sends that a session has lost its there. ``rows`` has a row for each hop of each token,
     with ``COLUMNS``, or is ``None`` if there are more than ``most``; ``n_rows`` counts them. ``gaps_s`` are
     the seconds from every token to the next one of its request.
@@ -118,7 +118,7 @@ class Steps:
         caches: Sequence[Admission[Key]] | None = None,
         notify: Notify = lambda client, server, call, *args: None,
         forwarding: bool = False,
-        hub_token_s: float = 0.0,
+        hub_s: Callable[[int], float] = lambda client: 0.0,
         most: int = 0,
     ) -> None:
         self._queue = queue
@@ -129,7 +129,7 @@ class Steps:
         self._caches = caches
         self._notify = notify
         self._token_bytes = token_bytes
-        self._hub_token_s = hub_token_s
+        self._hub_s = hub_s
         self._forwarding = forwarding
         self.n_rows = 0
         self.rows: array[float] | None = array("d") if most else None
@@ -277,8 +277,8 @@ class Steps:
         else:
             session.part, session.at = 0, session.at + 1
             if session.at == len(session.hops):
-                if self._hub_token_s:
-                    self._queue.at(self._queue.now_s + self._hub_token_s, self._next_token, session)
+                if hub_s := self._hub_s(session.plan.client):
+                    self._queue.at(self._queue.now_s + hub_s, self._next_token, session)
                 else:
                     self._next_token(session)
                 return

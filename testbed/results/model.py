@@ -148,9 +148,10 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
         model_network_s=np.zeros(n_rows),
         model_link_queue_s=np.zeros(n_rows),
         model_compute_s=np.zeros(n_rows),
-        model_client_s=hub_times_s(experiment, columns["last"]),
+        model_client_s=np.zeros(n_rows),
     )
     clients = clients_of(experiment, records, table)
+    table.model_client_s = hub_times_s(experiment, clients, columns["last"])
     _fill_network(experiment, records, table, clients)
     slow = SlowServers(records.faults, [s.name for s in experiment.problem.servers])
     _fill_compute(experiment, table, clients, slow)
@@ -165,10 +166,11 @@ def clients_of(experiment: Experiment, records: RunRecords, table: HopTable) -> 
     return clients[np.searchsorted(indices, table.request)] if len(indices) else indices
 
 
-def hub_times_s(experiment: Experiment, last: NDArray[np.int64]) -> Array:
-    """Return the client's computing in seconds by hops' last blocks: only hops at the model's end have it."""
+def hub_times_s(experiment: Experiment, clients: NDArray[np.int64], last: NDArray[np.int64]) -> Array:
+    """Return the clients' computing in seconds by hops' last blocks: only hops at the model's end have it."""
     problem = experiment.problem
-    return np.where(last == problem.model.n_blocks, problem.hub_token_s, 0.0)
+    hubs_s = np.array([problem.hub_s(client) for client in range(len(problem.clients))])
+    return np.where(last == problem.model.n_blocks, hubs_s[clients], 0.0)
 
 
 class Messages(NamedTuple):

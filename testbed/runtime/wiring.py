@@ -214,7 +214,11 @@ def client_config(
         log_path=log,
         model=blocks.hub_spec()
         if blocks
-        else StubHubSpec(model.token_bytes, model.n_blocks, experiment.problem.hub_token_s),
+        else StubHubSpec(
+            model.token_bytes,
+            model.n_blocks,
+            experiment.problem.hub_s(experiment.problem.clients.index(client)),
+        ),
         forwarding=experiment.problem.forwarding,
         rules=SessionRules(
             initial_delay_s=experiment.problem.initial_delay_s,

@@ -38,7 +38,7 @@ def hop_table(simulation: Simulation) -> HopTable:
     sent_at_s, arrived_at_s, departed_at_s, received_at_s = columns[6:10]
     none_s = np.zeros(columns.shape[1])
     request, token, hop, server, first, last = whole
-    hub_s = hub_times_s(experiment, last)
+    hub_s = hub_times_s(experiment, _clients(experiment, request), last)
     return HopTable(
         request=request,
         token=token,
@@ -62,6 +62,13 @@ def hop_table(simulation: Simulation) -> HopTable:
     )
 
 
+def _clients(experiment: Experiment, requests: Any) -> Any:
+    """Return the number of the client of each of ``requests``."""
+    plans = sorted((plan.index, plan.client) for plan in experiment.workload.requests)
+    indices, clients = np.array(plans, dtype=np.int64).reshape(-1, 2).T
+    return clients[np.searchsorted(indices, requests)]
+
+
 def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
     """Return the rows of ``testbed.fast.steps``, ordered by request, token and hop."""
     rows = np.frombuffer(steps, dtype=np.float64).reshape(-1, len(COLUMNS))
@@ -71,7 +78,7 @@ def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
         for name, column in zip(COLUMNS, rows.T, strict=True)
     }
     none_s = np.zeros(len(rows))
-    hub_s = hub_times_s(experiment, columns["last"])
+    hub_s = hub_times_s(experiment, _clients(experiment, columns["request"]), columns["last"])
     ends_token = np.append(columns["hop"][1:] == 0, True)[: len(rows)]
     table = HopTable(
         **columns,
@@ -98,7 +105,7 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) 
     rows[:, :, 2] = np.arange(n_hops)
     rows[:, :, 3:6] = np.array([tuple(hop) for hop in hops])
     later = (np.arange(n_out) > 0).astype(int)
-    ups_s, hub_s = up_s[later], experiment.problem.hub_token_s
+    ups_s, hub_s = up_s[later], experiment.problem.hub_s(plan.client)
     # The prompt may leave a little later, behind the acknowledgement of the opening's answer.
     ups_s[0, 0] += r.ttft_s - r.waiting_s - r.setup_s - hub_s - (ups_s + computes_s + down_s[later])[0].sum()
     times_s = ups_s + computes_s + down_s[later]
