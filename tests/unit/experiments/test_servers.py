@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import pytest
 
 from testbed.errors import ScenarioError
 from testbed.experiments import dump_toml, load_experiment
+from testbed.experiments.assumed import assumed_batching
 from testbed.experiments.catalogue import gpus
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.parallel import INTERCONNECTS, all_reduce_s, parallel
 from testbed.experiments.profiles import named_model
 from testbed.experiments.roofline import BLOCK_OVERHEAD_S, MEMORY_EFFICIENCY, block_of, roofline
+from testbed.inspect.validity import validate_command
+from testbed.simulator.answer import answer as answer_of
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import simulate
 
@@ -159,3 +163,20 @@ def test_what_no_server_has_is_refused(keys: tuple[str, ...], words: str, severa
 
 def test_a_cards_gigabytes_may_be_of_1024s(several: Several) -> None:
     assert several('memory = "24 GiB"').problem.servers[0].memory_bytes == 24 * 1024**3
+
+
+def test_what_is_assumed_of_batching_is_said_with_what_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "unsaid.toml"
+    path.write_text(TEXT.replace("KEYS", "").replace('[compute]\nbatching = "continuous"\n', ""))
+    answer, text = validate_command(str(path), ["workload.rate=50"])
+    words = r'"none" is assumed.*with "continuous", the first 16 requests would have (\S+) ms per token in place of (\S+) ms'
+    found = re.search(words, text)
+    assert found is not None and answer["assumed_batching"] in text
+    assert float(found[1]) > 1.05 * float(found[2])
+    assert answer_of(simulate(Case(load_experiment(str(path))), "testbed"))["assumed"] == assumed_batching(
+        load_experiment(str(path))
+    )
+    stated = load_experiment(str(path), ['compute.batching="none"'])
+    assert assumed_batching(stated) is None
+    assert validate_command(str(path), ['compute.batching="none"'])[0]["assumed_batching"] is None
+    assert "session_slope" in validate_command("clustered", [])[0]["assumed_batching"]
