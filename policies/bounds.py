@@ -78,7 +78,7 @@ def lower_bound_per_token_s(problem: Problem, request: RequestSpec, lead_s: floa
 
     ``lead_s``: the seconds before its prompt is sent. Infinite if the servers cannot hold the model.
     """
-    costs = link_costs(problem, request)
+    costs = link_costs(problem, request, is_bound=True)
     return (
         lead_s / request.n_output_tokens
         + lower_bound_s(problem, request.n_tokens, costs)

@@ -203,9 +203,11 @@ class ChainComposition(PlacementPolicy):
 
 
 def _counts(mean: MeanRequests, concurrency: int) -> list[int]:
-    model = mean.problem.model
-    each_bytes = model.block_bytes + concurrency * mean.slot_bytes
-    return [min(whole(server.memory_bytes, each_bytes), model.n_blocks) for server in mean.problem.servers]
+    problem, cache_bytes = mean.problem, concurrency * mean.slot_bytes
+    return [
+        problem.stored(j).most_blocks(server.memory_bytes, cache_bytes)
+        for j, server in enumerate(problem.servers)
+    ]
 
 
 def _concurrencies(mean: MeanRequests) -> list[int]:
@@ -213,12 +215,14 @@ def _concurrencies(mean: MeanRequests) -> list[int]:
 
     With many servers they are thinned out.
     """
-    model, servers = mean.problem.model, mean.problem.servers
+    problem = mean.problem
+    servers = problem.servers
+    kinds = {(server.memory_bytes, problem.stored(j)) for j, server in enumerate(servers)}
     found = {
-        whole(memory / count - model.block_bytes, mean.slot_bytes)
-        for memory in {server.memory_bytes for server in servers}
+        whole(memory / count - model.worst_bytes(count) / count, mean.slot_bytes)
+        for memory, model in kinds
         for count in range(1, model.n_blocks + 1)
-        if memory >= count * model.block_bytes
+        if memory >= model.worst_bytes(count)
     }
     ordered = sorted(c for c in found if c >= 1)
     step = -(-len(ordered) * len(servers) // _MOST_TRIALS)

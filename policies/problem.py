@@ -6,8 +6,12 @@ half-open. Server and client arguments are indices into ``Problem.servers`` and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from policies.link_rates import LinkRates
@@ -48,8 +52,7 @@ class ModelSpec:
     the size of one value of a hidden state. ``petals_cache_tokens`` are the tokens per block that PETALS
     reserves cache for.
 
-    Where blocks differ, ``blocks_bytes`` has the bytes of each, and ``block_bytes`` is the largest. Policies
-    count blocks as the largest before they know which ones a server holds.
+    Where blocks differ, ``blocks_bytes`` has the bytes of each, and ``block_bytes`` is the largest.
     """
 
     name: str
@@ -72,6 +75,38 @@ class ModelSpec:
             return self.block_bytes * held.n_blocks
         return sum(self.blocks_bytes[held.first : held.last])
 
+    def worst_bytes(self, n_blocks: int) -> float:
+        """Returns the bytes of ``n_blocks`` consecutive blocks, wherever they take the most."""
+        if not self.blocks_bytes:
+            return self.block_bytes * n_blocks
+        return _worst_bytes(self.blocks_bytes)[n_blocks]
+
+    def most_blocks(self, memory_bytes: float, cache_bytes: float = 0.0) -> int:
+        """Returns how many consecutive blocks fit wherever they are, with ``cache_bytes`` of caches for each.
+
+        At most all; a number of them that lacks a billionth of a block counts as whole.
+        """
+        each_bytes = self.block_bytes + cache_bytes
+        if not self.blocks_bytes:
+            return min(math.floor(memory_bytes / each_bytes + 1e-9), self.n_blocks)
+        free_bytes = memory_bytes + 1e-9 * each_bytes
+        n_fitting = bisect_right(
+            range(self.n_blocks + 1), free_bytes, key=lambda n: self.worst_bytes(n) + n * cache_bytes
+        )
+        return n_fitting - 1
+
+    def best_blocks(self, memory_bytes: float, cache_bytes: float = 0.0) -> int:
+        """Returns how many consecutive blocks fit at most, wherever they take the least (``most_blocks``)."""
+        if not self.blocks_bytes:
+            return self.most_blocks(memory_bytes, cache_bytes)
+        free_bytes = memory_bytes + 1e-9 * (self.block_bytes + cache_bytes)
+        n_fitting = bisect_right(
+            range(self.n_blocks + 1),
+            free_bytes,
+            key=lambda n: _least_bytes(self.blocks_bytes)[n] + n * cache_bytes,
+        )
+        return n_fitting - 1
+
     @property
     def petals_cache_bytes(self) -> float:
         """Bytes of attention cache that PETALS reserves per hosted block (its ``cache_per_block``)."""
@@ -87,6 +122,26 @@ class ModelSpec:
         return self.cache_bytes_per_token * n_tokens
 
 
+@cache
+def _worst_bytes(blocks_bytes: tuple[float, ...]) -> tuple[float, ...]:
+    """Returns for every number of consecutive blocks the most bytes that so many have."""
+    return tuple(max(sums) for sums in _sums_bytes(blocks_bytes))
+
+
+@cache
+def _least_bytes(blocks_bytes: tuple[float, ...]) -> tuple[float, ...]:
+    """Returns for every number of consecutive blocks the least bytes that so many have."""
+    return tuple(min(sums) for sums in _sums_bytes(blocks_bytes))
+
+
+def _sums_bytes(blocks_bytes: tuple[float, ...]) -> Iterator[list[float]]:
+    """Yields for every number of consecutive blocks, from 0 to all, the bytes of each such range."""
+    before = (0.0, *accumulate(blocks_bytes))
+    n_blocks = len(blocks_bytes)
+    for n in range(n_blocks + 1):
+        yield [before[first + n] - before[first] for first in range(n_blocks - n + 1)]
+
+
 @dataclass(frozen=True)
 class ServerSpec(StepLaw):
     """A server's capacity and speed.
@@ -97,6 +152,7 @@ class ServerSpec(StepLaw):
 
     The fields from ``step_base_s`` on are not in the paper's model and 0 by default.
     ``decode_context_tokens`` is the mean over a request of the lengths that placement is designed for.
+    ``stored`` is the model as this server stores it, if in another type of weights than ``Problem.model``.
     Policies see ``step_base_s`` only as part of ``Problem.token_rtt_s`` and ``Problem.input_rtt_base_s``. No
     policy uses ``contention_ratio``.
     """
@@ -122,6 +178,7 @@ class ServerSpec(StepLaw):
     window_tokens: int = 0
     others: tuple[StepTimes, ...] = ()
     pattern: tuple[int, ...] = ()
+    stored: ModelSpec | None = None
 
     def mean_decode_s(self, request: RequestSpec) -> float:
         """Returns the seconds per block of a decode step, averaged over those of ``request``."""
@@ -246,6 +303,10 @@ class Problem:
     links: LinkRates | None = None
     caps_limit_concurrency: bool = True
 
+    def stored(self, server: int) -> ModelSpec:
+        """Returns the model with the bytes of its blocks on a server."""
+        return self.servers[server].stored or self.model
+
     def hub_s(self, client: int) -> float:
         """Returns the seconds that a client computes per output token."""
         return self.hub_tokens_s[client] if self.hub_tokens_s else self.hub_token_s
@@ -275,8 +336,10 @@ class Problem:
         its memory.
         """
         return tuple(
-            max(server.memory_bytes - self.model.range_bytes(held), 0.0) if held.n_blocks else 0.0
-            for server, held in zip(self.servers, ranges, strict=False)  # ``check_placement`` counts them
+            max(self.servers[j].memory_bytes - self.stored(j).range_bytes(held), 0.0)
+            if held.n_blocks
+            else 0.0
+            for j, held in zip(range(self.n_servers), ranges, strict=False)  # ``check_placement`` counts them
         )
 
     @property

@@ -88,8 +88,8 @@ def resolve_blocks(
         held = (dtype, weights) if is_real or full.dtype is None else DTYPES[full.dtype]
         name = Path(checkpoint).name if checkpoint else f"{sizes.family}-{sizes.n_blocks}x{sizes.hidden_size}"
         full = filled(full, sizes, *held, name)
-        if not (sizes.are_alike or scenario.resolved):
-            _warn_of_differences(full, sizes)
+        if not (is_real or scenario.resolved):
+            _warn_of_windows(full, sizes)
     if not is_real:
         return full, compute, None
     if full.value_bytes != VALUE_BYTES[dtype]:
@@ -295,22 +295,18 @@ def _check_latent(table: ModelTable) -> None:
             raise KeyedError(("model", key), f"is missing; MLA (kv_rank) needs {', '.join(sizes)}")
 
 
-def _warn_of_differences(table: ModelTable, sizes: ModelSizes) -> None:
-    """Warn of what a model's differing blocks do not save."""
-    assert table.block_size and table.dtype and table.value_bytes
-    held_bytes = sum(sizes.blocks_bytes(DTYPES[table.dtype][1], table.value_bytes))
-    counted_bytes = sizes.n_blocks * table.block_size
-    window = next((block.window for block in sizes.blocks if block.window is not None), None)
-    said = []
-    if counted_bytes > held_bytes:
-        said.append(
-            f"placements plan as if each were the largest ({counted_bytes / 1e9:.4g} GB in place of "
-            f"{held_bytes / 1e9:.4g} GB), and caches have what the others leave"
+def _warn_of_windows(table: ModelTable, sizes: ModelSizes) -> None:
+    """Warn that the caches of sliding windows are not limited to them."""
+    windows = [block.window for block in sizes.blocks if block.window is not None]
+    if windows:
+        _log.warning(
+            "%s of %s blocks of %s attend to the last %s tokens only; their steps read no more, but caches are "
+            "kept for all tokens",
+            len(windows),
+            sizes.n_blocks,
+            table.name,
+            windows[0],
         )
-    if window is not None:
-        said.append(f"caches are kept for all tokens, also where a block attends to the last {window} only")
-    if said:
-        _log.warning("the blocks of %s differ: %s", table.name, "; ".join(said))
 
 
 def _check_heads(table: ModelTable) -> None:

@@ -318,6 +318,7 @@ def server_spec(
     token_bytes: int,
     pattern: tuple[int, ...] = (),
     times: StepTimes | None = None,
+    stored: ModelSpec | None = None,
 ) -> ServerSpec:
     """Return a server with a complete hardware profile, and with its own memory if given.
 
@@ -325,7 +326,7 @@ def server_spec(
     tokens that the placement is designed for. If the profile lacks PETALS' measurements, they are computed: a
     forward of 1,024 tokens with the profile's times, and a connection that PETALS has not measured, for
     hidden states of ``token_bytes``. ``pattern`` has the kinds of the model's blocks, if they differ.
-    ``times`` are the server's, if they are not the profile's.
+    ``times`` are the server's, if they are not the profile's, and ``stored`` is the model as it stores it.
     """
     assert table.memory
     profile = times_of(table)
@@ -343,6 +344,7 @@ def server_spec(
         else forward * forward_rps(times) / forward_rps(profile),
         petals_network_rps=table.petals_network_rps or network_rps(token_bytes),
         block_cap=table.block_cap if isinstance(table.block_cap, int) else None,
+        stored=stored,
         **{
             **vars(times),
             "decode_s": times.decode_s + times.context_slope_s * context,

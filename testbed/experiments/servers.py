@@ -10,8 +10,8 @@ from testbed.experiments.families import ModelSizes
 from testbed.experiments.network import Node
 from testbed.experiments.parallel import parallel
 from testbed.experiments.problems import Key, KeyedError
-from testbed.experiments.profiles import HardwareShelf, server_spec
-from testbed.experiments.roofline import Block, block_of, times_of
+from testbed.experiments.profiles import HardwareShelf, resolve_model, server_spec
+from testbed.experiments.roofline import block_of, times_of
 from testbed.experiments.schema import HardwareTable, ModelTable, Scenario, ServersTable
 
 MEMORY_RESERVE = 0.1
@@ -32,11 +32,16 @@ def servers_hardware(
     groups: list[ServersTable] = []
     for index, group in enumerate(scenario.servers):
         key = ("servers", index, "hardware")
+        if group.dtype is not None and scenario.compute.backend == "blocks":
+            raise KeyedError(
+                ("servers", index, "dtype"),
+                "is of the timing stub; real blocks are stored as compute.weights says, so leave it out",
+            )
         if group.dtype not in shelves:
             shelves[group.dtype] = HardwareShelf(
                 own,
                 scenario.calibration.set,
-                _block(model, group, ("servers", index, "dtype")),
+                block_of(_stored(model, group, ("servers", index, "dtype"))),
                 is_resolved=scenario.resolved,
             )
         shelf = shelves[group.dtype]
@@ -47,10 +52,10 @@ def servers_hardware(
     return named, groups
 
 
-def _block(model: ModelTable, group: ServersTable, key: Key) -> Block | None:
-    """Return the model's block as the servers of ``group`` store it. Raises ``KeyedError``."""
+def _stored(model: ModelTable, group: ServersTable, key: Key) -> ModelTable:
+    """Return the model as the servers of ``group`` store it. Raises ``KeyedError``."""
     if group.dtype is None or group.dtype == model.dtype:
-        return block_of(model)
+        return model
     sizes = sizes_of_table(model)
     if sizes is None or model.dtype is None:
         raise KeyedError(key, "needs the model's sizes; give [model] a profile, or a family with its sizes")
@@ -62,15 +67,7 @@ def _block(model: ModelTable, group: ServersTable, key: Key) -> Block | None:
             f'is "{group.dtype}", whose hidden states have {stored.value_bytes} bytes per value, and '
             f'those of model.dtype "{model.dtype}" {model.value_bytes}; use a type with as many',
         )
-    if stored.block_size != model.block_size:
-        assert stored.block_size and model.block_size
-        raise KeyedError(
-            key,
-            f'is "{group.dtype}", in which a block has {stored.block_size / 1e6:.4g} MB, and '
-            f"{model.block_size / 1e6:.4g} MB in model.dtype; all servers store blocks of one size, so use "
-            "a type of as many bits, or change model.dtype",
-        )
-    return block_of(stored)
+    return stored
 
 
 def _checked(group: ServersTable, index: int, shelf: HardwareShelf) -> ServersTable:
@@ -111,6 +108,9 @@ def server_specs(
             _check_heads(group, index, sizes)
         memory_bytes = group.memory or group.gpus * table.memory
         is_split = sizes is not None and model.kv_rank is None
+        stored = None
+        if group.dtype not in (None, model.dtype):
+            stored = resolve_model(_stored(model, group, ("servers", index, "dtype")))[1]
         times = parallel(
             times_of(table),
             group.gpus,
@@ -128,6 +128,7 @@ def server_specs(
                 spec.token_bytes,
                 pattern,
                 times,
+                stored,
             )
             for node in members
         ]

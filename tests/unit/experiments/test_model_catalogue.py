@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from policies.problem import BlockRange, Hop, RequestSpec, decode_step_s, service_s
+from policies.checks import check_placement
+from policies.problem import BlockRange, Hop, ModelSpec, RequestSpec, decode_step_s, service_s
 from policies.steps import StepTimes
+from testbed.control.placing import place_experiment
 from testbed.experiments import dump_toml, load_experiment
 from testbed.experiments.catalogue import DTYPES, gpu_named, gpus, models, sizes_of_table
 from testbed.experiments.profiles import named_model
@@ -286,6 +288,35 @@ def test_blocks_that_differ_take_their_own_memory_and_time(tmp_path: Path) -> No
     chunked = [range(0, 30), range(30, 70), range(70, 100)]
     curves_s = [server._attended(chunk.stop) - server._attended(chunk.start) for chunk in chunked]
     assert sum(curves_s) == server._attended(100)
+
+
+def test_as_many_blocks_are_placed_as_fit_wherever_they_are() -> None:
+    heavy_and_light = ModelSpec("m", 6, 8, 10.0, 1.0, blocks_bytes=(1.0, 10.0, 1.0, 10.0, 1.0, 10.0))
+    assert [heavy_and_light.worst_bytes(n) for n in range(5)] == [0, 10, 11, 21, 22]
+    # As if each were the largest, two would fit; one more does wherever it is.
+    assert heavy_and_light.most_blocks(21.0) == 3 == heavy_and_light.most_blocks(21.9)
+    assert heavy_and_light.most_blocks(22.0) == 4 and heavy_and_light.most_blocks(22.0, 1.0) == 2
+    assert heavy_and_light.best_blocks(12.0) == 3 > heavy_and_light.most_blocks(12.0)
+    assert heavy_and_light.most_blocks(1000.0) == 6 and heavy_and_light.most_blocks(0.5) == 0
+    alike = ModelSpec("m", 6, 8, 10.0, 1.0)
+    assert alike.most_blocks(32.9, 1.0) == 2 and alike.most_blocks(33.0, 1.0) == 3 == alike.best_blocks(
+        33.0, 1.0
+    )
+
+
+@pytest.mark.parametrize("policy", ["proposed", "petals", "parallax", "helix", "swarm", "chain-composition"])
+def test_a_mixture_in_every_second_block_is_placed_on_what_it_needs(policy: str, tmp_path: Path) -> None:
+    """Each server holds four blocks, of which two are mixtures; as if all were, it would hold two."""
+    path = tmp_path / "maverick.toml"
+    text = MIXTURE.replace('profile = "qwen3-30b-a3b"', 'profile = "llama-4-maverick"')
+    text = text.replace('hardware = "l4"', 'hardware = "h200"').replace('"8 GB"', '"80 GB"')
+    path.write_text(text.replace('name = "proposed"\n', f'name = "{policy}"\n'))
+    experiment = load_experiment(str(path))
+    problem = experiment.problem
+    found = place_experiment(experiment).placement
+    check_placement(problem, found)
+    assert [held.n_blocks for held in found.ranges] == [4, 4]
+    assert found.uncovered(8) == []
 
 
 def test_a_catalogues_model_whose_blocks_differ_is_placed_and_served(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from policies.checks import check_placement
+from policies.problem import BlockRange
+from testbed.control.placing import place_experiment
 from testbed.errors import ScenarioError
 from testbed.experiments import dump_toml, load_experiment
 from testbed.experiments.assumed import assumed_batching
@@ -94,7 +97,7 @@ def test_an_nvlink_costs_less_than_pcie_and_caches_of_few_heads_are_read_by_more
 
 @pytest.mark.parametrize(
     "keys",
-    [("gpus = 4",), ("gpus = 2", 'interconnect = "pcie"', "memory_reserve = 0.2"), ('dtype = "fp16"',)],
+    [("gpus = 4",), ("gpus = 2", 'interconnect = "pcie"', "memory_reserve = 0.2"), ('dtype = "int4"',)],
     ids=" ".join,
 )
 def test_the_engines_agree_and_a_resolved_scenario_is_the_same(
@@ -141,6 +144,21 @@ def test_a_server_may_have_a_type_of_its_own(several: Several) -> None:
     assert block is not None
     read_s = block.block_bytes / (gpus()["t4"].bandwidth_bytes_per_s * MEMORY_EFFICIENCY)
     assert other.problem.servers[0].decode_at_s(0) == pytest.approx(BLOCK_OVERHEAD_S + read_s, rel=1e-4)
+
+
+def test_a_server_with_smaller_weights_holds_more_blocks(several: Several) -> None:
+    plain, small = several(), several('dtype = "int4"')
+    for experiment in (plain, small):
+        check_placement(experiment.problem, place_experiment(experiment).placement)
+    stored = small.problem.stored(0)
+    assert stored.block_bytes == named_model("llama-3-70b", "int4").block_size
+    assert small.problem.model == plain.problem.model == plain.problem.stored(0)
+    memory_bytes = plain.problem.servers[0].memory_bytes
+    held = BlockRange(0, 8)
+    assert small.problem.room_bytes([held])[0] == memory_bytes - 8 * stored.block_bytes
+    assert stored.most_blocks(memory_bytes) == 8 and plain.problem.model.most_blocks(memory_bytes / 3) == 4
+    assert stored.most_blocks(memory_bytes / 3) == 8
+    assert small.problem.servers[0].decode_s < 0.35 * plain.problem.servers[0].decode_s
 
 
 @pytest.mark.parametrize(
