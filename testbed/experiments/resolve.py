@@ -114,7 +114,11 @@ def resolve(
     )
     clients = with_hub_tokens(scenario.clients, compute, model_table, is_resolved=scenario.resolved)
     workload, requests, lengths, sample, length_samples = make_requests(
-        scenario.workload, scenario.seed, len(where.clients), folder_of("workload", "file")
+        scenario.workload,
+        scenario.seed,
+        len(where.clients),
+        folder_of("workload", "file"),
+        _weights(scenario.clients),
     )
     assert workload.rate is not None
     check_steps(blocks, longest_tokens(requests))
@@ -384,6 +388,13 @@ def _own_hardware(
     if compute.hub_token is None:
         compute = compute.model_copy(update={"hub_token": one_hub_token(hub_tokens)})
     return own, compute
+
+
+def _weights(groups: Sequence[ClientsTable]) -> list[float] | None:
+    """Return how many requests each client sends in proportion to others; ``None``: all as many."""
+    found = [group.weight for group in groups for _ in range(group.count)]
+    known = [weight for weight in found if weight is not None]
+    return known if len(known) == len(found) else None
 
 
 def _objectives(slo: str | None) -> tuple[tuple[str, float], ...]:

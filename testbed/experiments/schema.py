@@ -7,9 +7,11 @@ choices. Quantities are text with a unit: durations become seconds, rates bits p
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -282,6 +284,9 @@ class ClientsTable(Table):
     In a topology, ``site = "any"`` draws a node for each client. ``name`` (default "client") begins their
     names. ``hardware`` is what computes their part of the model, a GPU or a CPU by name: from it follows
     ``hub_token``, the time per output token. Default: ``compute.hub_token``.
+
+    Each client sends ``rate`` requests per second, or a ``share`` of all in proportion to the others'. With
+    rates, ``workload.rate`` is their sum; if it is given, too, they are shares of it.
     """
 
     site: Name
@@ -289,6 +294,19 @@ class ClientsTable(Table):
     name: Name | None = None
     hardware: str | None = None
     hub_token: Seconds | None = None
+    rate: Positive | None = None
+    share: Positive | None = None
+
+    @property
+    def weight(self) -> float | None:
+        """How many requests each client sends, in proportion to others; ``None``: as many as any."""
+        return self.share if self.rate is None else self.rate
+
+    @model_validator(mode="after")
+    def _rate_or_share(self) -> Self:
+        if self.rate is not None and self.share is not None:
+            raise rule("and share say the same of a client; keep one of them", "rate")
+        return self
 
 
 def _words(value: Any) -> Any:
@@ -384,7 +402,47 @@ class Choice(Table):
         return self
 
 
-Distribution = Annotated[Uniform | Lognormal | Choice, Field(discriminator="distribution")]
+class Quantiles(Table):
+    """A lognormal length in tokens by its median ``p50`` and its ``p95``, which one request in 20 exceeds.
+
+    It is rounded and then limited to ``1..max`` (default: what one request in 1,000 would exceed).
+    ``distribution`` may be left out.
+    """
+
+    distribution: Literal["quantiles"]
+    p50: Tokens
+    p95: Tokens
+    max: Tokens | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.p95 < self.p50:
+            raise rule(f"must be at least p50 ({self.p50}), not {self.p95}", "p95")
+        if self.most > MAX_TOKENS:
+            raise rule(f"is missing, and one request in 1,000 would exceed {MAX_TOKENS:,} tokens", "max")
+        return self
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the logarithm."""
+        return math.log(self.p95 / self.p50) / NormalDist().inv_cdf(0.95)
+
+    @property
+    def most(self) -> int:
+        usual = self.p50 * math.exp(self.sigma * NormalDist().inv_cdf(0.999))
+        return self.max or math.ceil(usual)
+
+
+def _named(value: Any) -> Any:
+    """Return the table of a length with the name of its distribution, which quantiles need not have."""
+    if isinstance(value, dict) and "distribution" not in value and "p50" in value:
+        return {"distribution": "quantiles", **value}
+    return value
+
+
+Distribution = Annotated[
+    Uniform | Lognormal | Choice | Quantiles, Field(discriminator="distribution"), BeforeValidator(_named)
+]
 
 
 def _length_kind(value: Any) -> str:
@@ -771,3 +829,33 @@ class Scenario(Table):
     recovery: RecoveryTable = RecoveryTable()
     membership: MembershipTable = MembershipTable()
     endpoint: EndpointTable | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sum_of_rates(cls, data: Any) -> Any:
+        """Fill in ``workload.rate`` with the sum of all clients' rates."""
+        if not isinstance(data, dict):
+            return data
+        clients, workload = data.get("clients"), data.get("workload")
+        groups = clients if isinstance(clients, list) else [clients]
+        if not isinstance(workload, dict) or workload.get("rate") is not None:
+            return data
+        rates = [
+            group["rate"] * group.get("count", 1)
+            for group in groups
+            if isinstance(group, dict)
+            and isinstance(group.get("rate"), int | float)
+            and isinstance(group.get("count", 1), int)
+        ]
+        if not rates or workload.get("arrivals") in ("trace", "listed"):
+            return data
+        return {**data, "workload": {**workload, "rate": sum(rates)}}
+
+    @model_validator(mode="after")
+    def _shares_of_all(self) -> Self:
+        kinds = {(group.rate is not None, group.share is not None) for group in self.clients}
+        if len(kinds) > 1:
+            raise rule(
+                "have a rate or share in some tables and not in others; give all the same key", "clients"
+            )
+        return self

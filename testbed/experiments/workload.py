@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from policies.workload import RequestPlan
 from testbed.experiments.draws import Sample, drawn
 from testbed.experiments.limits import MAX_DURATION_S, MAX_NUMBER, MAX_TOKENS, too_late
 from testbed.experiments.problems import KeyedError, shown
-from testbed.experiments.schema import Choice, Lognormal, Uniform, WorkloadTable
+from testbed.experiments.schema import Choice, Lognormal, Quantiles, Uniform, WorkloadTable
 from testbed.experiments.traces import read_trace
 
-LengthTable = int | Uniform | Lognormal | Choice
+LengthTable = int | Uniform | Lognormal | Choice | Quantiles
 Listed = list[list[int | float]]
 Lengths = tuple[int, int]
 """(input, output) tokens of a request."""
@@ -79,8 +79,11 @@ def _length(table: LengthTable, rng: random.Random) -> Callable[[], int]:
         return lambda: rng.randint(table.low, table.high)
     if isinstance(table, Choice):
         return lambda: rng.choices(table.values, table.weights)[0]
-    mu = math.log(table.mean) - table.sigma**2 / 2
-    return lambda: min(max(round(rng.lognormvariate(mu, table.sigma)), 1), table.max)
+    if isinstance(table, Quantiles):
+        mu, sigma, most = math.log(table.p50), table.sigma, table.most
+    else:
+        mu, sigma, most = math.log(table.mean) - table.sigma**2 / 2, table.sigma, table.max
+    return lambda: min(max(round(rng.lognormvariate(mu, sigma)), 1), most)
 
 
 def _longest(table: LengthTable | None, seen: list[int]) -> int:
@@ -91,6 +94,8 @@ def _longest(table: LengthTable | None, seen: list[int]) -> int:
         return table.high
     if isinstance(table, Lognormal):
         return table.max
+    if isinstance(table, Quantiles):
+        return table.most
     return max(table.values if isinstance(table, Choice) else seen)
 
 
@@ -273,6 +278,8 @@ def _said(table: LengthTable | None) -> str:
         return f"{table.low} to {table.high}"
     if isinstance(table, Lognormal):
         return f"lognormal, mean {table.mean:g}, at most {table.max}"
+    if isinstance(table, Quantiles):
+        return f"lognormal, p50 {table.p50}, p95 {table.p95}, at most {table.most}"
     if isinstance(table, Choice):
         return "of " + ", ".join(map(str, table.values))
     return str(table)
@@ -293,14 +300,19 @@ def workload_source(table: WorkloadTable) -> str:
 
 
 def make_requests(
-    table: WorkloadTable, seed: int, n_clients: int, folder: Path
+    table: WorkloadTable,
+    seed: int,
+    n_clients: int,
+    folder: Path,
+    weights: Sequence[float] | None = None,
 ) -> tuple[WorkloadTable, tuple[RequestPlan, ...], tuple[int, int], Sample | None, tuple[Lengths, ...]]:
     """Make the requests of ``[workload]``; the first generated one arrives at 0 s.
 
     Returns the resolved table, the requests, the (input, output) lengths that the placement is designed for,
     how recorded requests were chosen (``None`` if generated), and lengths of past requests. The placement is
     designed for the longest prompt, and for the longest output that can occur or, if lengths are hidden, that
-    a request may ask for. A relative trace file is looked for in ``folder``. Raises ``KeyedError``.
+    a request may ask for. Each request is of a client drawn by the clients' ``weights`` (default: all alike), unless a
+    list says which. A relative trace file is looked for in ``folder``. Raises ``KeyedError``.
     """
     arrivals = stream(seed, "arrivals")
     replayed: Listed | None = None
@@ -345,7 +357,10 @@ def make_requests(
         else:
             lengths.append([pair[column] for pair in pairs])
     choice = stream(seed, "client choice")
-    clients = [choice.randrange(n_clients) for _ in arrives_at_s]
+    if weights is None:
+        clients = [choice.randrange(n_clients) for _ in arrives_at_s]
+    else:
+        clients = choice.choices(range(n_clients), weights, k=len(arrives_at_s))
     limits: list[int | None] = [None] * len(clients)
     longest = (_longest(table.n_input_tokens, lengths[0]), _longest(table.n_output_tokens, lengths[1]))
     if table.lengths == "hidden":
