@@ -50,10 +50,10 @@ def with_hub_tokens(
         if group.hardware is None or is_resolved:
             found.append(group)
             continue
-        if group.hub_token is not None or compute.hub_token is not None:
-            other = "clients.hub_token" if group.hub_token is not None else "compute.hub_token"
-            raise KeyedError(key, f"gives the client's time per token, and so does {other}; keep one of them")
         seconds = hub_token_s(group.hardware, model, key)
+        if group.hub_token not in (None, seconds) or compute.hub_token is not None:
+            other = "compute.hub_token" if compute.hub_token is not None else "clients.hub_token"
+            raise KeyedError(key, f"gives the client's time per token, and so does {other}; keep one of them")
         found.append(group.model_copy(update={"hub_token": seconds}))
     return found
 

@@ -77,6 +77,7 @@ def test_the_engines_and_the_closed_form_agree_on_each_clients_time(
 ) -> None:
     options = f"policy.communication='{communication}'", f"compute.batching='{batching}'"
     experiment = hubs(tmp_path, *MIXED, *options)
+    found_s = experiment.problem.hub_tokens_s
     case = Case(experiment)
     fast, virtual = simulate(case, "testbed"), simulate(case, "testbed", is_virtual=True)
     assert (fast.engine, virtual.engine) == ("fast", "virtual")
@@ -95,6 +96,11 @@ def test_the_engines_and_the_closed_form_agree_on_each_clients_time(
     stored = tmp_path / "stored.toml"
     stored.write_text(dump_toml(experiment))
     assert load_experiment(str(stored)).problem == experiment.problem
+    # What follows from the hardware may stand beside it, as where a study changes other clients.
+    again = hubs(
+        tmp_path, *(f'{keys}\nhub_token = "{1e3 * s} ms"' for keys, s in zip(MIXED, found_s, strict=True))
+    )
+    assert again.problem.hub_tokens_s == found_s
 
 
 @pytest.mark.parametrize(
