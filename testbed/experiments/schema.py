@@ -495,7 +495,9 @@ class WorkloadTable(Table):
     ones). ``max_input_tokens`` first drops recorded requests with longer prompts.
 
     Generated arrivals: "poisson", "gamma" (with ``shape``) and "constant" arrive at ``rate`` per
-    second until the first of ``changes``. The placement is designed for ``rate``. ``n_input_tokens`` and
+    second until the first of ``changes``. A ``curve`` has the rates over a day (or ``curve_period``) in
+    proportion to each other, evenly spaced and repeated; ``rate`` is their mean. The placement is designed for
+    ``rate``. ``n_input_tokens`` and
     ``n_output_tokens`` are numbers or distributions. A length that is missing or "trace" comes from a request
     drawn from the trace ``file``, or from ``request_lengths``, one [input, output] per request in order.
 
@@ -515,6 +517,8 @@ class WorkloadTable(Table):
     arrivals: Literal["poisson", "gamma", "constant", "trace", "listed"] = "poisson"
     rate: Positive | None = None
     changes: list[RateChange] | None = None
+    curve: Annotated[list[Weight], Field(min_length=2, max_length=10_000)] | None = None
+    curve_period: PositiveSeconds | None = None
     shape: Positive | None = None
     file: str | None = None
     requests: list[Any] | None = None
@@ -587,6 +591,14 @@ class WorkloadTable(Table):
             raise rule(
                 f'is only for generated arrivals; arrivals is "{self.arrivals}", so leave it out', "changes"
             )
+        if self.curve is not None:
+            if not is_generated or self.changes:
+                what = "changes" if is_generated else f'arrivals = "{self.arrivals}"'
+                raise rule(f"sets the rates, and so does {what}; keep one of them", "curve")
+            if not any(self.curve):
+                raise rule("is 0 at all times; at least one value must be above 0", "curve")
+        elif self.curve_period is not None:
+            raise rule("is of a curve; give workload.curve, or leave this out", "curve_period")
         for before, after in pairwise(self.changes or ()):
             if after.at <= before.at:
                 raise rule("must be in the order of time, each later than the one before", "changes")

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ LengthTable = int | Uniform | Lognormal | Choice | Quantiles
 Listed = list[list[int | float]]
 Lengths = tuple[int, int]
 """(input, output) tokens of a request."""
+DAY_S = 86400.0
 _MOST_KNOWN = 256
 """Most past requests whose lengths policies know."""
 
@@ -56,20 +58,33 @@ def _gaps(table: WorkloadTable, rng: random.Random) -> Callable[[], float]:
 def _warped(table: WorkloadTable, gap: Callable[[], float], n: int) -> list[float]:
     """Return ``n`` arrivals in s.
 
-    Gaps are drawn for ``table.rate`` and scaled to the rate in force (``changes``).
+    Gaps are drawn for ``table.rate`` and scaled to the rate in force (``changes``, ``curve``).
     """
     assert table.rate is not None, "generated arrivals have a rate"
-    changes = [(change.at, change.rate) for change in table.changes or ()]
-    at_s, rate, arrivals = 0.0, table.rate, [0.0]
+    changes = _rates(table)
+    at_s, arrivals = 0.0, [0.0]
+    (_, rate), following = next(changes), next(changes, None)
     while len(arrivals) < n:
         left = gap() * table.rate  # what is left of a gap with mean 1
-        while changes and at_s + left / rate > changes[0][0]:
-            change_at_s, next_rate = changes.pop(0)
-            left -= (change_at_s - at_s) * rate
-            at_s, rate = change_at_s, next_rate
+        while following is not None and left > (following[0] - at_s) * rate:
+            left -= (following[0] - at_s) * rate
+            (at_s, rate), following = following, next(changes, None)
         at_s += left / rate
         arrivals.append(at_s)
     return arrivals
+
+
+def _rates(table: WorkloadTable) -> Iterator[tuple[float, float]]:
+    """Yield (from when on in s, requests per second), the first from 0 s; without end for a curve."""
+    assert table.rate is not None
+    if table.curve is None:
+        yield 0.0, table.rate
+        yield from ((change.at, change.rate) for change in table.changes or ())
+        return
+    curve, period_s = table.curve, table.curve_period or DAY_S
+    mean = sum(curve) / len(curve)
+    for number in itertools.count():
+        yield number * period_s / len(curve), table.rate * curve[number % len(curve)] / mean
 
 
 def _length(table: LengthTable, rng: random.Random) -> Callable[[], int]:
@@ -290,7 +305,9 @@ def workload_source(table: WorkloadTable) -> str:
     if table.arrivals == "listed":
         arrivals = table.origin or "listed"
     else:
-        arrivals = f"{table.arrivals}, {table.rate:g} per second" + (" at first" if table.changes else "")
+        arrivals = f"{table.arrivals}, {table.rate:g} per second" + (
+            " at first" if table.changes else " on average over a curve" if table.curve else ""
+        )
         if table.origin:
             arrivals += f"; {table.origin}"
     lengths = f"input tokens {_said(table.n_input_tokens)}, output tokens {_said(table.n_output_tokens)}"
@@ -333,7 +350,7 @@ def make_requests(
         }
     else:
         gap, n = _gaps(table, arrivals), table.n_requests or 1
-        if table.changes:
+        if table.changes or table.curve:
             arrives_at_s = _warped(table, gap, n)
         else:
             arrives_at_s = list(accumulate((gap() for _ in range(n - 1)), initial=0.0))

@@ -81,3 +81,35 @@ def test_lengths_have_the_quantiles_that_are_given(tmp_path: Path) -> None:
         loaded(tmp_path, RATES, "workload.n_input_tokens={p50=900, p95=90}")
     with pytest.raises(ScenarioError, match="max: is missing, and one request in 1,000 would exceed"):
         loaded(tmp_path, RATES, "workload.n_input_tokens={p50=1, p95=100000}")
+
+
+def test_arrivals_follow_a_curve_whose_mean_is_the_rate(tmp_path: Path) -> None:
+    options = "workload.curve=[0, 1, 3]", 'workload.curve_period="300 s"', "workload.arrivals=constant"
+    experiment = loaded(tmp_path, CLIENTS, *options, rate="rate = 0.5\n", n=600)
+    at_s = np.array([request.arrival_at_s for request in experiment.workload.requests][1:])
+    assert not np.any(at_s % 300 < 100)
+    second, third = (np.sum((at_s % 300 >= low) & (at_s % 300 < low + 100)) for low in (100, 200))
+    assert third / second == pytest.approx(3, rel=0.05)
+    assert len(at_s) / (300 * np.ceil(at_s[-1] / 300)) == pytest.approx(0.5, rel=0.02)
+    assert experiment.problem.request_rate == 0.5
+    doubled = loaded(tmp_path, CLIENTS, *options, rate="rate = 1\n", n=600)
+    assert doubled.workload.requests[-1].arrival_at_s < 0.6 * at_s[-1]
+    stored = tmp_path / "stored.toml"
+    stored.write_text(dump_toml(experiment))
+    assert load_experiment(str(stored)).workload.requests == experiment.workload.requests
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("workload.curve=[1, -1]", r"workload\.curve\.1"),
+        ("workload.curve=[0, 0]", "is 0 at all times"),
+        ("workload.curve_period=1 h", "is of a curve; give workload.curve"),
+    ],
+)
+def test_a_curve_that_is_none_is_refused(option: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=words):
+        loaded(tmp_path, CLIENTS, option, rate="rate = 0.5\n")
+    changes = 'workload.changes=[{at="9 s", rate=2.0}]'
+    with pytest.raises(ScenarioError, match="sets the rates, and so does changes; keep one"):
+        loaded(tmp_path, CLIENTS, "workload.curve=[1, 2]", changes, rate="rate = 0.5\n")
