@@ -17,7 +17,7 @@ from nodes.clock import on_tick
 class BatchTimes(Protocol):
     """How long a server's steps take: ``policies.steps.StepLaw``."""
 
-    def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
+    def batch_s(self, blocks: range, positions: Sequence[int], prompt: range) -> float:
         """Decodes steps at ``positions`` and the tokens ``prompt`` of one prompt (may be none), computed together."""
         ...
 
@@ -30,23 +30,27 @@ class StepTimes(BatchTimes, Protocol):
         """While n other sessions compute, a step takes ``1 + contention_ratio n`` times as long."""
         ...
 
-    def step_s(self, position: int, n_tokens: int, n_blocks: int) -> float:
+    def step_s(self, position: int, n_tokens: int, blocks: range) -> float:
         """A step alone: ``n_tokens`` at ``position``, which is the number of tokens cached before it."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One session's step that waits or is computed: ``n_tokens`` at ``position`` through ``n_blocks`` blocks."""
+    """One session's step that waits or is computed: ``n_tokens`` at ``position`` through ``blocks``."""
 
     arrived_at_s: float
     position: int
     n_tokens: int
-    n_blocks: int
+    blocks: range
     factor: float = 1.0
     """How many times as long as usual the server takes."""
     n_done: int = 0
     """Tokens of a prompt that earlier chunks have computed."""
+
+    @property
+    def n_blocks(self) -> int:
+        return len(self.blocks)
 
     @property
     def is_decode(self) -> bool:
@@ -199,8 +203,8 @@ class Batches:
     def ends_at_s(self, work: Work) -> float:
         """Returns the instant at which ``work`` ends by the law."""
         assert self._times is not None, "a server with a law"
-        n_blocks = max(step.n_blocks for step in work.steps)
-        busy_s = self._times.batch_s(n_blocks, [step.position for step in work.decodes], work.chunk)
+        blocks = max((step.blocks for step in work.steps), key=lambda blocks: (len(blocks), -blocks.start))
+        busy_s = self._times.batch_s(blocks, [step.position for step in work.decodes], work.chunk)
         return on_tick(work.start_at_s + busy_s * max(step.factor for step in work.steps))
 
     def end(self, work: Work, end_at_s: float) -> Batch:
@@ -231,7 +235,7 @@ class OneByOne(Batches):
 
     def ends_at_s(self, work: Work) -> float:
         (step,) = work.decodes
-        alone_s = self._step_s(step.position, step.n_tokens, step.n_blocks)
+        alone_s = self._step_s(step.position, step.n_tokens, step.blocks)
         return on_tick(work.start_at_s + alone_s * step.factor)
 
 

@@ -210,13 +210,13 @@ class StubCompute:
         self, session: _StubSession, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
     ) -> Computed:
         profile = self.profile
-        n_blocks = len(session.caches)
+        blocks = range(session.first, session.first + len(session.caches))
         values = apply_to_rows(read_rows(payload, self.token_bytes), session.first, session.caches)
         answer = write_rows(values, self.token_bytes)
         together = Composition()
         overhead_s = profile.overhead_s(session.client, position, n_tokens)
         if self._batcher is None:
-            alone_s = profile.times.step_s(position, n_tokens, n_blocks) * self._factor
+            alone_s = profile.times.step_s(position, n_tokens, blocks) * self._factor
             ends_at_s = arrived_at_s + self._turns.take(arrived_at_s, alone_s)
             try:
                 await self._clock.sleep_until_s(on_tick(on_tick(ends_at_s) + overhead_s))
@@ -224,7 +224,7 @@ class StubCompute:
                 self._turns.leave(ends_at_s)
                 raise
             return Computed(answer, together)
-        step = Step(arrived_at_s, position, n_tokens, n_blocks, self._factor)
+        step = Step(arrived_at_s, position, n_tokens, blocks, self._factor)
         batch = await self._batcher.run(step)
         if profile.batching == "continuous":
             together = batch.together

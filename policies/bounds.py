@@ -46,7 +46,7 @@ class UpperBound:
         longest_s = (lead_s + whole_s) / n
         if n > 1:
             longest_s = max(longest_s, (whole_s - self._least_prefill_s(request)) / (n - 1))
-        return longest_s + self._problem.hub_token_s
+        return longest_s + self._problem.hub_s(request.client)
 
     def completion_s(self, request: RequestSpec, lead_s: float, crowded_s: float) -> float:
         """Returns the bound in seconds on a request from its arrival to its last token, if nobody had to ask again.
@@ -56,7 +56,7 @@ class UpperBound:
         request waits no longer than that sum: on the chain of Theorem 1 it is at most ``crowded_s`` for each hop.
         """
         n_hops = len(theorem1_servers(self._greedy, self._problem.model.n_blocks))
-        tokens_s = self._service_s(request) + request.n_output_tokens * self._problem.hub_token_s
+        tokens_s = self._service_s(request) + request.n_output_tokens * self._problem.hub_s(request.client)
         return lead_s + n_hops * crowded_s + tokens_s
 
     def _service_s(self, request: RequestSpec) -> float:
@@ -78,9 +78,9 @@ def lower_bound_per_token_s(problem: Problem, request: RequestSpec, lead_s: floa
 
     ``lead_s``: the seconds before its prompt is sent. Infinite if the servers cannot hold the model.
     """
-    costs = link_costs(problem, request)
+    costs = link_costs(problem, request, is_bound=True)
     return (
         lead_s / request.n_output_tokens
         + lower_bound_s(problem, request.n_tokens, costs)
-        + problem.hub_token_s
+        + problem.hub_s(request.client)
     )

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from policies.design import given_or_chosen
 from policies.feasibility import cgbp_infeasible
-from policies.greedy import GreedyPlan, plan, whole
+from policies.greedy import GreedyPlan, plan
 from policies.interfaces import PlacementPolicy
 from policies.link_costs import LinkCosts
 from policies.problem import Placement, Problem
@@ -90,7 +90,10 @@ def lower_bounds_per_token_s(problem: Problem) -> list[float]:
 
     Caches are those of the design lengths. Block caps do not apply.
     """
-    decode_s = tuple(server.decode_s for server in problem.servers)
+    decode_s = tuple(
+        min(law.decode_at_s(server.decode_context_tokens) for law in (server, *server.others))
+        for server in problem.servers
+    )
     n_tokens = problem.n_input_tokens + problem.n_output_tokens
     return [lower_bound_s(problem, n_tokens, LinkCosts(hop_s, decode_s)) for hop_s in problem.token_rtt_s]
 
@@ -103,10 +106,12 @@ def lower_bound_s(problem: Problem, n_tokens: int, costs: LinkCosts) -> float:
     Infinite if the servers cannot hold L blocks.
     """
     n_blocks = problem.model.n_blocks
-    per_block_bytes = problem.model.block_bytes + problem.model.cache_bytes(n_tokens)
+    cache_bytes = problem.model.cache_bytes(n_tokens)
     offers = []
-    for server, hop_s, block_s in zip(problem.servers, costs.hop_s, costs.block_s, strict=True):
-        count = min(whole(server.memory_bytes, per_block_bytes), n_blocks)
+    for j, (server, hop_s, block_s) in enumerate(
+        zip(problem.servers, costs.hop_s, costs.block_s, strict=True)
+    ):
+        count = problem.stored(j).best_blocks(server.memory_bytes, cache_bytes)
         if count > 0:
             offers.append((block_s + hop_s / count, count))
     left, total_s = n_blocks, 0.0

@@ -121,8 +121,10 @@ class Chains:
             return None
         server, n_decoded = problem.servers[hop.server], request.n_output_tokens - 1
         input_s, token_s = hop_times_s(problem, request, previous, hop.server)
-        compute_s = server.prefill_s(request.n_input_tokens) + n_decoded * server.mean_decode_s(request)
-        service_s = input_s + n_decoded * token_s + compute_s * hop.n_blocks
+        n_input = request.n_input_tokens
+        compute_s = server.prefill_of_s(n_input, hop.blocks)
+        compute_s += n_decoded * server.mean_decode_of_s(n_input, n_decoded, hop.blocks)
+        service_s = input_s + n_decoded * token_s + compute_s
         return Link(tail, hop, service_s, need_bytes, previous)
 
 

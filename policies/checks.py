@@ -34,8 +34,8 @@ def check_placement(problem: Problem, placement: Placement, name: str | None = N
             raise PolicyError(
                 f"{who} must return one {what} for each of the {problem.n_servers} servers, not {len(values)}"
             )
-    for server, held, cache_bytes in zip(
-        problem.servers, placement.ranges, placement.cache_bytes, strict=True
+    for j, (server, held, cache_bytes) in enumerate(
+        zip(problem.servers, placement.ranges, placement.cache_bytes, strict=True)
     ):
         first, last = _ints(held, who, server.name)
         if not _is_number(cache_bytes):
@@ -46,7 +46,7 @@ def check_placement(problem: Problem, placement: Placement, name: str | None = N
             raise PolicyError(
                 f"{who} puts blocks [{first}, {last}) on {server.name}; the model has [0, {model.n_blocks})"
             )
-        own_bytes = model.block_bytes * (last - first)
+        own_bytes = problem.stored(j).range_bytes(BlockRange(first, last))
         if own_bytes + max(cache_bytes, 0.0) > server.memory_bytes * (1 + ROUNDING_RATIO):
             raise PolicyError(
                 f"{who} overbooks {server.name}: {gigabytes(own_bytes)} of blocks and "

@@ -64,6 +64,10 @@ class MeanRequests:
         self.problem = replace(
             problem,
             clients=("mean",),
+            hub_token_s=sum(map(problem.hub_s, range(len(problem.clients)))) / len(problem.clients)
+            if problem.hub_tokens_s
+            else problem.hub_token_s,
+            hub_tokens_s=(),
             raw_rtt_s=_mean_row(problem.raw_rtt_s),
             token_rtt_s=_mean_row(problem.token_rtt_s),
             input_rtt_base_s=_mean_row(problem.input_rtt_base_s),
@@ -177,7 +181,7 @@ class ChainComposition(PlacementPolicy):
         n_blocks = problem.model.n_blocks
         counts = _counts(mean, concurrency)
         able = [j for j, count in enumerate(counts) if count]
-        hub_s = problem.hub_token_s * mean.request.n_output_tokens
+        hub_s = problem.hub_s(mean.request.client) * mean.request.n_output_tokens
         order = sorted(able, key=lambda j: (mean.time_s((Hop(j, 0, counts[j]),)) - hub_s) / counts[j])
         ranges = [BlockRange(0, 0)] * problem.n_servers
         throughput, hops = 0.0, list[Hop]()
@@ -199,9 +203,11 @@ class ChainComposition(PlacementPolicy):
 
 
 def _counts(mean: MeanRequests, concurrency: int) -> list[int]:
-    model = mean.problem.model
-    each_bytes = model.block_bytes + concurrency * mean.slot_bytes
-    return [min(whole(server.memory_bytes, each_bytes), model.n_blocks) for server in mean.problem.servers]
+    problem, cache_bytes = mean.problem, concurrency * mean.slot_bytes
+    return [
+        problem.stored(j).most_blocks(server.memory_bytes, cache_bytes)
+        for j, server in enumerate(problem.servers)
+    ]
 
 
 def _concurrencies(mean: MeanRequests) -> list[int]:
@@ -209,12 +215,14 @@ def _concurrencies(mean: MeanRequests) -> list[int]:
 
     With many servers they are thinned out.
     """
-    model, servers = mean.problem.model, mean.problem.servers
+    problem = mean.problem
+    servers = problem.servers
+    kinds = {(server.memory_bytes, problem.stored(j)) for j, server in enumerate(servers)}
     found = {
-        whole(memory / count - model.block_bytes, mean.slot_bytes)
-        for memory in {server.memory_bytes for server in servers}
+        whole(memory / count - model.worst_bytes(count) / count, mean.slot_bytes)
+        for memory, model in kinds
         for count in range(1, model.n_blocks + 1)
-        if memory >= count * model.block_bytes
+        if memory >= model.worst_bytes(count)
     }
     ordered = sorted(c for c in found if c >= 1)
     step = -(-len(ordered) * len(servers) // _MOST_TRIALS)

@@ -29,8 +29,10 @@ class DesignConcurrency(NamedTuple):
 def memory_bound(problem: Problem) -> int:
     """Returns floor((sum M_j - s_m (L + |V_s|)) / (s_c (L + |V_s|))): any |R| up to it is guaranteed to fit.
 
-    It can be negative.
+    It can be negative. Where blocks differ in size, also by server, it is the largest |R| that fits.
     """
+    if problem.model.blocks_bytes or any(server.stored for server in problem.servers):
+        return largest_concurrency(problem, honour_cap=False)
     held_blocks = problem.model.n_blocks + problem.n_servers
     total_bytes = sum(server.memory_bytes for server in problem.servers)
     free_bytes = total_bytes - problem.model.block_bytes * held_blocks

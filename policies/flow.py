@@ -66,10 +66,10 @@ class Rates:
         n_input, n_output = problem.mean_lengths
         n_decoded = n_output - 1
         step_s, n_together = n_blocks * spec.decode_s, 1
-        if spec.session_slope_s:
-            free_bytes = spec.memory_bytes - n_blocks * problem.model.block_bytes
+        if spec.session_slope_s or spec.experts_s:
+            free_bytes = spec.memory_bytes - problem.stored(server).worst_bytes(n_blocks)
             n_together = max(1, whole(free_bytes, n_blocks * problem.model.cache_bytes(n_input + n_output)))
-            step_s += spec.step_base_s + n_blocks * spec.session_slope_s * (n_together - 1)
+            step_s += spec.step_base_s + n_blocks * spec.further_s(n_together)
         busy_s = n_blocks * spec.prefill_s(n_input) + n_decoded * step_s / n_together
         return _per_s(n_input + n_decoded, busy_s)
 

@@ -37,10 +37,10 @@ class GreedyPlan(NamedTuple):
 
 def block_counts(problem: Problem, design_concurrency: int, *, honour_cap: bool = True) -> list[int]:
     """Returns m_j = min(floor(M_j / (s_m + s_c |R|)), L), and at most ``block_cap`` with ``honour_cap``."""
-    per_block_bytes = problem.model.block_bytes + problem.design_cache_bytes * design_concurrency
+    cache_bytes = problem.design_cache_bytes * design_concurrency
     counts = []
-    for server in problem.servers:
-        count = min(whole(server.memory_bytes, per_block_bytes), problem.model.n_blocks)
+    for j, server in enumerate(problem.servers):
+        count = problem.stored(j).most_blocks(server.memory_bytes, cache_bytes)
         if honour_cap and server.block_cap is not None:
             count = min(count, server.block_cap)
         counts.append(max(count, 0))
@@ -105,7 +105,7 @@ def plan(problem: Problem, design_concurrency: int, *, honour_cap: bool = True) 
             count = counts[j]
             first = _window(capacity, load, count, design_concurrency)
             ranges[j] = BlockRange(first, first + count)
-            free_bytes = problem.servers[j].memory_bytes - problem.model.block_bytes * count
+            free_bytes = problem.servers[j].memory_bytes - problem.stored(j).range_bytes(ranges[j])
             sessions = whole(free_bytes, problem.design_cache_bytes * count)
             saved = dummy - ticks[j]
             for b in range(first, first + count):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from policies.greedy import whole
 from policies.petals import petals_block_counts, weakest_window, window_rps
 from policies.problem import BlockRange, Linear, Matrix, OneWayDelays, Placement, Problem
 
@@ -71,8 +70,7 @@ def join(problem: Problem, placement: Placement, server: int, announced: Iterabl
         count = petals_block_counts(problem)[server]
     else:
         count = min(
-            whole(spec.memory_bytes, model.block_bytes + problem.design_cache_bytes * concurrency),
-            model.n_blocks,
+            problem.stored(server).most_blocks(spec.memory_bytes, problem.design_cache_bytes * concurrency),
             model.n_blocks if spec.block_cap is None else spec.block_cap,
         )
     held = BlockRange(0, 0)

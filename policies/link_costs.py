@@ -52,12 +52,15 @@ class LinkCosts(NamedTuple):
         return LinkCosts(hop_s, self.block_s, None, (pick(self.return_s),) * n)
 
 
-def link_costs(problem: Problem, request: RequestSpec, *, decode_only: bool = False) -> LinkCosts:
+def link_costs(
+    problem: Problem, request: RequestSpec, *, decode_only: bool = False, is_bound: bool = False
+) -> LinkCosts:
     """Returns the costs of ``request`` on every server, averaged over all of its output tokens.
 
     The first of l_out tokens costs the prefill, t^I_cj + k tau^I_j, and the others a decode step each, t_cj +
     k tau_j. With ``decode_only`` every token counts as a decode step. Where servers forward to each other,
     t_cj and t^I_cj are those of the way from the server before (``hop_times_s``, ``return_times_s``).
+    Where a model's blocks differ, tau is that of the largest, and with ``is_bound`` that of the fastest.
     """
     n_in, n_out = request.n_input_tokens, request.n_output_tokens
     first, rest = (0.0, 1.0) if decode_only else (1 / n_out, (n_out - 1) / n_out)
@@ -67,7 +70,13 @@ def link_costs(problem: Problem, request: RequestSpec, *, decode_only: bool = Fa
 
     servers = range(problem.n_servers)
     hop_s = tuple(per_token_s(hop_times_s(problem, request, None, j)) for j in servers)
-    block_s = tuple(per_token_s((s.prefill_s(n_in), s.mean_decode_s(request))) for s in problem.servers)
+    block_s = tuple(
+        min(
+            per_token_s((law.prefill_s(n_in), law.mean_decode_at_s(n_in, n_out - 1)))
+            for law in (server, *(server.others if is_bound else ()))
+        )
+        for server in problem.servers
+    )
     if not problem.forwarding:
         return LinkCosts(hop_s, block_s)
     across_s = tuple(
@@ -96,6 +105,8 @@ def with_costs(problem: Problem, request: RequestSpec, costs: LinkCosts) -> Prob
             for server, block_s in zip(problem.servers, costs.block_s, strict=True)
         ),
         clients=(problem.clients[request.client],),
+        hub_token_s=problem.hub_s(request.client),
+        hub_tokens_s=(),
         raw_rtt_s=(problem.raw_rtt_s[request.client],),
         token_rtt_s=(costs.hop_s,),
         one_way=one_way

@@ -163,6 +163,8 @@ class LinkWaits:
         links = self._links
         token_s = links.token_bytes * 8 / rate_bps
         prompt_s = self._n_input * token_s
+        if not prompt_s:  # nothing waits on a link of infinite rate
+            return 0.0
         met_s = self._met_s(rate_bps)
         # Waits on a chain's ways are in proportion to their loads: together they are this many times one's own.
         n_ways = max(pace.load_s2 / (prompt_s * met_s), 1.0)
@@ -224,7 +226,7 @@ class LinkWaits:
         for number, hop in enumerate(hops):
             at_s += pass_on(self.there(client, previous, hop.server), at_s)
             at_s += hop_times_s(problem, request, previous, hop.server)[0]
-            at_s += hop.n_blocks * problem.servers[hop.server].prefill_s(n_input)
+            at_s += problem.servers[hop.server].prefill_of_s(n_input, hop.blocks)
             if not problem.forwarding or number + 1 == len(hops):
                 back, sent_s = self.back(client, hop.server), 0.0
                 if not problem.forwarding:  # the hop's time has the way back

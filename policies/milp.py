@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from policies.design import given_or_chosen
 from policies.feasibility import block_list, gigabytes
-from policies.greedy import plan, whole
+from policies.greedy import plan
 from policies.interfaces import PlacementPolicy
 from policies.link_costs import chain_total_s, cheapest_chain, link_costs
 from policies.milp_model import BprrModel
@@ -264,8 +264,8 @@ def _greedy_start(
             continue
         tried.add(ranges)
         if min_blocks and any(
-            not held.n_blocks and whole(server.memory_bytes, problem.model.block_bytes)
-            for server, held in zip(problem.servers, ranges, strict=True)
+            not held.n_blocks and problem.stored(j).best_blocks(problem.servers[j].memory_bytes)
+            for j, held in enumerate(ranges)
         ):
             continue
         try:
@@ -285,7 +285,7 @@ def _overbooked(
     chains: Sequence[tuple[Hop, ...]],
 ) -> list[str]:
     """Returns the names of servers whose blocks and caches need more than their memory."""
-    used_bytes = [problem.model.block_bytes * held.n_blocks for held in ranges]
+    used_bytes = [problem.stored(j).range_bytes(held) for j, held in enumerate(ranges)]
     for request, chain in zip(requests, chains, strict=True):
         for hop in chain:
             used_bytes[hop.server] += problem.model.cache_bytes(request.n_tokens) * hop.n_blocks
@@ -312,8 +312,8 @@ def _route_in_turn(
             f"server ({gigabytes(len(missing) * model.block_bytes)} of memory); use milp or cg-bp"
         )
     free_bytes = []
-    for server, held in zip(problem.servers, ranges, strict=True):
-        needed_bytes = model.block_bytes * held.n_blocks
+    for j, (server, held) in enumerate(zip(problem.servers, ranges, strict=True)):
+        needed_bytes = problem.stored(j).range_bytes(held)
         if not fits(server.memory_bytes, needed_bytes):
             raise InfeasiblePlacement(
                 f"rounding the LP relaxation overbooks {server.name}: {held.n_blocks} blocks need "
@@ -351,8 +351,12 @@ def _refuse_if_short(problem: Problem, requests: Sequence[RequestSpec]) -> None:
     if not requests:
         raise PolicyError("the optimum needs at least one request, but there is none")
     model = problem.model
-    each_bytes = model.block_bytes + min(model.cache_bytes(r.n_tokens) for r in requests)
-    n_held = sum(whole(server.memory_bytes, each_bytes) for server in problem.servers)
+    cache_bytes = min(model.cache_bytes(r.n_tokens) for r in requests)
+    each_bytes = model.block_bytes + cache_bytes
+    n_held = sum(
+        problem.stored(j).best_blocks(server.memory_bytes, cache_bytes)
+        for j, server in enumerate(problem.servers)
+    )
     if n_held < model.n_blocks:
         missing = range(n_held, model.n_blocks)
         raise InfeasiblePlacement(

@@ -32,7 +32,7 @@ from policies.greedy import whole
 from policies.link_costs import LinkCosts, link_costs
 from policies.milp_solver import LinearModel, Solution
 from policies.problem import BlockRange, Hop, PolicyError, Problem, RequestSpec
-from policies.waiting import ROUNDING_RATIO
+from policies.waiting import ROUNDING_RATIO, fits
 
 MAX_VARIABLES = 25_000
 """Larger models are refused: HiGHS would need hours, if it found any solution."""
@@ -94,23 +94,31 @@ class BprrModel:
 
     def _most_held(self) -> list[int]:
         """Returns how many blocks fit on each server, at most L."""
-        block_bytes = self._problem.model.block_bytes
-        return [min(whole(s.memory_bytes, block_bytes), self._n_blocks) for s in self._problem.servers]
+        problem = self._problem
+        return [problem.stored(j).best_blocks(s.memory_bytes) for j, s in enumerate(problem.servers)]
 
     def _choose_range(self, j: int, min_blocks: int) -> None:
         ranges = self._ranges[j]
         held = self._most_held()[j]
         for first in range(self._n_blocks):
             for last in range(first + 1, min(first + held, self._n_blocks) + 1):
-                ranges[BlockRange(first, last)] = self.linear.variable(0.0, 1.0)
+                if self._fits(j, BlockRange(first, last)):
+                    ranges[BlockRange(first, last)] = self.linear.variable(0.0, 1.0)
         if ranges:
             self.linear.row(dict.fromkeys(ranges.values(), 1.0), float(min(min_blocks, 1)), 1.0)
+
+    def _fits(self, j: int, held: BlockRange) -> bool:
+        """Whether server j has memory for these very blocks; those of a number that fits anywhere are alike."""
+        stored = self._problem.stored(j)
+        return not stored.blocks_bytes or fits(
+            self._problem.servers[j].memory_bytes, stored.range_bytes(held)
+        )
 
     def _offer_hops(self, j: int, kind: RequestSpec, costs: LinkCosts) -> None:
         """Adds the hops of ``kind`` on server j; each is possible only if j's range allows it."""
         n_requests = self._kinds[kind]
-        one_bytes = self._problem.model.block_bytes + self._cache_bytes[kind]
-        longest = whole(self._problem.servers[j].memory_bytes, one_bytes)
+        memory_bytes = self._problem.servers[j].memory_bytes
+        longest = self._problem.stored(j).best_blocks(memory_bytes, self._cache_bytes[kind])
         ranges = self._ranges_by_end(j)
         for last in range(1, self._n_blocks + 1):
             entered: dict[int, float] = {}
@@ -169,7 +177,7 @@ class BprrModel:
     def _room_bytes(self, j: int, held: BlockRange) -> float:
         """Returns the bytes for caches beside the range ``held`` on server j."""
         memory_bytes = self._problem.servers[j].memory_bytes * (1.0 + ROUNDING_RATIO)
-        return max(memory_bytes - self._problem.model.block_bytes * held.n_blocks, 0.0)
+        return max(memory_bytes - self._problem.stored(j).range_bytes(held), 0.0)
 
     def _ranges_by_end(self, j: int) -> dict[int, dict[BlockRange, int]]:
         by_end: dict[int, dict[BlockRange, int]] = {last: {} for last in range(1, self._n_blocks + 1)}

@@ -64,9 +64,11 @@ class PaperModel:
         self._n_blocks = problem.model.n_blocks
         self._refuse_large()
         self.linear = LinearModel()
-        block_bytes = problem.model.block_bytes
         self._memory_bytes = [s.memory_bytes * (1 + ROUNDING_RATIO) for s in problem.servers]
-        held = [min(min_blocks, 1) if m >= block_bytes else 0 for m in self._memory_bytes]
+        held = [
+            min(min_blocks, 1) if m >= problem.stored(j).block_bytes else 0
+            for j, m in enumerate(self._memory_bytes)
+        ]
         self._a = [self.linear.variable(0.0, self._n_blocks, lower=1.0) for _ in held]
         self._m = [self.linear.variable(0.0, self._n_blocks, lower=float(least)) for least in held]
         self._links: list[list[_Link]] = []
@@ -156,7 +158,7 @@ class PaperModel:
     def _limit_memory(self, j: int) -> None:
         model, memory_bytes = self._problem.model, self._memory_bytes[j]
         scale = memory_bytes or 1.0
-        terms = {self._m[j]: model.block_bytes / scale}
+        terms = {self._m[j]: self._problem.stored(j).block_bytes / scale}
         for request, links in zip(self._requests, self._links, strict=True):
             for link in links:
                 if link.head == j:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from policies.cgbp import CgBp, lower_bounds_per_token_s, theorem1_per_token_s
-from policies.greedy import plan, whole
+from policies.greedy import plan
 from policies.link_costs import LinkCosts, chain_total_s, cheapest_chain, link_costs, with_costs
 from policies.positions import PositionGraph
 from policies.problem import BlockRange, Hop, PolicyError, Problem, RequestSpec
@@ -115,10 +115,10 @@ def knapsack_lower_bound_s(
 def _cheapest_split_s(problem: Problem, request: RequestSpec, decode_only: bool) -> float:
     costs = link_costs(problem, request, decode_only=decode_only).of_any_way(min)
     n_blocks = problem.model.n_blocks
-    each_bytes = problem.model.block_bytes + problem.model.cache_bytes(request.n_tokens)
+    cache_bytes = problem.model.cache_bytes(request.n_tokens)
     least_s = [0.0] + [math.inf] * n_blocks
     for j, server in enumerate(problem.servers):
-        most = min(whole(server.memory_bytes, each_bytes), n_blocks)
+        most = problem.stored(j).best_blocks(server.memory_bytes, cache_bytes)
         least_s = [
             min(
                 [least_s[n]]

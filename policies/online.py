@@ -76,9 +76,10 @@ def moves(old: Placement, new: Placement) -> list[int]:
     ]
 
 
-def loading_s(problem: Problem, old: BlockRange, new: BlockRange, load_bps: float) -> float:
-    """Returns the seconds to load the blocks of ``new`` that ``old`` lacks, at ``load_bps`` bits/s."""
-    return (new.n_blocks - kept(old, new).n_blocks) * problem.model.block_bytes * 8 / load_bps
+def loading_s(problem: Problem, server: int, old: BlockRange, new: BlockRange, load_bps: float) -> float:
+    """Returns the seconds to load the blocks of ``new`` that ``old`` lacks on ``server``, at ``load_bps`` bits/s."""
+    stored = problem.stored(server)
+    return (stored.range_bytes(new) - stored.range_bytes(kept(old, new))) * 8 / load_bps
 
 
 def kept(old: BlockRange, new: BlockRange) -> BlockRange:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.feasibility import petals_infeasible
-from policies.greedy import whole
 from policies.interfaces import PlacementPolicy, SessionSetup
 from policies.problem import BlockRange, Placement, Problem, ServerSpec
 
@@ -45,11 +44,10 @@ def petals_block_counts(problem: Problem, *, honour_cap: bool = True) -> list[in
     A server without enough memory gets 0 blocks.
     """
     model = problem.model
-    per_block_bytes = model.block_bytes + model.petals_cache_bytes
     counts = []
-    for server in problem.servers:
+    for j, server in enumerate(problem.servers):
         usable_bytes = server.memory_bytes - model.petals_autograd_bytes
-        count = min(whole(usable_bytes, per_block_bytes), model.n_blocks)
+        count = problem.stored(j).most_blocks(usable_bytes, model.petals_cache_bytes)
         if honour_cap and server.block_cap is not None:
             count = min(count, server.block_cap)
         counts.append(max(count, 0))

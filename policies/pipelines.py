@@ -103,8 +103,8 @@ def most_blocks(problem: Problem, concurrency: int, memory_ratio: float) -> list
     """
     counts = block_counts(problem, concurrency)
     part = [
-        min(count, whole(server.memory_bytes * memory_ratio, problem.model.block_bytes))
-        for count, server in zip(counts, problem.servers, strict=True)
+        min(counts[j], problem.stored(j).most_blocks(server.memory_bytes * memory_ratio))
+        for j, server in enumerate(problem.servers)
     ]
     return part if sum(part) >= problem.model.n_blocks else counts
 

@@ -6,12 +6,16 @@ half-open. Server and client arguments are indices into ``Problem.servers`` and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from policies.link_rates import LinkRates
-from policies.steps import StepLaw
+from policies.steps import StepLaw, StepTimes
 
 Matrix = tuple[tuple[float, ...], ...]
 Batching = Literal["none", "serial", "continuous"]
@@ -47,6 +51,8 @@ class ModelSpec:
     token in one block, so s_c of a request is ``cache_bytes_per_token * (l_in + l_out)``. ``value_bytes`` is
     the size of one value of a hidden state. ``petals_cache_tokens`` are the tokens per block that PETALS
     reserves cache for.
+
+    Where blocks differ, ``blocks_bytes`` has the bytes of each, and ``block_bytes`` is the largest.
     """
 
     name: str
@@ -56,11 +62,50 @@ class ModelSpec:
     cache_bytes_per_token: float
     value_bytes: int = 2
     petals_cache_tokens: int = 4096
+    blocks_bytes: tuple[float, ...] = ()
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's hidden state on the wire."""
         return self.hidden_size * self.value_bytes
+
+    def range_bytes(self, held: BlockRange) -> float:
+        """Returns the bytes of the weights of the blocks ``held``."""
+        if not self.blocks_bytes:
+            return self.block_bytes * held.n_blocks
+        return sum(self.blocks_bytes[held.first : held.last])
+
+    def worst_bytes(self, n_blocks: int) -> float:
+        """Returns the bytes of ``n_blocks`` consecutive blocks, wherever they take the most."""
+        if not self.blocks_bytes:
+            return self.block_bytes * n_blocks
+        return _worst_bytes(self.blocks_bytes)[n_blocks]
+
+    def most_blocks(self, memory_bytes: float, cache_bytes: float = 0.0) -> int:
+        """Returns how many consecutive blocks fit wherever they are, with ``cache_bytes`` of caches for each.
+
+        At most all; a number of them that lacks a billionth of a block counts as whole.
+        """
+        each_bytes = self.block_bytes + cache_bytes
+        if not self.blocks_bytes:
+            return min(math.floor(memory_bytes / each_bytes + 1e-9), self.n_blocks)
+        free_bytes = memory_bytes + 1e-9 * each_bytes
+        n_fitting = bisect_right(
+            range(self.n_blocks + 1), free_bytes, key=lambda n: self.worst_bytes(n) + n * cache_bytes
+        )
+        return n_fitting - 1
+
+    def best_blocks(self, memory_bytes: float, cache_bytes: float = 0.0) -> int:
+        """Returns how many consecutive blocks fit at most, wherever they take the least (``most_blocks``)."""
+        if not self.blocks_bytes:
+            return self.most_blocks(memory_bytes, cache_bytes)
+        free_bytes = memory_bytes + 1e-9 * (self.block_bytes + cache_bytes)
+        n_fitting = bisect_right(
+            range(self.n_blocks + 1),
+            free_bytes,
+            key=lambda n: _least_bytes(self.blocks_bytes)[n] + n * cache_bytes,
+        )
+        return n_fitting - 1
 
     @property
     def petals_cache_bytes(self) -> float:
@@ -77,6 +122,26 @@ class ModelSpec:
         return self.cache_bytes_per_token * n_tokens
 
 
+@cache
+def _worst_bytes(blocks_bytes: tuple[float, ...]) -> tuple[float, ...]:
+    """Returns for every number of consecutive blocks the most bytes that so many have."""
+    return tuple(max(sums) for sums in _sums_bytes(blocks_bytes))
+
+
+@cache
+def _least_bytes(blocks_bytes: tuple[float, ...]) -> tuple[float, ...]:
+    """Returns for every number of consecutive blocks the least bytes that so many have."""
+    return tuple(min(sums) for sums in _sums_bytes(blocks_bytes))
+
+
+def _sums_bytes(blocks_bytes: tuple[float, ...]) -> Iterator[list[float]]:
+    """Yields for every number of consecutive blocks, from 0 to all, the bytes of each such range."""
+    before = (0.0, *accumulate(blocks_bytes))
+    n_blocks = len(blocks_bytes)
+    for n in range(n_blocks + 1):
+        yield [before[first + n] - before[first] for first in range(n_blocks - n + 1)]
+
+
 @dataclass(frozen=True)
 class ServerSpec(StepLaw):
     """A server's capacity and speed.
@@ -87,6 +152,7 @@ class ServerSpec(StepLaw):
 
     The fields from ``step_base_s`` on are not in the paper's model and 0 by default.
     ``decode_context_tokens`` is the mean over a request of the lengths that placement is designed for.
+    ``stored`` is the model as this server stores it, if in another type of weights than ``Problem.model``.
     Policies see ``step_base_s`` only as part of ``Problem.token_rtt_s`` and ``Problem.input_rtt_base_s``. No
     policy uses ``contention_ratio``.
     """
@@ -107,12 +173,18 @@ class ServerSpec(StepLaw):
     contention_ratio: float = 0.0
     session_slope_s: float = 0.0
     prefill_least_s: float = 0.0
+    experts_s: float = 0.0
+    experts_ratio: float = 0.0
+    window_tokens: int = 0
+    others: tuple[StepTimes, ...] = ()
+    pattern: tuple[int, ...] = ()
+    stored: ModelSpec | None = None
 
     def mean_decode_s(self, request: RequestSpec) -> float:
         """Returns the seconds per block of a decode step, averaged over those of ``request``."""
         if not self.context_slope_s:
             return self.decode_s
-        return self.decode_at_s(mean_cached_tokens(request.n_input_tokens, request.n_output_tokens))
+        return self.mean_decode_at_s(request.n_input_tokens, request.n_output_tokens - 1)
 
 
 def mean_cached_tokens(n_input_tokens: int, n_output_tokens: int) -> float:
@@ -177,8 +249,9 @@ class Problem:
     - ``one_way``: one-way propagation; ``None``: half of the round trip each.
     - ``transmissions``: the links' transmission times, for forwarding; ``None``: those that t_cj contains are
       used.
-    - ``hub_token_s``: what the client computes per output token (embedding, head, choice). It is the same for
-      every chain, so it is in ``service_s`` but affects no policy's choice.
+    - ``hub_token_s``: what a client computes per output token (embedding, head, choice), and
+      ``hub_tokens_s`` that of each client if they differ. It is the same for every chain, so it is in
+      ``service_s`` but affects no policy's choice of one.
     - ``initial_delay_s``: added once to every request.
     - ``links``: the rates of the links, on which messages wait for each other (``policies.link_waits``);
       ``None``: messages take the times above, however many there are.
@@ -221,6 +294,7 @@ class Problem:
     forwarding: bool = False
     transmissions: Transmissions | None = None
     hub_token_s: float = 0.0
+    hub_tokens_s: tuple[float, ...] = ()
     length_samples: tuple[tuple[int, int], ...] = ()
     reserved_output_tokens: int | None = None
     batching: Batching = "none"
@@ -228,6 +302,19 @@ class Problem:
     one_way: OneWayDelays | None = None
     links: LinkRates | None = None
     caps_limit_concurrency: bool = True
+
+    def stored(self, server: int) -> ModelSpec:
+        """Returns the model with the bytes of its blocks on a server."""
+        return self.servers[server].stored or self.model
+
+    def hub_s(self, client: int) -> float:
+        """Returns the seconds that a client computes per output token."""
+        return self.hub_tokens_s[client] if self.hub_tokens_s else self.hub_token_s
+
+    @property
+    def has_hub_time(self) -> bool:
+        """Whether any client computes."""
+        return any(self.hub_tokens_s) or self.hub_token_s > 0
 
     @property
     def n_servers(self) -> int:
@@ -249,8 +336,10 @@ class Problem:
         its memory.
         """
         return tuple(
-            max(server.memory_bytes - self.model.block_bytes * held.n_blocks, 0.0) if held.n_blocks else 0.0
-            for server, held in zip(self.servers, ranges, strict=False)  # ``check_placement`` counts them
+            max(self.servers[j].memory_bytes - self.stored(j).range_bytes(held), 0.0)
+            if held.n_blocks
+            else 0.0
+            for j, held in zip(range(self.n_servers), ranges, strict=False)  # ``check_placement`` counts them
         )
 
     @property
@@ -326,6 +415,10 @@ class Hop(NamedTuple):
     def n_blocks(self) -> int:
         return self.last - self.first
 
+    @property
+    def blocks(self) -> range:
+        return range(self.first, self.last)
+
 
 class Route(NamedTuple):
     """A chain of servers that covers ``[0, n_blocks)``.
@@ -389,16 +482,17 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
 
     Without queueing, session setup and contention. First token: the sum over hops of t^I_cj + k_j tau^I_j.
     Last token: that plus ``(l_out - 1) * sum(t_cj + k_j tau_j)``, with tau_j at the request's own mean
-    context. For forwarding see ``hop_times_s``. Every token also takes ``hub_token_s``.
+    context. For forwarding see ``hop_times_s``. Every token also takes ``hub_s``.
     """
-    prefill = decode = problem.hub_token_s
+    prefill = decode = problem.hub_s(request.client)
+    n_input = request.n_input_tokens
     previous: int | None = None
     for hop in hops:
         server = problem.servers[hop.server]
         input_s, token_s = hop_times_s(problem, request, previous, hop.server)
         prefill += input_s
-        prefill += hop.n_blocks * server.prefill_s(request.n_input_tokens)
-        decode += token_s + hop.n_blocks * server.mean_decode_s(request)
+        prefill += server.prefill_of_s(request.n_input_tokens, hop.blocks)
+        decode += token_s + server.mean_decode_of_s(n_input, request.n_output_tokens - 1, hop.blocks)
         previous = hop.server
     if previous is not None:
         input_s, token_s = return_times_s(problem, request, previous)
@@ -408,10 +502,10 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
 
 def decode_step_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], cached_tokens: int) -> float:
     """Returns the modelled seconds of a decode step with ``cached_tokens`` in the caches (``service_s``)."""
-    step_s = problem.hub_token_s
+    step_s = problem.hub_s(request.client)
     previous: int | None = None
     for hop in hops:
         step_s += hop_times_s(problem, request, previous, hop.server)[1]
-        step_s += hop.n_blocks * problem.servers[hop.server].decode_at_s(cached_tokens)
+        step_s += problem.servers[hop.server].decode_of_s(cached_tokens, hop.blocks)
         previous = hop.server
     return step_s + (0.0 if previous is None else return_times_s(problem, request, previous)[1])

@@ -180,8 +180,8 @@ class _Run:
             + problem.initial_delay_s
             + max(problem.raw_rtt_s[plan.client][hop.server] for hop in hops)
         )
-        ttft_s += problem.hub_token_s
-        on_links_s = problem.hub_token_s
+        ttft_s += problem.hub_s(plan.client)
+        on_links_s = problem.hub_s(plan.client)
         previous: int | None = None
         for hop in hops:
             server, n_active = hop.server, self._state.n_active(hop.server)

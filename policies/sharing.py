@@ -35,6 +35,16 @@ class _Times(NamedTuple):
     prompt_s: float
     further_s: float
     """For each further session in a step."""
+    experts_s: float
+    """For all experts of a mixture."""
+    experts_ratio: float
+
+    def mean_further_s(self, n_others: int) -> float:
+        """Returns the seconds per block and further session, if all ``n_others`` >= 1 are in the step."""
+        if not self.experts_s:
+            return self.further_s
+        idle = 1 - self.experts_ratio
+        return self.further_s + self.experts_s * (idle - idle ** (n_others + 1)) / n_others
 
 
 class Sharing:
@@ -64,6 +74,8 @@ class Sharing:
                 spec.decode_at_s(self._context),
                 spec.prefill_s(self._n_input),
                 spec.session_slope_s + spec.context_slope_s * self._context,
+                spec.experts_s,
+                spec.experts_ratio,
             )
             for spec in problem.servers
         ]
@@ -105,7 +117,8 @@ class Sharing:
             return alone_s
         times, n_output = self._times[server], self._n_output
         prompt_s = n_blocks * times.prompt_s
-        further_s = n_blocks * times.further_s if self._problem.batching == "continuous" else alone_s
+        is_batched = self._problem.batching == "continuous"
+        further_s = n_blocks * times.mean_further_s(n_others) if is_batched else alone_s
 
         def is_longer(than_s: float) -> bool:
             """Whether a step with its wait takes longer than ``than_s`` if the others' take ``than_s``."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+
+Blocks = int | range
+"""Blocks that a step goes through: how many, all like the law's own, or which ones of the model."""
 
 
 class StepLaw:
@@ -16,6 +21,15 @@ class StepLaw:
     other sessions compute. If a server computes several sessions in one step, each further decode adds
     ``session_slope_s`` per block. In the paper's model only ``decode_s`` (tau_j), ``prefill_base_s`` and
     ``prefill_slope_s`` are not 0.
+
+    A block may be a mixture of experts, all of which are read in ``experts_s``. A token chooses the share
+    ``experts_ratio`` of them, and n tokens together touch ``1 - (1 - experts_ratio)^n`` of them, as if each
+    chose at random. ``decode_s`` reads those of one token, ``prefill_least_s`` all experts.
+
+    A block may attend to the last ``window_tokens`` only (0: to all).
+
+    Where a model's blocks differ, ``pattern`` has the kind of each: 0 for blocks like this law's own, which
+    are the largest, and i for blocks like ``others[i - 1]``.
     """
 
     decode_s: float
@@ -28,42 +42,116 @@ class StepLaw:
     contention_ratio: float
     session_slope_s: float
     prefill_least_s: float
+    experts_s: float
+    experts_ratio: float
+    window_tokens: int
+    others: tuple[StepTimes, ...]
+    pattern: tuple[int, ...]
 
     def prefill_s(self, n_tokens: int) -> float:
         """Returns the seconds per block of a prefill of ``n_tokens`` tokens."""
         straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
-        return max(self.prefill_least_s, straight_s + self.prefill_curve_s * n_tokens**2)
+        return max(self._least_s(n_tokens), straight_s + self.prefill_curve_s * self._attended(n_tokens))
+
+    def _least_s(self, n_tokens: int) -> float:
+        if not self.experts_s:
+            return self.prefill_least_s
+        return self.prefill_least_s - self.experts_s * (1 - self.experts_ratio) ** n_tokens
+
+    def _attended(self, n_tokens: int) -> int:
+        """Returns twice the number of pairs of tokens that a prompt's attention has: n² without a window."""
+        beyond = max(0, n_tokens - self.window_tokens) if self.window_tokens else 0
+        return n_tokens**2 - beyond**2
+
+    def further_s(self, n_sessions: int) -> float:
+        """Returns the seconds per block that ``n_sessions`` >= 1 decodes in one step take longer than one.
+
+        Each adds its arithmetic, and together they read the experts that the first has not read.
+        """
+        more_s = self.session_slope_s * (n_sessions - 1)
+        if not self.experts_s:
+            return more_s
+        idle = 1 - self.experts_ratio
+        return more_s + self.experts_s * (idle - idle**n_sessions)
 
     def decode_at_s(self, cached_tokens: float) -> float:
         """Returns the seconds per block of a decode step with ``cached_tokens`` in the cache before it."""
+        if self.window_tokens:
+            cached_tokens = min(cached_tokens, self.window_tokens)
         return self.decode_s + self.context_slope_s * (cached_tokens - self.decode_context_tokens)
 
-    def step_s(self, position: float, n_tokens: int, n_blocks: int) -> float:
-        """Returns the seconds of a whole step of one session: ``n_tokens`` tokens on ``n_blocks`` blocks.
+    def mean_decode_at_s(self, first: int, n_steps: int) -> float:
+        """Returns the mean seconds per block of ``n_steps`` decodes, the first with ``first`` tokens cached."""
+        n_steps = max(n_steps, 1)
+        if not self.window_tokens or first + n_steps - 1 <= self.window_tokens:
+            return self.decode_at_s(first + (n_steps - 1) / 2)
+        n_below = max(0, self.window_tokens - first)
+        below = n_below * (first + (n_below - 1) / 2)
+        mean_tokens = (below + (n_steps - n_below) * self.window_tokens) / n_steps
+        return self.decode_s + self.context_slope_s * (mean_tokens - self.decode_context_tokens)
+
+    def kinds(self, blocks: Blocks) -> Sequence[tuple[StepLaw, int]]:
+        """Returns the laws of ``blocks``, each with the number of blocks that have it."""
+        if isinstance(blocks, int):
+            return ((self, blocks),)
+        if not self.others:
+            return ((self, len(blocks)),)
+        counts = _counts(self.pattern, blocks.start, blocks.stop)
+        return tuple((self.others[kind - 1] if kind else self, n) for kind, n in counts)
+
+    def prefill_of_s(self, n_tokens: int, blocks: Blocks) -> float:
+        """Returns the seconds of a prefill of ``n_tokens`` tokens on ``blocks``, without ``step_base_s``."""
+        return sum(n * law.prefill_s(n_tokens) for law, n in self.kinds(blocks))
+
+    def decode_of_s(self, cached_tokens: float, blocks: Blocks) -> float:
+        """Returns the seconds of a decode on ``blocks``, without ``step_base_s``."""
+        return sum(n * law.decode_at_s(cached_tokens) for law, n in self.kinds(blocks))
+
+    def mean_decode_of_s(self, first: int, n_steps: int, blocks: Blocks) -> float:
+        """Returns the mean seconds of ``n_steps`` decodes on ``blocks``, without ``step_base_s``."""
+        return sum(n * law.mean_decode_at_s(first, n_steps) for law, n in self.kinds(blocks))
+
+    def grows_with_context(self, blocks: Blocks) -> bool:
+        """Whether decodes on ``blocks`` take longer with more tokens in the cache."""
+        return any(law.context_slope_s for law, _ in self.kinds(blocks))
+
+    def step_s(self, position: float, n_tokens: int, blocks: Blocks) -> float:
+        """Returns the seconds of a whole step of one session: ``n_tokens`` tokens on ``blocks``.
 
         ``position`` is the number of tokens cached before; 0 means the prefill. Several tokens at another
         position (a replay) are decoded one after another.
         """
         if not position:
-            return self.step_base_s + n_blocks * self.prefill_s(n_tokens)
-        return self.step_base_s + n_blocks * n_tokens * self.decode_at_s(position + (n_tokens - 1) / 2)
+            return self.step_base_s + self.prefill_of_s(n_tokens, blocks)
+        return self.step_base_s + n_tokens * self.decode_of_s(position + (n_tokens - 1) / 2, blocks)
 
-    def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
+    def batch_s(self, blocks: Blocks, positions: Sequence[int], prompt: range) -> float:
         """Returns the seconds of a step of several sessions: a decode per position, and tokens of one prompt.
 
         ``positions`` are the tokens that each decoding session has cached before the step. ``prompt`` are the
         positions of the prompt's tokens in this step: all of them, a chunk, or none. One decode alone,
         or a whole prompt alone, takes as long as in ``step_s``.
         """
-        block_s, n = 0.0, len(positions)
+        blocks_s = sum(n * law._block_s(positions, prompt) for law, n in self.kinds(blocks))
+        return self.step_base_s + blocks_s
+
+    def _block_s(self, positions: Sequence[int], prompt: range) -> float:
+        block_s, n, window = 0.0, len(positions), self.window_tokens
         if prompt:
             straight_s = self.prefill_base_s + self.prefill_slope_s * len(prompt)
-            curve_s = self.prefill_curve_s * (prompt.stop**2 - prompt.start**2)
-            block_s += max(self.prefill_least_s, straight_s + curve_s)
+            curve_s = self.prefill_curve_s * (self._attended(prompt.stop) - self._attended(prompt.start))
+            block_s += max(self._least_s(len(prompt)), straight_s + curve_s)
         if n:
-            block_s += self.decode_s + self.session_slope_s * (n - 1)
-            block_s += self.context_slope_s * (sum(positions) - self.decode_context_tokens)
-        return self.step_base_s + n_blocks * block_s
+            n_cached = sum(min(position, window) for position in positions) if window else sum(positions)
+            block_s += self.decode_s + self.further_s(n)
+            block_s += self.context_slope_s * (n_cached - self.decode_context_tokens)
+        return block_s
+
+
+@cache
+def _counts(pattern: tuple[int, ...], first: int, last: int) -> tuple[tuple[int, int], ...]:
+    """Returns (kind, number of blocks) for the kinds of blocks ``[first, last)``."""
+    return tuple(sorted(Counter(pattern[first:last]).items()))
 
 
 @dataclass(frozen=True)
@@ -79,4 +167,9 @@ class StepTimes(StepLaw):
     contention_ratio: float = 0.0
     session_slope_s: float = 0.0
     prefill_least_s: float = 0.0
+    experts_s: float = 0.0
+    experts_ratio: float = 0.0
+    window_tokens: int = 0
+    others: tuple[StepTimes, ...] = ()
+    pattern: tuple[int, ...] = ()
     decode_context_tokens: float = 0.0

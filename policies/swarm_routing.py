@@ -79,4 +79,4 @@ class SwarmRouter:
             way_s += backlog_s(
                 state, self._link_waits.there(request.client, previous, hop.server), now_s, now_s
             )
-        return wait_s + way_s + hop.n_blocks * problem.servers[hop.server].prefill_s(request.n_input_tokens)
+        return wait_s + way_s + problem.servers[hop.server].prefill_of_s(request.n_input_tokens, hop.blocks)

@@ -333,7 +333,7 @@ class BlocksCompute:
             return Computed(
                 await loop.run_in_executor(self._queue, self._step, session, position, n_tokens, payload)
             )
-        step = Step(arrived_at_s, position, n_tokens, session.last - session.first)
+        step = Step(arrived_at_s, position, n_tokens, range(session.first, session.last))
         job = self._jobs[step] = _Job(session, payload)
         try:
             batch = await self._batcher.run(step)

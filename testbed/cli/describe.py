@@ -184,7 +184,8 @@ def hardware(
         typer.Option(
             "--dtype",
             metavar="DTYPE",
-            help="Data type of the model: fp32, fp16, bf16, int8 or nf4; default the model's own.",
+            help="Data type of the model: fp32, fp16, bf16, fp8, int8, int4 (AWQ, GPTQ), mxfp4 or nf4; default the "
+            "model's own.",
         ),
     ] = None,
     errors: Annotated[
@@ -224,8 +225,8 @@ def show_model(
         typer.Option(
             "--dtype",
             metavar="DTYPE",
-            help="Of a model by name: fp32, fp16, bf16, int8 or nf4; default the model's own. Of a "
-            "checkpoint: float32 (default), bfloat16 or float16.",
+            help="Of a model by name: fp32, fp16, bf16, fp8, int8, int4 (AWQ, GPTQ), mxfp4 or nf4; default the "
+            "model's own. Of a checkpoint: float32 (default), bfloat16 or float16.",
         ),
     ] = None,
     weights: Annotated[

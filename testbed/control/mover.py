@@ -141,7 +141,7 @@ class Mover:
             new_bytes=target.cache_bytes[server],
             decided_at_s=self._steering.decided_at_s,
             drain_s=self._experiment.faults.recovery.give_up_s if self._policy.drains else None,
-            load_s=loading_s(self._problem, stays, new, self._experiment.policy.load_bps),
+            load_s=loading_s(self._problem, server, stays, new, self._experiment.policy.load_bps),
         )
         self._under_way[server] = move
         self._coordinator.offer(server, stays, min(move.new_bytes, offered.cache_bytes[server]))

@@ -12,7 +12,7 @@ from testbed.errors import UserError
 from testbed.experiments.catalogue import DTYPES, OF_REPRESENTATION, config_of, dtype_of, filled
 from testbed.experiments.checkpoints import checkpoint_sizes, find_checkpoint, read_config
 from testbed.experiments.experiment import BlocksSettings
-from testbed.experiments.families import MADE, SIZED, VALUE_BYTES, ModelSizes, sizes_of
+from testbed.experiments.families import MADE, MIXTURES, SIZED, VALUE_BYTES, ModelSizes, sizes_of
 from testbed.experiments.problems import KeyedError
 from testbed.experiments.profiles import profiled
 from testbed.experiments.schema import CacheTable, ComputeTable, ModelTable, Scenario
@@ -71,6 +71,8 @@ def resolve_blocks(
                 f'is "{full.family}", whose blocks cannot be computed without a checkpoint; use one of {", ".join(MADE)}, '
                 'give a checkpoint with --model, or use compute.backend = "stub"',
             )
+        _check_mixture(full)
+        _check_latent(full)
         config, sizes = made, sizes_of(made, SIZED)
     elif is_real:
         raise KeyedError(
@@ -86,6 +88,8 @@ def resolve_blocks(
         held = (dtype, weights) if is_real or full.dtype is None else DTYPES[full.dtype]
         name = Path(checkpoint).name if checkpoint else f"{sizes.family}-{sizes.n_blocks}x{sizes.hidden_size}"
         full = filled(full, sizes, *held, name)
+        if not (is_real or scenario.resolved):
+            _warn_of_windows(full, sizes)
     if not is_real:
         return full, compute, None
     if full.value_bytes != VALUE_BYTES[dtype]:
@@ -258,6 +262,53 @@ def _check_dtype(table: ModelTable, dtype: str, weights: str) -> None:
         )
 
 
+def _check_mixture(table: ModelTable) -> None:
+    """Raise ``KeyedError`` if a mixture's keys contradict each other, or lack the others."""
+    if table.experts is None:
+        for key in ("experts_per_token", "expert_feed_forward", "shared_experts"):
+            if getattr(table, key):
+                raise KeyedError(("model", key), "is of a mixture of experts; give model.experts, too")
+        return
+    if table.family not in MIXTURES:
+        raise KeyedError(
+            ("model", "experts"),
+            f"is not for family {table.family}, whose blocks are no mixtures; use one of {', '.join(MIXTURES)}",
+        )
+    if table.experts_per_token is None:
+        raise KeyedError(
+            ("model", "experts_per_token"), "is missing; give how many experts a token is sent to"
+        )
+    if table.experts_per_token > table.experts:
+        raise KeyedError(
+            ("model", "experts_per_token"),
+            f"is {table.experts_per_token}, more than the {table.experts} experts",
+        )
+
+
+def _check_latent(table: ModelTable) -> None:
+    """Raise ``KeyedError`` if the sizes of MLA are not all given, or none."""
+    sizes = ("kv_rank", "q_rank", "rope_size", "value_size", "head_size")
+    if table.kv_rank is None:
+        return
+    for key in sizes:
+        if getattr(table, key) is None:
+            raise KeyedError(("model", key), f"is missing; MLA (kv_rank) needs {', '.join(sizes)}")
+
+
+def _warn_of_windows(table: ModelTable, sizes: ModelSizes) -> None:
+    """Warn that the caches of sliding windows are not limited to them."""
+    windows = [block.window for block in sizes.blocks if block.window is not None]
+    if windows:
+        _log.warning(
+            "%s of %s blocks of %s attend to the last %s tokens only; their steps read no more, but caches are "
+            "kept for all tokens",
+            len(windows),
+            sizes.n_blocks,
+            table.name,
+            windows[0],
+        )
+
+
 def _check_heads(table: ModelTable) -> None:
     assert table.heads and table.hidden_size
     if table.family == "bloom":
@@ -276,7 +327,7 @@ def _check_heads(table: ModelTable) -> None:
                 ("model", "feed_forward"),
                 f"is {table.feed_forward}, but family bloom has 4 x hidden_size; leave it out",
             )
-    if table.head_size is None and table.hidden_size % table.heads:
+    if table.head_size is None and table.kv_rank is None and table.hidden_size % table.heads:
         raise KeyedError(
             ("model", "heads"), f"is {table.heads}, but must divide hidden_size {table.hidden_size}"
         )

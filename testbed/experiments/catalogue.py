@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ DTYPES: Mapping[Dtype, tuple[str, str]] = {
     "bf16": ("bfloat16", "plain"),
     "int8": ("bfloat16", "int8"),
     "nf4": ("bfloat16", "nf4"),
+    "fp8": ("bfloat16", "fp8"),
+    "mxfp4": ("bfloat16", "mxfp4"),
+    "int4": ("bfloat16", "int4"),
 }
 """For each ``dtype`` of a model: (type of hidden states and caches, how matrices are stored)."""
 OF_REPRESENTATION = ("value_bytes", "block_size", "cache_per_token")
@@ -65,6 +69,19 @@ def gpus() -> Mapping[str, Gpu]:
     return found
 
 
+_WITH_MEMORY = re.compile(r"(?P<gpu>.+?)-(?P<gigabytes>\d+)gb(?P<form>-.+)?")
+
+
+def gpu_named(name: str) -> Gpu | None:
+    """Return a GPU by name, also by one that adds the memory that it has (``h100-80gb``); ``None`` if unknown."""
+    if name in gpus():
+        return gpus()[name]
+    parts = _WITH_MEMORY.fullmatch(name)
+    gpu = None if parts is None else gpus().get(parts["gpu"] + (parts["form"] or ""))
+    is_same = parts is not None and gpu is not None and gpu.memory_bytes == 1e9 * int(parts["gigabytes"])
+    return gpu if is_same else None
+
+
 @cache
 def models() -> Mapping[str, ModelTable]:
     """Return every model of known sizes by name, with the ``dtype`` that it was published in."""
@@ -87,6 +104,8 @@ def _as_petals(table: ModelTable) -> ModelTable:
 def _keys_of(sizes: ModelSizes) -> dict[str, Any]:
     """Return ``sizes`` as keys of ``[model]``; a key that follows from others is ``None``."""
     is_even = sizes.head_size * sizes.n_heads == sizes.hidden_size
+    # MLA's head size in [model] is without the part of the position.
+    is_even = is_even or sizes.value_size != sizes.head_size
     return {
         "family": sizes.family,
         "n_blocks": sizes.n_blocks,
@@ -99,10 +118,37 @@ def _keys_of(sizes: ModelSizes) -> dict[str, Any]:
     }
 
 
+_MORE = {
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "expert_feed_forward": "moe_intermediate_size",
+    "shared_experts": "n_shared_experts",
+    "dense_blocks": "first_k_dense_replace",
+    "experts_every": "interleave_moe_layer_step",
+    "dense_feed_forward": "intermediate_size_mlp",
+    "kv_rank": "kv_lora_rank",
+    "q_rank": "q_lora_rank",
+    "rope_size": "qk_rope_head_dim",
+    "value_size": "v_head_dim",
+    "window": "sliding_window",
+    "full_every": "sliding_window_pattern",
+    "full_kv_heads": "num_global_key_value_heads",
+    "full_head_size": "global_head_dim",
+    "full_shares_keys": "attention_k_eq_v",
+    "tied": "tie_word_embeddings",
+    "head_norms": "use_qk_norm",
+    "next_token_blocks": "num_nextn_predict_layers",
+}
+"""The names in ``config.json`` of keys of ``[model]`` that not every model has."""
+
+
 def config_of(table: ModelTable) -> dict[str, Any] | None:
     """Return the data of a ``config.json`` with the table's sizes; ``None`` if a needed size is missing."""
     if not (table.family and table.n_blocks and table.hidden_size and table.heads and table.vocab):
         return None
+    more = {theirs: value for ours, theirs in _MORE.items() if (value := getattr(table, ours)) is not None}
+    if table.kv_rank is not None and table.head_size is not None:
+        more["qk_nope_head_dim"] = table.head_size
     return make_config(
         table.family,
         table.n_blocks,
@@ -112,6 +158,7 @@ def config_of(table: ModelTable) -> dict[str, Any] | None:
         table.kv_heads,
         feed_forward=table.feed_forward,
         head_size=table.head_size,
+        more=more,
     )
 
 
@@ -124,7 +171,13 @@ def sizes_of_table(table: ModelTable) -> ModelSizes | None:
 def dtype_of(values: str, weights: str) -> Dtype:
     """Return ``model.dtype`` for hidden states of type ``values`` and matrices stored as ``weights``."""
     plain: dict[str, Dtype] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-    quantised: dict[str, Dtype] = {"int8": "int8", "nf4": "nf4"}
+    quantised: dict[str, Dtype] = {
+        "int8": "int8",
+        "nf4": "nf4",
+        "fp8": "fp8",
+        "mxfp4": "mxfp4",
+        "int4": "int4",
+    }
     return plain[values] if weights == "plain" else quantised[weights]
 
 

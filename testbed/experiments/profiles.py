@@ -10,11 +10,13 @@ from typing import Any
 
 from policies.interfaces import SessionSetup
 from policies.problem import ModelSpec, ServerSpec, mean_cached_tokens
+from policies.steps import StepTimes
 from testbed.experiments.catalogue import (
     DTYPES,
     OF_REPRESENTATION,
     Gpu,
     filled,
+    gpu_named,
     gpus,
     models,
     shipped,
@@ -29,6 +31,7 @@ from testbed.experiments.roofline import (
     block_of,
     derived,
     forward_rps,
+    has_own_bytes,
     network_rps,
     rescaled,
     times_of,
@@ -108,6 +111,10 @@ def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
     _require(values, ("name", "n_blocks", "hidden_size", "block_size"), ("model",), remedy)
     assert values.name and values.n_blocks and values.hidden_size and values.block_size
     value_bytes = values.value_bytes or 2
+    sizes = sizes_of_table(values) if values.dtype and values.value_bytes else None
+    blocks_bytes: tuple[float, ...] = ()
+    if sizes is not None and values.dtype and not (sizes.are_alike or has_own_bytes(values, sizes)):
+        blocks_bytes = sizes.blocks_bytes(DTYPES[values.dtype][1], value_bytes)
     spec = ModelSpec(
         name=values.name,
         n_blocks=values.n_blocks,
@@ -116,6 +123,7 @@ def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
         cache_bytes_per_token=values.cache_per_token or 2.0 * values.hidden_size * value_bytes,
         value_bytes=value_bytes,
         petals_cache_tokens=values.petals_cache_tokens or 4096,
+        blocks_bytes=blocks_bytes if len(set(blocks_bytes)) > 1 else (),
     )
     update = {
         "profile": None,
@@ -202,11 +210,15 @@ class HardwareShelf:
         """
         is_final = self._is_resolved and name in self._own
         table = self._own[name] if is_final else self._get(name, key, ())
-        remedy = f'copy the rest from another profile with base = "{name if name in gpus() else "..."}"'
+        remedy = f'copy the rest from another profile with base = "{name if gpu_named(name) else "..."}"'
         _require(table, _NEEDED + (_OF_PETALS if for_petals else ()), ("hardware", name), remedy)
         if table.measured is None or self._is_of_block(name, table.measured):
             return table
         return table.model_copy(update={"measured": None})
+
+    def card(self, name: str) -> Gpu | None:
+        """Return the GPU whose data sheet says what memory ``name`` has; ``None`` for a profile's own memory."""
+        return None if name in self._own or name in self._measured else gpu_named(name)
 
     def _is_of_block(self, name: str, measured: MeasuredTable) -> bool:
         """Return whether a calibrated profile was measured with the scenario's block; warn if not, or if unknown."""
@@ -235,8 +247,8 @@ class HardwareShelf:
             key = ("hardware", name, "base")
         elif name in self._measured:
             return self._shipped(name, key)
-        elif name in gpus():
-            return self._of_gpu(gpus()[name], key)
+        elif (gpu := gpu_named(name)) is not None:
+            return self._of_gpu(gpu, key)
         elif name in seen:
             raise KeyedError(key, f'"{name}" is based on itself ({" -> ".join([*seen, name])})')
         else:
@@ -321,34 +333,41 @@ def server_spec(
     memory_bytes: float | None,
     lengths: tuple[int, int],
     token_bytes: int,
+    pattern: tuple[int, ...] = (),
+    times: StepTimes | None = None,
+    stored: ModelSpec | None = None,
 ) -> ServerSpec:
     """Return a server with a complete hardware profile, and with its own memory if given.
 
     ``decode_s`` (tau_j) is the time at the mean context of a request of ``lengths``, the (input, output)
     tokens that the placement is designed for. If the profile lacks PETALS' measurements, they are computed: a
     forward of 1,024 tokens with the profile's times, and a connection that PETALS has not measured, for
-    hidden states of ``token_bytes``.
+    hidden states of ``token_bytes``. ``pattern`` has the kinds of the model's blocks, if they differ.
+    ``times`` are the server's, if they are not the profile's, and ``stored`` is the model as it stores it.
     """
     assert table.memory
-    assert table.decode is not None
-    assert table.prefill_base is not None and table.prefill_per_token is not None
+    profile = times_of(table)
+    times = profile if times is None else times
+    forward = table.petals_forward_rps or forward_rps(profile)
+    context = mean_cached_tokens(*lengths) if times.context_slope_s else 0.0
+    if times.window_tokens:
+        context = min(context, times.window_tokens)
     return ServerSpec(
         name=name,
         hardware=hardware,
         memory_bytes=memory_bytes or table.memory,
-        decode_s=table.decode + (table.context_slope or 0.0) * mean_cached_tokens(*lengths),
-        prefill_base_s=table.prefill_base,
-        prefill_slope_s=table.prefill_per_token,
-        petals_forward_rps=table.petals_forward_rps or forward_rps(times_of(table)),
+        petals_forward_rps=forward
+        if times == profile
+        else forward * forward_rps(times) / forward_rps(profile),
         petals_network_rps=table.petals_network_rps or network_rps(token_bytes),
         block_cap=table.block_cap if isinstance(table.block_cap, int) else None,
-        step_base_s=table.step_base or 0.0,
-        context_slope_s=table.context_slope or 0.0,
-        decode_context_tokens=mean_cached_tokens(*lengths) if table.context_slope else 0.0,
-        prefill_curve_s=table.prefill_curve or 0.0,
-        contention_ratio=table.contention or 0.0,
-        session_slope_s=table.session_slope or 0.0,
-        prefill_least_s=table.prefill_least or 0.0,
+        stored=stored,
+        **{
+            **vars(times),
+            "decode_s": times.decode_s + times.context_slope_s * context,
+            "decode_context_tokens": context,
+            "pattern": pattern if times.others else (),
+        },
     )
 
 

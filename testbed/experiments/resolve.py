@@ -37,6 +37,7 @@ from testbed.experiments.faults import (
     resolve_recovery,
 )
 from testbed.experiments.hardware_files import one_hub_token, with_hardware_files
+from testbed.experiments.hub import hub_tokens_s, with_hub_tokens
 from testbed.experiments.limits import check_counts
 from testbed.experiments.link_traces import REPEATED_AFTER_S, listed
 from testbed.experiments.machines import machines_of
@@ -58,13 +59,7 @@ from testbed.experiments.network_tables import (
 )
 from testbed.experiments.policy import LoadPolicy, Policies, unread_policies, with_halves, with_whole_paths
 from testbed.experiments.problems import Key, KeyedError, shown
-from testbed.experiments.profiles import (
-    HardwareShelf,
-    resolve_calibration,
-    resolve_model,
-    server_spec,
-)
-from testbed.experiments.roofline import Block, block_of
+from testbed.experiments.profiles import resolve_calibration, resolve_model
 from testbed.experiments.schema import (
     CacheTable,
     ClientsTable,
@@ -77,6 +72,7 @@ from testbed.experiments.schema import (
     ServersTable,
     WorkloadTable,
 )
+from testbed.experiments.servers import server_specs, servers_hardware
 from testbed.experiments.shared_links import between_nodes, check_sites, narrowed, shared_links
 from testbed.experiments.slo import parse_objectives
 from testbed.experiments.topologies import ANY, as_matrix, choose_nodes, topology_of, unknown_node
@@ -112,21 +108,21 @@ def resolve(
         scenario.calibration, policy.session_setup or PlacementPolicy.session_setup
     )
     where = _places(scenario, folder_of)
-    hardware, compute = _hardware(
-        scenario, compute, folder_of, block_of(model_table), for_petals=policies.need_petals_throughput
+    own, compute = _own_hardware(scenario, compute, folder_of)
+    hardware, groups = servers_hardware(
+        scenario, own, model_table, for_petals=policies.need_petals_throughput
     )
+    clients = with_hub_tokens(scenario.clients, compute, model_table, is_resolved=scenario.resolved)
     workload, requests, lengths, sample, length_samples = make_requests(
-        scenario.workload, scenario.seed, len(where.clients), folder_of("workload", "file")
+        scenario.workload,
+        scenario.seed,
+        len(where.clients),
+        folder_of("workload", "file"),
+        _weights(scenario.clients),
     )
     assert workload.rate is not None
     check_steps(blocks, longest_tokens(requests))
-    specs = tuple(
-        server_spec(
-            node.name, group.hardware, hardware[group.hardware], group.memory, lengths, model.token_bytes
-        )
-        for group, nodes in zip(scenario.servers, where.server_nodes, strict=True)
-        for node in nodes
-    )
+    specs = server_specs(groups, where.server_nodes, hardware, model_table, model, lengths)
     client_names = tuple(node.name for node in where.clients)
     server_names = [spec.name for spec in specs]
     network = where.network
@@ -164,8 +160,8 @@ def resolve(
             "model": model_table,
             "hardware": hardware,
             "hardware_files": None,
-            "servers": _at_sites(scenario.servers, where.server_nodes, where.sites),
-            "clients": _at_sites(scenario.clients, where.client_nodes, where.sites),
+            "servers": _at_sites(groups, where.server_nodes, where.sites),
+            "clients": _at_sites(clients, where.client_nodes, where.sites),
             "node": programs or None,
             "network": network,
             "sites": where.own_links or None,
@@ -205,6 +201,7 @@ def resolve(
             initial_delay_s=calibration.initial_delay_s,
             forwarding=is_forwarding,
             hub_token_s=compute.hub_token or 0.0,
+            hub_tokens_s=hub_tokens_s(clients, compute),
             length_samples=length_samples,
             reserved_output_tokens=_reserved_output(scenario, workload, length_samples),
             batching=_batching(compute, blocks),
@@ -380,10 +377,10 @@ def _places(scenario: Scenario, folder_of: FolderOf) -> _Places:
     return _Places(server_nodes, client_nodes, servers, clients, others, network, own_links)
 
 
-def _hardware(
-    scenario: Scenario, compute: ComputeTable, folder_of: FolderOf, block: Block | None, *, for_petals: bool
+def _own_hardware(
+    scenario: Scenario, compute: ComputeTable, folder_of: FolderOf
 ) -> tuple[dict[str, HardwareTable], ComputeTable]:
-    """Return the hardware that servers name, and ``compute`` with the ``hub_token`` of its files if unset."""
+    """Return the scenario's own hardware, and ``compute`` with the ``hub_token`` of its files if unset."""
     files = [
         (file, folder_of("hardware_files", str(index)))
         for index, file in enumerate(scenario.hardware_files or ())
@@ -391,13 +388,14 @@ def _hardware(
     own, hub_tokens = with_hardware_files(scenario.hardware, files)
     if compute.hub_token is None:
         compute = compute.model_copy(update={"hub_token": one_hub_token(hub_tokens)})
-    shelf = HardwareShelf(own, scenario.calibration.set, block, is_resolved=scenario.resolved)
-    named: dict[str, HardwareTable] = {}
-    for index, group in enumerate(scenario.servers):
-        if group.hardware not in named:
-            key = ("servers", index, "hardware")
-            named[group.hardware] = shelf.get(group.hardware, key, for_petals=for_petals)
-    return named, compute
+    return own, compute
+
+
+def _weights(groups: Sequence[ClientsTable]) -> list[float] | None:
+    """Return how many requests each client sends in proportion to others; ``None``: all as many."""
+    found = [group.weight for group in groups for _ in range(group.count)]
+    known = [weight for weight in found if weight is not None]
+    return known if len(known) == len(found) else None
 
 
 def _objectives(slo: str | None) -> tuple[tuple[str, float], ...]:

@@ -7,9 +7,11 @@ choices. Quantities are text with a unit: durations become seconds, rates bits p
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -54,8 +56,21 @@ def _int_or(*words: str, most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Dtype = Literal["fp32", "fp16", "bf16", "int8", "nf4"]
-"""How a block's weights are stored. Hidden states and caches are 16 bits wide with int8 and nf4."""
+def _stored_as(value: Any) -> Any:
+    return "int4" if value in ("awq", "gptq") else value
+
+
+Dtype = Annotated[
+    Literal["fp32", "fp16", "bf16", "int8", "nf4", "fp8", "mxfp4", "int4"], BeforeValidator(_stored_as)
+]
+"""How a block's weights are stored: int4 as AWQ and GPTQ do, which are other names of it.
+
+Hidden states and caches are 16 bits wide with quantised weights.
+"""
+
+
+Count = Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)]
+CountOrNone = Annotated[int, Field(ge=0, le=MAX_HIDDEN_SIZE)]
 
 
 class ModelTable(Table):
@@ -75,6 +90,18 @@ class ModelTable(Table):
     ``seed``, default 0) can be made. ``kv_heads`` (default ``heads``), ``head_size`` (default
     ``hidden_size / heads``) and ``feed_forward`` (default: as usual in the family) are needed only where they
     differ from these defaults.
+
+    - Mixtures: every token is sent to ``experts_per_token`` of ``experts``, which have
+      ``expert_feed_forward`` (default ``feed_forward``), and to ``shared_experts`` (default 0) more. The first
+      ``dense_blocks`` (default 0) are no mixtures; of the others, every ``experts_every``-th is (default 1).
+    - MLA: the cache holds ``kv_rank + rope_size`` values per token. Keys have ``head_size`` values beside
+      ``rope_size``, values ``value_size``, queries are made from ``q_rank``.
+    - Sliding windows: caches hold the last ``window`` tokens, but for every ``full_every``-th block, which may
+      have ``full_kv_heads`` and ``full_head_size`` of its own, and values equal to its keys
+      (``full_shares_keys``).
+    - ``dense_feed_forward`` is for a mixture's dense blocks, where ``feed_forward`` is the experts' (Llama 4).
+    - For the bytes of a checkpoint: ``tied`` (the head is the embedding), ``head_norms`` (norms of queries
+      and keys in the family glm4_moe), ``next_token_blocks`` (not served, to predict further tokens).
     """
 
     profile: str | None = None
@@ -85,13 +112,49 @@ class ModelTable(Table):
     block_size: Bytes | None = None
     cache_per_token: Bytes | None = None
     petals_cache_tokens: Tokens | None = None
-    family: Literal["bloom", "llama", "mistral", "qwen2", "qwen3"] | None = None
+    family: (
+        Literal[
+            "bloom",
+            "llama",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "gemma3",
+            "gemma4",
+            "mixtral",
+            "qwen3_moe",
+            "gpt_oss",
+            "deepseek_v3",
+            "glm4_moe",
+            "llama4",
+        ]
+        | None
+    ) = None
     dtype: Dtype | None = None
     heads: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
     kv_heads: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
     head_size: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
     feed_forward: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
     vocab: Annotated[int, Field(ge=2, le=MAX_HIDDEN_SIZE)] | None = None
+    experts: Annotated[int, Field(ge=2, le=MAX_HIDDEN_SIZE)] | None = None
+    experts_per_token: Count | None = None
+    expert_feed_forward: Count | None = None
+    shared_experts: CountOrNone | None = None
+    dense_blocks: CountOrNone | None = None
+    experts_every: Count | None = None
+    dense_feed_forward: Count | None = None
+    kv_rank: Count | None = None
+    q_rank: Count | None = None
+    rope_size: Count | None = None
+    value_size: Count | None = None
+    window: Tokens | None = None
+    full_every: Count | None = None
+    full_kv_heads: Count | None = None
+    full_head_size: Count | None = None
+    full_shares_keys: bool | None = None
+    tied: bool | None = None
+    head_norms: bool | None = None
+    next_token_blocks: CountOrNone | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
@@ -106,6 +169,24 @@ class MeasuredTable(Table):
     dtype: Dtype
     block_values: Annotated[int, Field(ge=1)]
     heads_width: Annotated[int, Field(ge=1)]
+
+
+class OtherBlocksTable(Table):
+    """A row of ``other_blocks`` of a hardware profile: times of a kind of block that the model also has.
+
+    The keys are those of the profile, which has the times of the model's largest blocks.
+    """
+
+    decode: Seconds
+    prefill_base: Seconds
+    prefill_per_token: Seconds
+    context_slope: Seconds | None = None
+    prefill_curve: Seconds | None = None
+    session_slope: Seconds | None = None
+    prefill_least: Seconds | None = None
+    experts_read: Seconds | None = None
+    experts_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    window: Tokens | None = None
 
 
 class HardwareTable(Table):
@@ -125,9 +206,14 @@ class HardwareTable(Table):
     - ``contention``: while n other sessions compute, a step takes ``1 + n * contention`` times as long.
     - ``session_slope``: what each further session adds to one block of a step with
       ``batching = "continuous"``.
+    - ``experts_read``: reading all experts of a block, of which a token chooses the share
+      ``experts_share``; ``decode`` reads those of one token, ``prefill_least`` all.
+    - ``window``: the block attends to the last so many tokens only.
+    - ``other_blocks``: times of the model's other kinds of blocks, in the order of the model; without them
+      all blocks take as long.
 
-    ``context_slope``, ``prefill_curve``, ``prefill_least``, ``step_base``, ``contention`` and
-    ``session_slope`` are 0 by default. ``petals_forward_rps`` and ``petals_network_rps`` are the throughput
+    ``context_slope``, ``prefill_curve``, ``prefill_least``, ``step_base``, ``contention``, ``session_slope``
+    and ``experts_read`` are 0 by default. ``petals_forward_rps`` and ``petals_network_rps`` are the throughput
     that PETALS measures, in tokens per second; they are required only if PETALS places, routes or moves
     blocks. ``measured`` names the model that the times were measured with: a scenario with another model gets
     a warning.
@@ -147,6 +233,10 @@ class HardwareTable(Table):
     contention: Weight | None = None
     session_slope: Seconds | None = None
     prefill_least: Seconds | None = None
+    experts_read: Seconds | None = None
+    experts_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    window: Tokens | None = None
+    other_blocks: list[OtherBlocksTable] | None = None
     measured: MeasuredTable | None = None
 
 
@@ -157,6 +247,12 @@ class ServersTable(Table):
     name) begins the servers' names: NAME-0, NAME-1, ...; a single server with a ``name`` is called just that.
     ``memory`` replaces that of the hardware. With ``present = false`` the servers are absent at the start;
     a ``[[fault]]`` of the kind "join" begins them.
+
+    ``memory_reserve`` is the share of the memory that blocks and caches do not get: 0.1 (as vLLM's
+    ``gpu_memory_utilization`` of 0.9) for a GPU by its name, 0 with a ``memory`` or a profile of one's own.
+    A server with several ``gpus``, which ``interconnect`` connects (default "nvlink"), computes each step on
+    all of them: ``testbed.experiments.parallel``. Its ``memory`` is that of all together. ``dtype`` is how
+    this server stores the blocks, in place of ``model.dtype``.
     """
 
     hardware: str
@@ -164,19 +260,53 @@ class ServersTable(Table):
     count: Annotated[int, Field(ge=0, le=MAX_NODES)] = 1
     name: Name | None = None
     memory: Bytes | None = None
+    memory_reserve: Annotated[float, Field(ge=0, lt=1)] | None = None
+    gpus: Annotated[int, Field(ge=1, le=8)] = 1
+    interconnect: Literal["nvlink", "pcie"] | None = None
+    dtype: Dtype | None = None
     present: bool = True
+
+    @model_validator(mode="after")
+    def _connected(self) -> Self:
+        if self.interconnect is not None and self.gpus == 1:
+            raise rule("connects several GPUs; give gpus, or leave this out", "interconnect")
+        return self
+
+    @property
+    def profile_key(self) -> str:
+        """The name in ``[hardware]`` of a resolved scenario: each type of weights has times of its own."""
+        return self.hardware if self.dtype is None else f"{self.hardware}-in-{self.dtype}"
 
 
 class ClientsTable(Table):
     """``[clients]`` or ``[[clients]]``: ``count`` clients at one ``site``.
 
     In a topology, ``site = "any"`` draws a node for each client. ``name`` (default "client") begins their
-    names.
+    names. ``hardware`` is what computes their part of the model, a GPU or a CPU by name: from it follows
+    ``hub_token``, the time per output token. Default: ``compute.hub_token``.
+
+    Each client sends ``rate`` requests per second, or a ``share`` of all in proportion to the others'. With
+    rates, ``workload.rate`` is their sum; if it is given, too, they are shares of it.
     """
 
     site: Name
     count: Annotated[int, Field(ge=0, le=MAX_NODES)] = 1
     name: Name | None = None
+    hardware: str | None = None
+    hub_token: Seconds | None = None
+    rate: Positive | None = None
+    share: Positive | None = None
+
+    @property
+    def weight(self) -> float | None:
+        """How many requests each client sends, in proportion to others; ``None``: as many as any."""
+        return self.share if self.rate is None else self.rate
+
+    @model_validator(mode="after")
+    def _rate_or_share(self) -> Self:
+        if self.rate is not None and self.share is not None:
+            raise rule("and share say the same of a client; keep one of them", "rate")
+        return self
 
 
 def _words(value: Any) -> Any:
@@ -272,7 +402,47 @@ class Choice(Table):
         return self
 
 
-Distribution = Annotated[Uniform | Lognormal | Choice, Field(discriminator="distribution")]
+class Quantiles(Table):
+    """A lognormal length in tokens by its median ``p50`` and its ``p95``, which one request in 20 exceeds.
+
+    It is rounded and then limited to ``1..max`` (default: what one request in 1,000 would exceed).
+    ``distribution`` may be left out.
+    """
+
+    distribution: Literal["quantiles"]
+    p50: Tokens
+    p95: Tokens
+    max: Tokens | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.p95 < self.p50:
+            raise rule(f"must be at least p50 ({self.p50}), not {self.p95}", "p95")
+        if self.most > MAX_TOKENS:
+            raise rule(f"is missing, and one request in 1,000 would exceed {MAX_TOKENS:,} tokens", "max")
+        return self
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the logarithm."""
+        return math.log(self.p95 / self.p50) / NormalDist().inv_cdf(0.95)
+
+    @property
+    def most(self) -> int:
+        usual = self.p50 * math.exp(self.sigma * NormalDist().inv_cdf(0.999))
+        return self.max or math.ceil(usual)
+
+
+def _named(value: Any) -> Any:
+    """Return the table of a length with the name of its distribution, which quantiles need not have."""
+    if isinstance(value, dict) and "distribution" not in value and "p50" in value:
+        return {"distribution": "quantiles", **value}
+    return value
+
+
+Distribution = Annotated[
+    Uniform | Lognormal | Choice | Quantiles, Field(discriminator="distribution"), BeforeValidator(_named)
+]
 
 
 def _length_kind(value: Any) -> str:
@@ -325,7 +495,9 @@ class WorkloadTable(Table):
     ones). ``max_input_tokens`` first drops recorded requests with longer prompts.
 
     Generated arrivals: "poisson", "gamma" (with ``shape``) and "constant" arrive at ``rate`` per
-    second until the first of ``changes``. The placement is designed for ``rate``. ``n_input_tokens`` and
+    second until the first of ``changes``. A ``curve`` has the rates over a day (or ``curve_period``) in
+    proportion to each other, evenly spaced and repeated; ``rate`` is their mean. The placement is designed for
+    ``rate``. ``n_input_tokens`` and
     ``n_output_tokens`` are numbers or distributions. A length that is missing or "trace" comes from a request
     drawn from the trace ``file``, or from ``request_lengths``, one [input, output] per request in order.
 
@@ -345,6 +517,8 @@ class WorkloadTable(Table):
     arrivals: Literal["poisson", "gamma", "constant", "trace", "listed"] = "poisson"
     rate: Positive | None = None
     changes: list[RateChange] | None = None
+    curve: Annotated[list[Weight], Field(min_length=2, max_length=10_000)] | None = None
+    curve_period: PositiveSeconds | None = None
     shape: Positive | None = None
     file: str | None = None
     requests: list[Any] | None = None
@@ -417,6 +591,14 @@ class WorkloadTable(Table):
             raise rule(
                 f'is only for generated arrivals; arrivals is "{self.arrivals}", so leave it out', "changes"
             )
+        if self.curve is not None:
+            if not is_generated or self.changes:
+                what = "changes" if is_generated else f'arrivals = "{self.arrivals}"'
+                raise rule(f"sets the rates, and so does {what}; keep one of them", "curve")
+            if not any(self.curve):
+                raise rule("is 0 at all times; at least one value must be above 0", "curve")
+        elif self.curve_period is not None:
+            raise rule("is of a curve; give workload.curve, or leave this out", "curve_period")
         for before, after in pairwise(self.changes or ()):
             if after.at <= before.at:
                 raise rule("must be in the order of time, each later than the one before", "changes")
@@ -659,3 +841,33 @@ class Scenario(Table):
     recovery: RecoveryTable = RecoveryTable()
     membership: MembershipTable = MembershipTable()
     endpoint: EndpointTable | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sum_of_rates(cls, data: Any) -> Any:
+        """Fill in ``workload.rate`` with the sum of all clients' rates."""
+        if not isinstance(data, dict):
+            return data
+        clients, workload = data.get("clients"), data.get("workload")
+        groups = clients if isinstance(clients, list) else [clients]
+        if not isinstance(workload, dict) or workload.get("rate") is not None:
+            return data
+        rates = [
+            group["rate"] * group.get("count", 1)
+            for group in groups
+            if isinstance(group, dict)
+            and isinstance(group.get("rate"), int | float)
+            and isinstance(group.get("count", 1), int)
+        ]
+        if not rates or workload.get("arrivals") in ("trace", "listed"):
+            return data
+        return {**data, "workload": {**workload, "rate": sum(rates)}}
+
+    @model_validator(mode="after")
+    def _shares_of_all(self) -> Self:
+        kinds = {(group.rate is not None, group.share is not None) for group in self.clients}
+        if len(kinds) > 1:
+            raise rule(
+                "have a rate or share in some tables and not in others; give all the same key", "clients"
+            )
+        return self

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from policies.workload import RequestPlan
 from testbed.experiments.draws import Sample, drawn
 from testbed.experiments.limits import MAX_DURATION_S, MAX_NUMBER, MAX_TOKENS, too_late
 from testbed.experiments.problems import KeyedError, shown
-from testbed.experiments.schema import Choice, Lognormal, Uniform, WorkloadTable
+from testbed.experiments.schema import Choice, Lognormal, Quantiles, Uniform, WorkloadTable
 from testbed.experiments.traces import read_trace
 
-LengthTable = int | Uniform | Lognormal | Choice
+LengthTable = int | Uniform | Lognormal | Choice | Quantiles
 Listed = list[list[int | float]]
 Lengths = tuple[int, int]
 """(input, output) tokens of a request."""
+DAY_S = 86400.0
 _MOST_KNOWN = 256
 """Most past requests whose lengths policies know."""
 
@@ -56,20 +58,33 @@ def _gaps(table: WorkloadTable, rng: random.Random) -> Callable[[], float]:
 def _warped(table: WorkloadTable, gap: Callable[[], float], n: int) -> list[float]:
     """Return ``n`` arrivals in s.
 
-    Gaps are drawn for ``table.rate`` and scaled to the rate in force (``changes``).
+    Gaps are drawn for ``table.rate`` and scaled to the rate in force (``changes``, ``curve``).
     """
     assert table.rate is not None, "generated arrivals have a rate"
-    changes = [(change.at, change.rate) for change in table.changes or ()]
-    at_s, rate, arrivals = 0.0, table.rate, [0.0]
+    changes = _rates(table)
+    at_s, arrivals = 0.0, [0.0]
+    (_, rate), following = next(changes), next(changes, None)
     while len(arrivals) < n:
         left = gap() * table.rate  # what is left of a gap with mean 1
-        while changes and at_s + left / rate > changes[0][0]:
-            change_at_s, next_rate = changes.pop(0)
-            left -= (change_at_s - at_s) * rate
-            at_s, rate = change_at_s, next_rate
+        while following is not None and left > (following[0] - at_s) * rate:
+            left -= (following[0] - at_s) * rate
+            (at_s, rate), following = following, next(changes, None)
         at_s += left / rate
         arrivals.append(at_s)
     return arrivals
+
+
+def _rates(table: WorkloadTable) -> Iterator[tuple[float, float]]:
+    """Yield (from when on in s, requests per second), the first from 0 s; without end for a curve."""
+    assert table.rate is not None
+    if table.curve is None:
+        yield 0.0, table.rate
+        yield from ((change.at, change.rate) for change in table.changes or ())
+        return
+    curve, period_s = table.curve, table.curve_period or DAY_S
+    mean = sum(curve) / len(curve)
+    for number in itertools.count():
+        yield number * period_s / len(curve), table.rate * curve[number % len(curve)] / mean
 
 
 def _length(table: LengthTable, rng: random.Random) -> Callable[[], int]:
@@ -79,8 +94,11 @@ def _length(table: LengthTable, rng: random.Random) -> Callable[[], int]:
         return lambda: rng.randint(table.low, table.high)
     if isinstance(table, Choice):
         return lambda: rng.choices(table.values, table.weights)[0]
-    mu = math.log(table.mean) - table.sigma**2 / 2
-    return lambda: min(max(round(rng.lognormvariate(mu, table.sigma)), 1), table.max)
+    if isinstance(table, Quantiles):
+        mu, sigma, most = math.log(table.p50), table.sigma, table.most
+    else:
+        mu, sigma, most = math.log(table.mean) - table.sigma**2 / 2, table.sigma, table.max
+    return lambda: min(max(round(rng.lognormvariate(mu, sigma)), 1), most)
 
 
 def _longest(table: LengthTable | None, seen: list[int]) -> int:
@@ -91,6 +109,8 @@ def _longest(table: LengthTable | None, seen: list[int]) -> int:
         return table.high
     if isinstance(table, Lognormal):
         return table.max
+    if isinstance(table, Quantiles):
+        return table.most
     return max(table.values if isinstance(table, Choice) else seen)
 
 
@@ -273,6 +293,8 @@ def _said(table: LengthTable | None) -> str:
         return f"{table.low} to {table.high}"
     if isinstance(table, Lognormal):
         return f"lognormal, mean {table.mean:g}, at most {table.max}"
+    if isinstance(table, Quantiles):
+        return f"lognormal, p50 {table.p50}, p95 {table.p95}, at most {table.most}"
     if isinstance(table, Choice):
         return "of " + ", ".join(map(str, table.values))
     return str(table)
@@ -283,7 +305,9 @@ def workload_source(table: WorkloadTable) -> str:
     if table.arrivals == "listed":
         arrivals = table.origin or "listed"
     else:
-        arrivals = f"{table.arrivals}, {table.rate:g} per second" + (" at first" if table.changes else "")
+        arrivals = f"{table.arrivals}, {table.rate:g} per second" + (
+            " at first" if table.changes else " on average over a curve" if table.curve else ""
+        )
         if table.origin:
             arrivals += f"; {table.origin}"
     lengths = f"input tokens {_said(table.n_input_tokens)}, output tokens {_said(table.n_output_tokens)}"
@@ -293,14 +317,19 @@ def workload_source(table: WorkloadTable) -> str:
 
 
 def make_requests(
-    table: WorkloadTable, seed: int, n_clients: int, folder: Path
+    table: WorkloadTable,
+    seed: int,
+    n_clients: int,
+    folder: Path,
+    weights: Sequence[float] | None = None,
 ) -> tuple[WorkloadTable, tuple[RequestPlan, ...], tuple[int, int], Sample | None, tuple[Lengths, ...]]:
     """Make the requests of ``[workload]``; the first generated one arrives at 0 s.
 
     Returns the resolved table, the requests, the (input, output) lengths that the placement is designed for,
     how recorded requests were chosen (``None`` if generated), and lengths of past requests. The placement is
     designed for the longest prompt, and for the longest output that can occur or, if lengths are hidden, that
-    a request may ask for. A relative trace file is looked for in ``folder``. Raises ``KeyedError``.
+    a request may ask for. Each request is of a client drawn by the clients' ``weights`` (default: all alike), unless a
+    list says which. A relative trace file is looked for in ``folder``. Raises ``KeyedError``.
     """
     arrivals = stream(seed, "arrivals")
     replayed: Listed | None = None
@@ -321,7 +350,7 @@ def make_requests(
         }
     else:
         gap, n = _gaps(table, arrivals), table.n_requests or 1
-        if table.changes:
+        if table.changes or table.curve:
             arrives_at_s = _warped(table, gap, n)
         else:
             arrives_at_s = list(accumulate((gap() for _ in range(n - 1)), initial=0.0))
@@ -345,7 +374,10 @@ def make_requests(
         else:
             lengths.append([pair[column] for pair in pairs])
     choice = stream(seed, "client choice")
-    clients = [choice.randrange(n_clients) for _ in arrives_at_s]
+    if weights is None:
+        clients = [choice.randrange(n_clients) for _ in arrives_at_s]
+    else:
+        clients = choice.choices(range(n_clients), weights, k=len(arrives_at_s))
     limits: list[int | None] = [None] * len(clients)
     longest = (_longest(table.n_input_tokens, lengths[0]), _longest(table.n_output_tokens, lengths[1]))
     if table.lengths == "hidden":

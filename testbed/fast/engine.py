@@ -169,7 +169,7 @@ class _Run:
                 caches=None if paging is None else self._servers,
                 notify=self._notify,
                 forwarding=problem.forwarding,
-                hub_token_s=problem.hub_token_s,
+                hub_s=problem.hub_s,
                 most=most_steps,
             )
         self._sessions: dict[int, _Session] = {}
@@ -441,7 +441,7 @@ class _Run:
     def _finish(self, session: _Session, first_at_s: float) -> None:
         if self._links is not None and self._steps is None:
             assert session.route is not None
-            if not self._problem.hub_token_s:  # else that of its last result has left before
+            if not self._problem.hub_s(session.plan.client):  # else that of its last result has left before
                 self._links.up(session.plan.client, session.route.hops[-1].server).acknowledge()
         self._close(session)
         if self._meetings is not None:

@@ -38,12 +38,11 @@ class IdleTimes:
             for hop, way, overhead in zip(hops, ways, added, strict=True):
                 there_s = way.there.idle_s(way.size_there(n_bytes))
                 if position and len(hops) == 1:  # it follows a result from the same server
-                    there_s += max(0.0, way.there.acknowledgement_s - problem.hub_token_s)
+                    there_s += max(0.0, way.there.acknowledgement_s - problem.hub_s(request.client))
                 back_s = 0.0
                 if way.returns:
                     busy_s = (
-                        problem.servers[hop.server].step_s(position, n_tokens, hop.n_blocks)
-                        + overhead.added_s
+                        problem.servers[hop.server].step_s(position, n_tokens, hop.blocks) + overhead.added_s
                     )
                     back_s = way.back.idle_s(way.size_back(n_bytes)) + max(0.0, way.answered_s - busy_s)
                 found[-1].append(HopDelays(there_s, back_s, overhead.added_s))
@@ -59,19 +58,19 @@ class IdleTimes:
     def _of(self, request: RequestSpec, hops: tuple[Hop, ...]) -> tuple[float, float]:
         problem, n_input = self._experiment.problem, request.n_input_tokens
         prompt, later = self.delays(request, hops)
-        first_ns = hub_ns = round(problem.hub_token_s * NS)
+        first_ns = hub_ns = round(problem.hub_s(request.client) * NS)
         for hop, delay in zip(hops, prompt, strict=True):
-            busy_s = problem.servers[hop.server].step_s(0, n_input, hop.n_blocks)
+            busy_s = problem.servers[hop.server].step_s(0, n_input, hop.blocks)
             first_ns += _ns(*delay, busy_s)
         all_ns = first_ns + (request.n_output_tokens - 1) * hub_ns
         cached = range(n_input, n_input + request.n_output_tokens - 1)
         for hop, delay in zip(hops, later, strict=True):
             server = problem.servers[hop.server]
             all_ns += len(cached) * _ns(*delay)
-            if server.context_slope_s:
-                all_ns += sum(_ns(server.step_s(position, 1, hop.n_blocks)) for position in cached)
+            if server.grows_with_context(hop.blocks):
+                all_ns += sum(_ns(server.step_s(position, 1, hop.blocks)) for position in cached)
             elif cached:
-                all_ns += len(cached) * _ns(server.step_s(n_input, 1, hop.n_blocks))
+                all_ns += len(cached) * _ns(server.step_s(n_input, 1, hop.blocks))
         return first_ns / NS, all_ns / NS
 
 

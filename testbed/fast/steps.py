@@ -102,7 +102,7 @@ class ChainSession:
 class Steps:
     """The steps of all servers: each on its own, by the servers' ``laws`` of times, or in ``batches``.
 
-    Every token takes its client ``hub_token_s``. Where caches grow, they are in ``caches``, and
+    Every token takes its client ``hub_s(client)``. Where caches grow, they are in ``caches``, and
     ``notify(client, server, call, *args)`` sends that a session has lost its there. ``rows`` has a row for each hop of each token,
     with ``COLUMNS``, or is ``None`` if there are more than ``most``; ``n_rows`` counts them. ``gaps_s`` are
     the seconds from every token to the next one of its request.
@@ -118,7 +118,7 @@ class Steps:
         caches: Sequence[Admission[Key]] | None = None,
         notify: Notify = lambda client, server, call, *args: None,
         forwarding: bool = False,
-        hub_token_s: float = 0.0,
+        hub_s: Callable[[int], float] = lambda client: 0.0,
         most: int = 0,
     ) -> None:
         self._queue = queue
@@ -129,7 +129,7 @@ class Steps:
         self._caches = caches
         self._notify = notify
         self._token_bytes = token_bytes
-        self._hub_token_s = hub_token_s
+        self._hub_s = hub_s
         self._forwarding = forwarding
         self.n_rows = 0
         self.rows: array[float] | None = array("d") if most else None
@@ -176,7 +176,7 @@ class Steps:
         elif self._batches is None and self._caches is None and way.accepts is None:
             # Nothing meets it on the server, so that it is known when its result leaves.
             hop = session.hops[session.at]
-            busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.n_blocks)
+            busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.blocks)
             done_at_s = arrived_at_s + busy_s
             if added_s := session.delay.added_s:
                 done_at_s = on_tick(done_at_s) + added_s
@@ -195,10 +195,10 @@ class Steps:
                 self._notify(session.plan.client, hop.server, self._lose, session, hop.server)
             return
         if self._batches is None:
-            busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.n_blocks)
+            busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.blocks)
             self._queue.at(now_s + busy_s, self._computed, session, now_s, _ALONE)
             return
-        step = Step(now_s, part.position, part.n_tokens, hop.n_blocks)
+        step = Step(now_s, part.position, part.n_tokens, hop.blocks)
         self._sessions[step] = session
         self._batches[hop.server].add(step)
         if hop.server not in self._busy:
@@ -277,8 +277,8 @@ class Steps:
         else:
             session.part, session.at = 0, session.at + 1
             if session.at == len(session.hops):
-                if self._hub_token_s:
-                    self._queue.at(self._queue.now_s + self._hub_token_s, self._next_token, session)
+                if hub_s := self._hub_s(session.plan.client):
+                    self._queue.at(self._queue.now_s + hub_s, self._next_token, session)
                 else:
                     self._next_token(session)
                 return

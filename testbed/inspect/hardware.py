@@ -7,7 +7,7 @@ from typing import Any
 
 from policies.steps import StepTimes
 from testbed.errors import UserError
-from testbed.experiments.catalogue import DTYPES, Gpu, gpus, sizes_of_table
+from testbed.experiments.catalogue import DTYPES, Gpu, gpu_named, gpus, sizes_of_table
 from testbed.experiments.problems import KeyedError, unknown
 from testbed.experiments.profiles import Measured, measured_profiles, model_names, named_model
 from testbed.experiments.roofline import Block, RooflineError, block_of, roofline, times_of
@@ -18,6 +18,8 @@ from testbed.terminal import columns
 PROMPTS = (128, 1024)
 """Prompt lengths in the table of prefill times, in tokens."""
 _ERROR_PROMPTS = (20, 250, 1000, 4000)
+_SESSION = 1000
+"""Tokens of the session whose caches ``model show`` states."""
 _CHOSEN_ON = "helix-a100"
 """The only profile on which the roofline's efficiencies were chosen."""
 
@@ -106,6 +108,7 @@ def list_command() -> tuple[dict[str, Any], str]:
         "dtype",
         "MB per block",
         "cache B per token",
+        "experts",
     )
     keys = (
         "name",
@@ -118,9 +121,15 @@ def list_command() -> tuple[dict[str, Any], str]:
         "dtype",
         "block_bytes",
         "cache_bytes_per_token",
+        "n_experts",
     )
     cells = [
-        (*(f"{row[key]}" for key in keys[:-2]), f"{row[keys[-2]] / 1e6:.1f}", f"{row[keys[-1]]:.0f}")
+        (
+            *(f"{row[key]}" for key in keys[:-3]),
+            _span([n_bytes / 1e6 for n_bytes in listed(row["block_bytes"])], "{:.1f}"),
+            _span(listed(row["cache_bytes_per_token"]), "{:.0f}"),
+            "-" if row["n_experts"] is None else f"{row['experts_per_token']} of {row['n_experts']}",
+        )
         for row in rows
     ]
     return {"models": rows}, "\n".join(columns([titles, *cells]))
@@ -128,21 +137,39 @@ def list_command() -> tuple[dict[str, Any], str]:
 
 def model_command(name: str, dtype: str | None) -> tuple[dict[str, Any], str]:
     """Return one model of the catalogue, for ``--json`` and as text. Raises ``UserError``."""
-    answer = model_answer(_model(name, dtype))
+    table = _model(name, dtype)
+    answer, sizes = model_answer(table), sizes_of_table(table)
+    assert sizes is not None
+    block_bytes = listed(answer["block_bytes"], sizes.n_blocks)
+    cached = zip(listed(answer["cache_bytes_per_token"], sizes.n_blocks), sizes.blocks, strict=True)
+    cache_bytes = sum(size * min(_SESSION, block.window or _SESSION) for size, block in cached)
     return answer, "\n".join(
         [
             _model_line(answer),
-            f"all blocks: {answer['n_blocks'] * answer['block_bytes'] / 1e9:.4g} GB; a session of 1,000 "
-            f"tokens: {answer['n_blocks'] * answer['cache_bytes_per_token'] / 1e3:.4g} MB of caches",
+            f"all blocks: {sum(block_bytes) / 1e9:.4g} GB, checkpoint: {answer['checkpoint_bytes'] / 1e9:.4g} "
+            f"GB; a token reads {answer['active_bytes_per_token'] / 1e9:.4g} GB of blocks and head; a session "
+            f"of {_SESSION:,} tokens: {cache_bytes / 1e6:.4g} MB of caches",
             f"block times: testbed hardware --model {name} --dtype {answer['dtype']}",
         ]
     )
 
 
 def model_answer(table: ModelTable) -> dict[str, Any]:
-    """Return a model's sizes; ``block_bytes`` and ``cache_bytes_per_token`` are of one block."""
+    """Return a model's sizes.
+
+    ``block_bytes``, ``cache_bytes_per_token`` and ``cache_window_tokens`` are of one block, or a list where
+    blocks differ. ``active_bytes_per_token`` are the weights that a token's decode reads in blocks and head,
+    ``checkpoint_bytes`` those of all tensors.
+    """
     sizes = sizes_of_table(table)
-    assert sizes is not None and table.block_size and table.cache_per_token
+    assert sizes is not None and table.block_size and table.cache_per_token and table.value_bytes
+    assert table.dtype is not None
+    stored, value_bytes = DTYPES[table.dtype][1], table.value_bytes
+    # A profile may have bytes of its own for its blocks, which are alike.
+    block_bytes = [table.block_size] if sizes.are_alike else sizes.blocks_bytes(stored, value_bytes)
+    mixture = next((block for block in sizes.blocks if block.n_experts), None)
+    more_bytes = sizes.n_blocks * (table.block_size - sizes.block_bytes(stored, value_bytes))
+    more_bytes = more_bytes if sizes.are_alike else 0.0
     return {
         "name": table.name,
         "family": sizes.family,
@@ -153,28 +180,54 @@ def model_answer(table: ModelTable) -> dict[str, Any]:
         "head_size": sizes.head_size,
         "feed_forward": sizes.feed_forward,
         "vocabulary": sizes.vocabulary,
+        "n_experts": mixture.n_experts if mixture else None,
+        "experts_per_token": mixture.n_chosen if mixture else None,
         "dtype": table.dtype,
-        "value_bytes": table.value_bytes,
-        "block_bytes": table.block_size,
-        "cache_bytes_per_token": table.cache_per_token,
+        "value_bytes": value_bytes,
+        "block_bytes": _one_or_all(block_bytes),
+        "active_bytes_per_token": sizes.active_bytes(stored, value_bytes) + more_bytes,
+        "cache_bytes_per_token": _one_or_all([float(b.cache_values * value_bytes) for b in sizes.blocks]),
+        "cache_window_tokens": _one_or_all([block.window for block in sizes.blocks]),
+        "checkpoint_bytes": sizes.checkpoint_bytes(stored, value_bytes) + more_bytes,
     }
 
 
+def listed(value: Any, n_blocks: int = 1) -> list[float]:
+    """Return a size of ``model_answer`` as a list with one item per block, or one item if all are equal."""
+    return value if isinstance(value, list) else [value] * n_blocks
+
+
+def _one_or_all(values: Sequence[Any]) -> Any:
+    return values[0] if len(set(values)) == 1 else list(values)
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    """Return the smallest and the largest of ``values``, or their one value."""
+    ends = [form.format(value) for value in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))
+
+
 def _model_line(answer: dict[str, Any]) -> str:
+    blocks_mb = [n_bytes / 1e6 for n_bytes in listed(answer["block_bytes"])]
+    windows = [tokens for tokens in listed(answer["cache_window_tokens"]) if tokens is not None]
+    experts = (
+        f", {answer['experts_per_token']} of {answer['n_experts']} experts" if answer["n_experts"] else ""
+    )
     return (
         f"{answer['name']} in {answer['dtype']}: {answer['family']}, "
         f"{counted(answer['n_blocks'], 'blocks')}, hidden size {answer['hidden_size']}, {answer['n_heads']} "
-        f"heads ({answer['n_kv_heads']} of keys and values), feed-forward {answer['feed_forward']}, "
-        f"{answer['vocabulary']} tokens\nper block: s_m {answer['block_bytes'] / 1e6:.3f} MB; s_c "
-        f"{answer['cache_bytes_per_token']:.0f} B per token of a session"
+        f"heads ({answer['n_kv_heads']} of keys and values), feed-forward {answer['feed_forward']}{experts}, "
+        f"{answer['vocabulary']} tokens\nper block: s_m {_span(blocks_mb, '{:.3f}')} MB; s_c "
+        f"{_span(listed(answer['cache_bytes_per_token']), '{:.0f}')} B per token of a session"
+        + (f", in {len(windows)} blocks of the last {windows[0]:.0f} tokens only" if windows else "")
     )
 
 
 def _chosen(name: str | None) -> Sequence[Gpu]:
     if name is None:
         return list(gpus().values())
-    if name in gpus():
-        return [gpus()[name]]
+    if (gpu := gpu_named(name)) is not None:
+        return [gpu]
     measured = measured_profiles()
     if name in measured:
         return [measured[name].gpu]
@@ -182,8 +235,9 @@ def _chosen(name: str | None) -> Sequence[Gpu]:
 
 
 def _model(name: str, dtype: str | None) -> ModelTable:
+    dtype = {"awq": "int4", "gptq": "int4"}.get(dtype or "", dtype)
     if dtype is not None and dtype not in DTYPES:
-        raise UserError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
+        raise UserError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)} (awq and gptq are int4)")
     try:
         return named_model(name, dtype)
     except KeyedError as error:
@@ -248,7 +302,7 @@ def _times(gpu: Gpu, block: Block) -> dict[str, Any]:
 
 def _seconds(times: StepTimes) -> dict[str, float]:
     prompts = {f"prefill_{n}_s": times.prefill_s(n) for n in PROMPTS}
-    return {"decode_s": times.decode_s, **prompts, "session_slope_s": times.session_slope_s}
+    return {"decode_s": times.decode_s, **prompts, "session_slope_s": times.further_s(2)}
 
 
 def _times_text(rows: Sequence[dict[str, Any]]) -> list[str]:

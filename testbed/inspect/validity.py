@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from testbed.control.placing import load_to_run, place_experiment
-from testbed.experiments import Override, load_experiment
+from testbed.experiments import Override, changed, load_experiment
+from testbed.experiments.assumed import assumed_batching
+from testbed.experiments.experiment import Experiment
 from testbed.experiments.shared_links import own_links_in_words
 from testbed.experiments.units import counted
 from testbed.runs.session import check_online
 from testbed.runtime.gpus import missing_gpu, shared_out
 from testbed.runtime.wiring import check_frames, check_rates
+from testbed.simulator.cases import Case
+from testbed.simulator.engine import TESTBED, simulate
+
+_COMPARED = 50
+"""Requests of the quick comparison of ways to batch."""
 
 
 def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[str, Any], str]:
@@ -34,6 +42,9 @@ def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[s
         else []
     )
     remarks += [missing] if missing else []
+    if (assumed := assumed_batching(experiment)) is not None:
+        assumed = f"{assumed}; {_in_batches(experiment)}"
+        remarks.append(assumed)
     blocks = shared_out(experiment, remarks.append)
     placement = None
     if not not_loaded:
@@ -51,6 +62,7 @@ def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[s
         "sites": [{"name": row.name, "up_bps": row.up, "down_bps": row.down} for row in own],
         "not_loaded": list(not_loaded),
         "missing_gpu": missing,
+        "assumed_batching": assumed,
         "devices": blocks and [blocks.device_of(n) for n in range(n_servers)],
     }
     if placement is None:
@@ -63,3 +75,34 @@ def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[s
         f"{counted(n_servers, 'servers')}, {counted(n_clients, 'clients')}, {counted(n_requests, 'requests')}"
     )
     return answer, "\n".join([f"{experiment.name}: valid; {counts}; {placed}", *remarks])
+
+
+def _in_batches(experiment: Experiment) -> str:
+    """Return in words what sharing steps would change for the first requests, by a quick simulation."""
+    if not all(server.session_slope_s or server.experts_s for server in experiment.problem.servers):
+        return (
+            "what sharing steps would cost is unknown, since not all hardware has a session_slope "
+            '(compute.batching = "serial" is the other extreme)'
+        )
+    if (
+        experiment.faults.planned
+        or experiment.faults.absent
+        or experiment.network.changes
+        or experiment.policy.code_in_file
+        or experiment.policy.online
+    ):
+        return 'state it, or compare with compute.batching = "continuous"'
+    requests = experiment.workload.requests[:_COMPARED]
+    times_s = []
+    for each in (experiment, changed(experiment, {"compute.batching": "continuous"})):
+        few = replace(each, workload=replace(each.workload, requests=requests))
+        rows = simulate(Case(few), TESTBED).rows
+        done = [row.times.tpot_s for row in rows if row.times.tpot_s is not None]
+        if not done:
+            return 'state it, or compare with compute.batching = "continuous"'
+        times_s.append(sum(done) / len(done))
+    alone_ms, shared_ms = (1e3 * time_s for time_s in times_s)
+    return (
+        f'with "continuous", the first {counted(len(requests), "requests")} would have '
+        f"{shared_ms:.4g} ms per token in place of {alone_ms:.4g} ms"
+    )

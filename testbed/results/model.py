@@ -148,9 +148,10 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
         model_network_s=np.zeros(n_rows),
         model_link_queue_s=np.zeros(n_rows),
         model_compute_s=np.zeros(n_rows),
-        model_client_s=hub_times_s(experiment, columns["last"]),
+        model_client_s=np.zeros(n_rows),
     )
     clients = clients_of(experiment, records, table)
+    table.model_client_s = hub_times_s(experiment, clients, columns["last"])
     _fill_network(experiment, records, table, clients)
     slow = SlowServers(records.faults, [s.name for s in experiment.problem.servers])
     _fill_compute(experiment, table, clients, slow)
@@ -165,10 +166,11 @@ def clients_of(experiment: Experiment, records: RunRecords, table: HopTable) -> 
     return clients[np.searchsorted(indices, table.request)] if len(indices) else indices
 
 
-def hub_times_s(experiment: Experiment, last: NDArray[np.int64]) -> Array:
-    """Return the client's computing in seconds by hops' last blocks: only hops at the model's end have it."""
+def hub_times_s(experiment: Experiment, clients: NDArray[np.int64], last: NDArray[np.int64]) -> Array:
+    """Return the clients' computing in seconds by hops' last blocks: only hops at the model's end have it."""
     problem = experiment.problem
-    return np.where(last == problem.model.n_blocks, problem.hub_token_s, 0.0)
+    hubs_s = np.array([problem.hub_s(client) for client in range(len(problem.clients))])
+    return np.where(last == problem.model.n_blocks, hubs_s[clients], 0.0)
 
 
 class Messages(NamedTuple):
@@ -349,7 +351,7 @@ def _fill_compute(
                 position, n_tokens = n_replayed[key], replayed
                 n_replayed[key] = (position + replayed) % (n_input_tokens + token)
             factor = slow.factor(server, arrived_at_s)
-            steps.append(Step(arrived_at_s, position, n_tokens, last - first, factor))
+            steps.append(Step(arrived_at_s, position, n_tokens, range(first, last), factor))
             overheads_s.append(profile.overhead_s(names[client], position, n_tokens))
         ends_at_s = np.array(list(_ends(profile, steps)), dtype=np.float64)
         table.model_compute_s[chosen] = ends_at_s - table.arrived_at_s[chosen] + overheads_s
@@ -363,9 +365,9 @@ def _ends(profile: StubProfile, steps: Sequence[Step]) -> Iterator[float]:
         yield from (ends_at_s[step] for step in steps)
         return
     turns = Turns(profile.times.contention_ratio)
-    alone_s: dict[tuple[int, int, int], float] = {}
+    alone_s: dict[tuple[int, int, range], float] = {}
     for step in steps:
-        kind = step.position, step.n_tokens, step.n_blocks
+        kind = step.position, step.n_tokens, step.blocks
         step_s = alone_s.get(kind)
         if step_s is None:
             step_s = alone_s[kind] = profile.times.step_s(*kind)

@@ -78,7 +78,7 @@ def summarize(
         "hop_compute_s": stats(hops.model_compute_s[plain]),
         "link_queue_s": stats(hops.model_link_queue_s[plain]),
     }
-    if experiment.problem.hub_token_s:
+    if experiment.problem.has_hub_time:
         summary.model["hop_client_s"] = stats(hops.model_client_s[plain])
     summary.model_unqueued["token_gap_s"] = stats(alone_gaps)
     summary.clock, summary.clock_why = clock.name, clock.why

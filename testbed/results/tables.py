@@ -59,7 +59,7 @@ def read_requests(path: Path) -> list[RequestRow]:
 
 def hop_rows_table(experiment: Experiment, hops: HopTable) -> pa.Table:
     """Return a table with a row per token and hop: see ``testbed.records.hops``."""
-    is_batched, has_client = experiment.compute.batching == "continuous", bool(experiment.problem.hub_token_s)
+    is_batched, has_client = experiment.compute.batching == "continuous", experiment.problem.has_hub_time
     names = pa.array([s.name for s in experiment.problem.servers])
     values = {
         "first_block": hops.first,

@@ -18,6 +18,7 @@ from policies.problem import Placement, PolicyError
 from testbed.control.placing import PlacedExperiment, place_experiment
 from testbed.control.steering import Steering, online_policy
 from testbed.errors import RunError, TestbedError, UserError
+from testbed.experiments.assumed import assumed_batching
 from testbed.experiments.experiment import Experiment
 from testbed.page.beside import bind_page, page_beside
 from testbed.page.report import write_report
@@ -148,6 +149,8 @@ class RunSession:
                 self.blocks = blocks_model(self.experiment, run_dir)
                 self.prepare()
             self.announce(f"run {run_dir}")
+            if assumed := assumed_batching(self.experiment):
+                self.announce(assumed)
             error, interrupted = self.stage.run(launcher, self.serve(launcher))
             if not _has_begun(run_dir, error):
                 self.announce(f"interrupted before {self.missing}; logs are in {run_dir}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from nodes import control
 from nodes.messages import GetStatus, ServerStatus
-from policies.problem import Problem
+from policies.problem import BlockRange, Problem
 
 _PERIOD_S, _PATIENCE_S = 0.5, 2.0
 
@@ -48,6 +48,6 @@ class ServerMemory:
         if server in self.largest and real_bytes <= self.largest[server]["real_bytes"]:
             self.largest[server] |= {key: memory[key] for key in ("n_recorded",) if key in memory}
             return
-        n_blocks = status.last_block - status.first_block
-        model_bytes = self._problem.model.block_bytes * n_blocks + status.cache_used_bytes
+        held = BlockRange(status.first_block, status.last_block)
+        model_bytes = self._problem.model.range_bytes(held) + status.cache_used_bytes
         self.largest[server] = {"real_bytes": real_bytes, "model_bytes": model_bytes, **memory}

@@ -39,7 +39,7 @@ def token_s(experiment: Experiment) -> float:
     n_tokens, model = _longest(experiment), experiment.problem.model
     link = min(experiment.network.links.values(), key=lambda link: link.rate_bps)
     way_s = link.transmission_s(n_tokens * model.token_bytes, experiment.network.mtu)
-    step_s = max(server.step_s(0, n_tokens, model.n_blocks) for server in experiment.problem.servers)
+    step_s = max(server.step_s(0, n_tokens, range(model.n_blocks)) for server in experiment.problem.servers)
     return (2 * way_s + step_s) / n_tokens
 
 
@@ -214,7 +214,11 @@ def client_config(
         log_path=log,
         model=blocks.hub_spec()
         if blocks
-        else StubHubSpec(model.token_bytes, model.n_blocks, experiment.problem.hub_token_s),
+        else StubHubSpec(
+            model.token_bytes,
+            model.n_blocks,
+            experiment.problem.hub_s(experiment.problem.clients.index(client)),
+        ),
         forwarding=experiment.problem.forwarding,
         rules=SessionRules(
             initial_delay_s=experiment.problem.initial_delay_s,

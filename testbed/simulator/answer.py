@@ -11,6 +11,7 @@ import numpy as np
 
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
+from testbed.experiments.assumed import assumed_batching
 from testbed.records.base import data_of
 from testbed.records.events import FaultHappened
 from testbed.records.plan import REFERENCE
@@ -45,6 +46,7 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         "mode": simulation.mode,
         "engine": simulation.engine,
         "engine_why": simulation.why,
+        **({} if (assumed := assumed_batching(experiment)) is None else {"assumed": assumed}),
         "session_setup_ms": experiment.calibration.session_setup_s * 1e3,
         "feasible": placement is not None,
     }

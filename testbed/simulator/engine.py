@@ -158,6 +158,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             (experiment.policy.state_age_s > 0, "policy.state_age"),
             (experiment.policy.queue is not None, "policy.queue"),
             (experiment.problem.hub_token_s > 0, "compute.hub_token"),
+            (bool(experiment.problem.hub_tokens_s), "hardware of clients"),
             (
                 any(r.max_new_tokens is not None for r in experiment.workload.requests),
                 'workload.lengths = "hidden"',

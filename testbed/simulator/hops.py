@@ -38,7 +38,7 @@ def hop_table(simulation: Simulation) -> HopTable:
     sent_at_s, arrived_at_s, departed_at_s, received_at_s = columns[6:10]
     none_s = np.zeros(columns.shape[1])
     request, token, hop, server, first, last = whole
-    hub_s = hub_times_s(experiment, last)
+    hub_s = hub_times_s(experiment, _clients(experiment, request), last)
     return HopTable(
         request=request,
         token=token,
@@ -62,6 +62,13 @@ def hop_table(simulation: Simulation) -> HopTable:
     )
 
 
+def _clients(experiment: Experiment, requests: Any) -> Any:
+    """Return the number of the client of each of ``requests``."""
+    plans = sorted((plan.index, plan.client) for plan in experiment.workload.requests)
+    indices, clients = np.array(plans, dtype=np.int64).reshape(-1, 2).T
+    return clients[np.searchsorted(indices, requests)]
+
+
 def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
     """Return the rows of ``testbed.fast.steps``, ordered by request, token and hop."""
     rows = np.frombuffer(steps, dtype=np.float64).reshape(-1, len(COLUMNS))
@@ -71,7 +78,7 @@ def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
         for name, column in zip(COLUMNS, rows.T, strict=True)
     }
     none_s = np.zeros(len(rows))
-    hub_s = hub_times_s(experiment, columns["last"])
+    hub_s = hub_times_s(experiment, _clients(experiment, columns["request"]), columns["last"])
     ends_token = np.append(columns["hop"][1:] == 0, True)[: len(rows)]
     table = HopTable(
         **columns,
@@ -90,7 +97,7 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) 
     assert r.route is not None and r.setup_s is not None and r.ttft_s is not None
     plan, hops = r.plan, r.route.hops
     n_hops, n_out = len(hops), plan.n_output_tokens
-    up_s, down_s, compute_s, context_s = _parts(experiment, r, delays_of)
+    up_s, down_s, computes_s = _parts(experiment, r, delays_of)
     token_bytes = experiment.problem.model.token_bytes
     rows = np.zeros((n_out, n_hops, 12))
     rows[:, :, 0] = plan.index
@@ -98,8 +105,7 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) 
     rows[:, :, 2] = np.arange(n_hops)
     rows[:, :, 3:6] = np.array([tuple(hop) for hop in hops])
     later = (np.arange(n_out) > 0).astype(int)
-    computes_s = compute_s[later] + np.outer(np.maximum(np.arange(n_out) - 1, 0), context_s)
-    ups_s, hub_s = up_s[later], experiment.problem.hub_token_s
+    ups_s, hub_s = up_s[later], experiment.problem.hub_s(plan.client)
     # The prompt may leave a little later, behind the acknowledgement of the opening's answer.
     ups_s[0, 0] += r.ttft_s - r.waiting_s - r.setup_s - hub_s - (ups_s + computes_s + down_s[later])[0].sum()
     times_s = ups_s + computes_s + down_s[later]
@@ -115,21 +121,24 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) 
     return rows.reshape(-1, 12)
 
 
-def _parts(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) -> tuple[Any, Any, Any, Any]:
-    """Return seconds up, down and computing: arrays (2, hops), for the prompt and for the second token.
+def _parts(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) -> tuple[Any, Any, Any]:
+    """Return seconds up and down, arrays (2, hops) for the prompt and for later tokens, and computing.
 
-    And an array (hops,): how much longer each later token computes than the one before, in seconds.
+    The last is an array (tokens, hops).
     """
     assert r.route is not None
     problem, plan, hops = experiment.problem, r.plan, r.route.hops
-    request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
-    delays = np.array(delays_of(request, hops))
-    compute_s = np.zeros((2, len(hops)))
-    context_s = np.array([hop.n_blocks * problem.servers[hop.server].context_slope_s for hop in hops])
+    n_input, n_out = plan.n_input_tokens, plan.n_output_tokens
+    delays = np.array(delays_of(RequestSpec(plan.client, n_input, n_out), hops))
+    computes_s = np.zeros((n_out, len(hops)))
+    cached = n_input + np.arange(n_out - 1)
     for i, hop in enumerate(hops):
         server = problem.servers[hop.server]
-        for row, block_s in enumerate(
-            (server.prefill_s(plan.n_input_tokens), server.decode_at_s(plan.n_input_tokens))
-        ):
-            compute_s[row, i] = server.step_base_s + hop.n_blocks * block_s + delays[row, i, 2]
-    return delays[:, :, 0], delays[:, :, 1], compute_s, context_s
+        computes_s[:, i] = server.step_base_s
+        computes_s[0, i] += server.prefill_of_s(n_input, hop.blocks) + delays[0, i, 2]
+        for law, n in server.kinds(hop.blocks):
+            attended = np.minimum(cached, law.window_tokens) if law.window_tokens else cached
+            decode_s = law.decode_s + law.context_slope_s * (attended - law.decode_context_tokens)
+            computes_s[1:, i] += n * decode_s
+        computes_s[1:, i] += delays[1, i, 2]
+    return delays[:, :, 0], delays[:, :, 1], computes_s

@@ -54,6 +54,8 @@ def comparison_text(rows: Sequence[dict[str, Any]], width: int = 120) -> str:
         wide.print(_table(chosen))
         for note in _drawn(chosen[0]):
             console.print(note)
+        if "assumed" in chosen[0].get("runs", chosen)[0]:
+            console.print(chosen[0].get("runs", chosen)[0]["assumed"])
         for row in chosen:
             for note in _notes(row):
                 console.print(note)

@@ -63,7 +63,10 @@ def test_models_are_shown_by_name() -> None:
     [
         (("tee4", None, None), 'unknown hardware "tee4"; valid: '),
         ((None, "llama-9", None), 'unknown model "llama-9"'),
-        ((None, "llama-3-8b", "fp8"), "--dtype fp8: choose one of fp32, fp16, bf16, int8, nf4"),
+        (
+            (None, "llama-3-8b", "fp6"),
+            "--dtype fp6: choose one of fp32, fp16, bf16, int8, nf4, fp8, mxfp4, int4",
+        ),
         ((None, None, "nf4"), "--dtype is of a model: name one with --model"),
     ],
 )

@@ -54,7 +54,7 @@ async def test_a_run_in_a_running_event_loop_is_that_of_a_shell_and_leaves_signa
     of_shell = await asyncio.to_thread(RunSession(tiny(), tmp_path / "thread", QUIET).run)
     assert [completed(ended) for ended in (awaited, waited_for, of_shell)] == [2, 2, 2]
     assert record(awaited.run_dir) == record(waited_for.run_dir) == record(of_shell.run_dir)
-    assert said[0] == f"run {tmp_path}/awaited" and "10 nodes up" in said[1] and len(said) == 2
+    assert said[0] == f"run {tmp_path}/awaited" and "10 nodes up" in said[-1] and len(said) == 3
     assert capfd.readouterr() == ("", "")
 
 

@@ -72,5 +72,5 @@ class Recoveries:
         connection_s = max(self._problem.raw_rtt_s[plan.client][hop.server] for hop in chain)
         replayed = self._rules.replayed(plan, record.tokens)
         # A replay ends when the servers have answered; the client's own part comes after it.
-        hub_s = replayed.n_output_tokens * self._problem.hub_token_s
+        hub_s = replayed.n_output_tokens * self._problem.hub_s(plan.client)
         return connection_s + service_s(self._problem, replayed, chain)[1] - hub_s

@@ -208,13 +208,13 @@ class Fleet:
         """The losses to judge: for each group of equal servers at one site, the last one's index and the
         group's size.
 
-        Servers are equal if hardware and memory are. Empty if the scenario has only one server: it would have
+        Servers are equal if hardware, memory, GPUs and type of weights are. Empty if the scenario has only one server: it would have
         none left.
         """
         alike: dict[tuple[Any, ...], list[int]] = {}
         for number, server in enumerate(self.servers):
             if server["present"]:
-                what = server["hardware"], server.get("memory"), server["site"]
+                what = *(server.get(key) for key in ("hardware", "memory", "gpus", "dtype")), server["site"]
                 alike.setdefault(what, []).append(number)
         one_alone = sum(map(len, alike.values())) < 2
         return [] if one_alone else [(numbers[-1], len(numbers)) for numbers in alike.values()]

@@ -266,4 +266,5 @@ def fit_batches(samples: Sequence[BatchSample]) -> BatchFit:
         "prefill_curve_s": [p.n_blocks * p.n_prompt_tokens**2 for p in seen],
     }
     fit = fit_linear(columns, [p.time_s for p in seen])
-    return BatchFit(points, fit, StepTimes(**{name: fit.value(name) for name in columns}))
+    values: dict[str, Any] = {name: fit.value(name) for name in columns}
+    return BatchFit(points, fit, StepTimes(**values))

@@ -277,7 +277,7 @@ def subject_of(source: Source, device: Device, token_bytes: int, memory_bytes: f
         backend="blocks",
         model=source.name,
         family=source.sizes.family,
-        block_values=sum(rows * columns for rows, columns in source.sizes.matrices),
+        block_values=source.sizes.largest.active_values,
         heads_width=source.sizes.n_heads * source.sizes.head_size,
         n_blocks=source.sizes.n_blocks,
         hidden_size=source.sizes.hidden_size,

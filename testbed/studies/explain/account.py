@@ -199,7 +199,7 @@ def _per_hop(
         n_input, token = row.n_input_tokens, hop["token"]
         position, n_tokens = (n_input + token - 1, 1) if token else (0, n_input)
         profile = profiles[name]
-        alone_s = profile.times.step_s(position, n_tokens, hop["last_block"] - hop["first_block"])
+        alone_s = profile.times.step_s(position, n_tokens, range(hop["first_block"], hop["last_block"]))
         if is_closed_form:
             calibration = experiment.calibration
             alone_s += calibration.token_overhead_s if token else calibration.input_overhead_s(n_input)

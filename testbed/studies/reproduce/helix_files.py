@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.problem import Hop
+from policies.steps import Blocks
 from testbed.errors import UserError
 
 _UNITS = {"mbps": 1e6, "kbps": 1e3, "gbps": 1e9, "bps": 1.0, "MilliSec": 1e-3, "Sec": 1.0, "MicroSec": 1e-6}
@@ -184,13 +185,13 @@ class MeasuredTimes:
         self._prompt = prompt
         self._least_s = decode[0][1]
 
-    def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
+    def batch_s(self, blocks: Blocks, positions: Sequence[int], prompt: range) -> float:
         layer_s = 0.0
         if prompt:
             layer_s += max(self._least_s, _at([(0.0, 0.0), *self._prompt], len(prompt)))
         if positions:
             layer_s += max(self._least_s, _at(self._decode, len(positions)))
-        return self._base_s + n_blocks * layer_s
+        return self._base_s + (blocks if isinstance(blocks, int) else len(blocks)) * layer_s
 
 
 def _at(table: Table, size: float) -> float:

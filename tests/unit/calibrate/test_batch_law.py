@@ -11,7 +11,7 @@ import pytest
 
 from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
-from policies.steps import StepTimes
+from policies.steps import Blocks, StepTimes
 from testbed.experiments import load_experiment
 from testbed.experiments.stub import stub_profile
 from testbed.studies.calibrate.batches import BatchFit, fit_batches, measure_batches, plan_batches
@@ -46,8 +46,8 @@ Calibrate = Callable[..., Fit]
 class Superlinear(StepTimes):
     """A step's time grows with the square of its decodes."""
 
-    def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
-        return super().batch_s(n_blocks, positions, prompt) * (1 + len(positions) ** 2)
+    def batch_s(self, blocks: Blocks, positions: Sequence[int], prompt: range) -> float:
+        return super().batch_s(blocks, positions, prompt) * (1 + len(positions) ** 2)
 
 
 async def measured(times: StepTimes, n_blocks: int) -> BatchFit:

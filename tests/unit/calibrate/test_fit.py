@@ -19,12 +19,14 @@ Calibrate = Callable[..., Fit]
 
 def close(found: StepTimes, true: StepTimes, rel: float = 1e-6) -> None:
     for f in fields(StepTimes):
+        if f.name in ("others", "pattern"):  # a calibration measures one kind of block
+            continue
         assert getattr(found, f.name) == pytest.approx(getattr(true, f.name), rel=rel, abs=1e-12), f.name
 
 
 def alone(times: StepTimes) -> StepTimes:
     """Without contention, which is fitted apart."""
-    return StepTimes(*(getattr(times, f.name) for f in fields(StepTimes) if f.name != "contention_ratio"))
+    return replace(times, contention_ratio=0.0)
 
 
 def test_exact_times_of_the_papers_model_are_recovered_with_r2_one_and_no_residual(

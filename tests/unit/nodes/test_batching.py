@@ -34,17 +34,17 @@ def run(steps: Sequence[Step], chunk_tokens: int | None = None, times: StepTimes
 
 
 def decode(arrived_at_s: float, position: int = 8, n_blocks: int = 2) -> Step:
-    return Step(arrived_at_s, position, 1, n_blocks)
+    return Step(arrived_at_s, position, 1, range(n_blocks))
 
 
 def prompt(arrived_at_s: float, n_tokens: int = 4, n_blocks: int = 2) -> Step:
-    return Step(arrived_at_s, 0, n_tokens, n_blocks)
+    return Step(arrived_at_s, 0, n_tokens, range(n_blocks))
 
 
 def test_a_step_alone_takes_what_it_took_without_batching() -> None:
     for step in (decode(3.0, 20, 5), prompt(3.0, 7, 3)):
         (batch,) = run([step])
-        alone_s = TIMES.step_s(step.position, step.n_tokens, step.n_blocks)
+        alone_s = TIMES.step_s(step.position, step.n_tokens, step.blocks)
         context, end = (step.position, 0) if step.is_decode else (0, step.n_tokens)
         together = Composition(1, step.n_tokens, context, end, step.n_blocks, 3.0)
         assert batch == Batch(together, 3.0 + alone_s, (step,))
@@ -92,7 +92,7 @@ def test_steps_of_one_instant_do_not_depend_on_what_the_machine_does_first() -> 
 
 
 def test_a_replay_above_the_start_goes_as_a_prompt() -> None:
-    busy, replay, other = decode(0.0), Step(0.5, 6, 4, 2), decode(1.0)
+    busy, replay, other = decode(0.0), Step(0.5, 6, 4, range(2)), decode(1.0)
     batches = run([busy, replay, other])
     assert batches[1].ended == (other, replay)
     replay_s = 2.0 + 0.5 * 4 + 0.03125 * (100 - 36)
@@ -107,7 +107,7 @@ def test_many_short_sessions_take_longer_than_one_of_the_length_that_the_law_is_
 
 
 def test_a_slow_server_is_slow_for_all_that_go_with_the_step_that_met_it() -> None:
-    busy, slow, other = decode(0.0), Step(0.5, 8, 1, 2, factor=3.0), decode(1.0)
+    busy, slow, other = decode(0.0), Step(0.5, 8, 1, range(2), factor=3.0), decode(1.0)
     last = run([busy, slow, other])[-1]
     assert last.end_at_s - last.together.began_at_s == 3 * (0.25 + 2 * (1.125 + 8 * 0.0625))
 
@@ -117,7 +117,7 @@ steps = st.builds(
     st.floats(0, 50),
     st.integers(0, 40),
     st.integers(1, 30),
-    st.integers(1, 8),
+    st.integers(1, 8).map(range),
 )
 
 

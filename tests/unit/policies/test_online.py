@@ -141,10 +141,10 @@ def test_moves_are_the_servers_whose_blocks_or_room_differ() -> None:
 
 def test_only_blocks_that_are_not_there_yet_are_loaded() -> None:
     # Blocks of 10 bytes at 8 bit/s.
-    assert loading_s(PROBLEM, BlockRange(0, 3), BlockRange(1, 4), 8.0) == 10.0
-    assert loading_s(PROBLEM, BlockRange(0, 2), BlockRange(2, 4), 8.0) == 20.0
-    assert loading_s(PROBLEM, BlockRange(0, 0), BlockRange(1, 4), 8.0) == 30.0
-    assert loading_s(PROBLEM, BlockRange(0, 4), BlockRange(1, 2), 8.0) == 0.0
+    assert loading_s(PROBLEM, 0, BlockRange(0, 3), BlockRange(1, 4), 8.0) == 10.0
+    assert loading_s(PROBLEM, 0, BlockRange(0, 2), BlockRange(2, 4), 8.0) == 20.0
+    assert loading_s(PROBLEM, 0, BlockRange(0, 0), BlockRange(1, 4), 8.0) == 30.0
+    assert loading_s(PROBLEM, 0, BlockRange(0, 4), BlockRange(1, 2), 8.0) == 0.0
 
 
 def test_the_server_that_can_best_be_spared_moves_first() -> None:
