@@ -92,7 +92,7 @@ class StepLaw:
 
     def kinds(self, blocks: Blocks) -> Sequence[tuple[StepLaw, int]]:
         """Returns the laws of ``blocks``, each with the number of blocks that have it."""
-        if isinstance(blocks, int):
+        if not isinstance(blocks, range):
             return ((self, blocks),)
         if not self.others:
             return ((self, len(blocks)),)
