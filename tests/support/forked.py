@@ -27,7 +27,6 @@ import itertools
 import json
 import os
 import pkgutil
-import runpy
 import select
 import shlex
 import signal
@@ -140,15 +139,15 @@ class _Forker:
         self._here.close()
         self.process.wait()
 
-    def fork(self, files: Sequence[BinaryIO], arguments: Sequence[str], program: str, **how: Any) -> Forked:
-        """Begins ``program``. ``files``: its standard input, output and errors; ``how``: as ``_become`` has it."""
+    def fork(self, files: Sequence[BinaryIO], arguments: Sequence[str], **how: Any) -> Forked:
+        """Begins a command. ``files``: its standard input, output and errors; ``how``: as ``_become`` has it."""
         ended, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        asked = json.dumps({"arguments": list(arguments), "program": program, **how}).encode()
+        asked = json.dumps({"arguments": list(arguments), **how}).encode()
         with theirs:
             socket.send_fds(self._here, [asked], [*(file.fileno() for file in files), theirs.fileno()])
         pid = ended.recv(16)
         assert pid, "the process that forks commands has ended"
-        return Forked([program, *arguments], int(pid), ended)
+        return Forked([COMMAND, *arguments], int(pid), ended)
 
 
 _forker: _Forker | None = None
@@ -161,16 +160,15 @@ def fork_command(
     files: Sequence[BinaryIO],
     *,
     renders: bool = False,
-    program: str = COMMAND,
 ) -> Forked:
     """Begin ``testbed`` with these arguments in ``folder``. ``files``: its standard input, output and errors.
 
-    Its figures are blank unless it ``renders`` them (``tests.support.sketches``). ``program``: another Python program.
+    Its figures are blank unless it ``renders`` them (``tests.support.sketches``).
     """
     global _forker
     if _forker is None:
         _forker = _Forker()
-    return _forker.fork(files, arguments, program, folder=str(folder), env=dict(env), renders=renders)
+    return _forker.fork(files, arguments, folder=str(folder), env=dict(env), renders=renders)
 
 
 def as_shell_function() -> tuple[str, int]:
@@ -210,7 +208,7 @@ def serve(descriptor: int) -> None:
                 return
             *files, answer = descriptors
             how = json.loads(message)
-            if _has_blocks(how["arguments"], how.get("program", COMMAND)):
+            if _has_blocks(how["arguments"]):
                 _import_blocks()
             pid = os.fork()
             if pid == 0:
@@ -261,9 +259,8 @@ def _import_everything() -> None:
         walk(name) if name in _PACKAGES else importlib.import_module(name)
 
 
-def _has_blocks(arguments: Sequence[str], program: str) -> bool:
-    words = {*arguments, Path(program).name}
-    return bool(words & {"blocks", "generate", "chat", "gpu.py"}) and _can_import("torch", "transformers")
+def _has_blocks(arguments: Sequence[str]) -> bool:
+    return bool({"blocks", "generate", "chat"} & set(arguments)) and _can_import("torch", "transformers")
 
 
 def _can_import(*names: str) -> bool:
@@ -290,7 +287,6 @@ def _become(
     arguments: list[str],
     folder: str,
     env: dict[str, str],
-    program: str = COMMAND,
     renders: bool = False,
 ) -> None:
     """Be what a new process would be."""
@@ -303,18 +299,15 @@ def _become(
     os.environ.update(env)
     time.tzset()
     path = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:1] = [str(Path(program).parent), *path]
-    sys.argv[:] = [program, *arguments]
-    sys.modules["__main__"].__file__ = program  # what processes that it spawns begin with
+    sys.path[:1] = [str(Path(COMMAND).parent), *path]
+    sys.argv[:] = [COMMAND, *arguments]
+    sys.modules["__main__"].__file__ = COMMAND  # what processes that it spawns begin with
     subprocess.Popen = _Popen  # type: ignore[misc]
     if not renders:
         sketch(setattr)
 
 
 def _run() -> NoReturn:
-    if sys.argv[0] != COMMAND:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        raise SystemExit(0)
     from testbed.__main__ import main
 
     main()
@@ -322,9 +315,7 @@ def _run() -> NoReturn:
 
 
 class _Popen(subprocess.Popen[Any]):
-    """Forks instead of ``python -P -m a.module ...`` of the testbed's, ``python -P -c ...``, ``python -m testbed ...`` and
-    ``python program.py ...``; begins all else as ever.
-    """
+    """Forks instead of ``python -P -m a.module ...`` of the testbed's and ``python -P -c ...``; begins all else as ever."""
 
     def _execute_child(self, *arguments: Any) -> None:
         how = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
@@ -333,10 +324,6 @@ class _Popen(subprocess.Popen[Any]):
                 ("testbed.", "nodes.")
             ):
                 name, code = _code_of(module)
-            case [sys.executable, "-m", "testbed", *rest]:
-                name, code = _code_of("testbed.__main__")
-            case [sys.executable, str(name), *rest] if name.endswith(".py"):
-                code = compile(Path(name).read_text(encoding="utf-8"), name, "exec")
             case [sys.executable, "-P", "-c", str(text), *rest]:
                 name, code = "-c", compile(text, "<string>", "exec")
             case _:
@@ -392,5 +379,4 @@ def _become_python(code: types.CodeType, argv: list[str], how: Mapping[str, Any]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv[:] = argv
         sys.modules["__main__"] = types.ModuleType("__main__")
-        sys.modules["__main__"].__file__ = argv[0]
         exec(code, sys.modules["__main__"].__dict__)
