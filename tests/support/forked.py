@@ -7,6 +7,10 @@ one that is begun anew in what only an interpreter's start decides: the seed of 
 The interpreters that a forked command begins for code of the testbed (``python -P -m testbed...``, ``python -P -c``: its
 launcher, its page, its workers) are forks of the command in turn. A command that is begun anew begins interpreters, as a
 user's does.
+
+With the first command that computes real blocks, the process imports torch and transformers too, once for the command,
+its launcher and the whole model that it compares tokens with. They are imported as a launcher does it (without threads,
+and without a question to a GPU).
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from testbed.runtime.real.handle import SINGLE_THREADED
 from tests.support.children import ending
 from tests.support.sketches import sketch
 
@@ -66,8 +71,8 @@ _ASK = """
 import json, os, socket, sys
 asked = socket.socket(fileno=int(sys.argv[1]))
 ended, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-message = json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ), False]).encode()
-socket.send_fds(asked, [message], [1, 2, theirs.fileno()])
+how = {"arguments": sys.argv[2:], "folder": os.getcwd(), "env": dict(os.environ)}
+socket.send_fds(asked, [json.dumps(how).encode()], [0, 1, 2, theirs.fileno()])
 theirs.close()
 ended.recv(16)
 os._exit(int(ended.recv(16)))
@@ -121,7 +126,7 @@ class _Forker:
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
                 # Threads are not forked.
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", _ROOM: "x" * (1 << 16)},
+                env={**os.environ, **SINGLE_THREADED, _ROOM: "x" * (1 << 16)},
             )
         atexit.register(self._end)
 
@@ -134,19 +139,12 @@ class _Forker:
         self._here.close()
         self.process.wait()
 
-    def fork(
-        self,
-        arguments: Sequence[str],
-        folder: Path,
-        env: Mapping[str, str],
-        out: BinaryIO,
-        err: BinaryIO,
-        renders: bool,
-    ) -> Forked:
+    def fork(self, files: Sequence[BinaryIO], arguments: Sequence[str], **how: Any) -> Forked:
+        """Begins a command. ``files``: its standard input, output and errors; ``how``: as ``_become`` has it."""
         ended, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        asked = json.dumps([list(arguments), str(folder), dict(env), renders]).encode()
+        asked = json.dumps({"arguments": list(arguments), **how}).encode()
         with theirs:
-            socket.send_fds(self._here, [asked], [out.fileno(), err.fileno(), theirs.fileno()])
+            socket.send_fds(self._here, [asked], [*(file.fileno() for file in files), theirs.fileno()])
         pid = ended.recv(16)
         assert pid, "the process that forks commands has ended"
         return Forked([COMMAND, *arguments], int(pid), ended)
@@ -159,18 +157,18 @@ def fork_command(
     arguments: Sequence[str],
     folder: Path,
     env: Mapping[str, str],
-    out: BinaryIO,
-    err: BinaryIO,
+    files: Sequence[BinaryIO],
+    *,
     renders: bool = False,
 ) -> Forked:
-    """Begin ``testbed`` with these arguments in ``folder``; it writes to ``out`` and ``err``.
+    """Begin ``testbed`` with these arguments in ``folder``. ``files``: its standard input, output and errors.
 
     Its figures are blank unless it ``renders`` them (``tests.support.sketches``).
     """
     global _forker
     if _forker is None:
         _forker = _Forker()
-    return _forker.fork(arguments, folder, env, out, err, renders)
+    return _forker.fork(files, arguments, folder=str(folder), env=dict(env), renders=renders)
 
 
 def as_shell_function() -> tuple[str, int]:
@@ -205,16 +203,19 @@ def serve(descriptor: int) -> None:
                     theirs.send(str(status).encode())
                 os.close(number)
                 continue
-            message, descriptors, _, _ = socket.recv_fds(asked, 1 << 20, 3)
+            message, descriptors, _, _ = socket.recv_fds(asked, 1 << 20, 4)
             if not message:
                 return
-            out, err, answer = descriptors
+            *files, answer = descriptors
+            how = json.loads(message)
+            if _has_blocks(how["arguments"]):
+                _import_blocks()
             pid = os.fork()
             if pid == 0:
-                _become(*json.loads(message), out, err)
+                _become(files, **how)
                 _run()
-            os.close(out)
-            os.close(err)
+            for file in files:
+                os.close(file)
             theirs = socket.socket(fileno=answer)
             theirs.send(str(pid).encode())
             number = os.pidfd_open(pid)
@@ -258,13 +259,40 @@ def _import_everything() -> None:
         walk(name) if name in _PACKAGES else importlib.import_module(name)
 
 
+def _has_blocks(arguments: Sequence[str]) -> bool:
+    return bool({"blocks", "generate", "chat"} & set(arguments)) and _can_import("torch", "transformers")
+
+
+def _can_import(*names: str) -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in names)
+
+
+@functools.cache
+def _import_blocks() -> None:
+    """Import what computes blocks, in the environment in which a launcher imports it."""
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    from testbed.runtime.real.launcher import _preload, _without
+
+    _preload(blocks=True)
+    with _without("sklearn"):
+        for name in ("nodes.blocks.whole", "nodes.blocks.tiny", "nodes.blocks.text"):
+            importlib.import_module(name)
+    assert len(os.listdir("/proc/self/task")) == 1, "threads are not forked"
+    gc.collect()
+    gc.freeze()
+
+
 def _become(
-    arguments: list[str], folder: str, env: dict[str, str], renders: bool, out: int, err: int
+    files: Sequence[int],
+    arguments: list[str],
+    folder: str,
+    env: dict[str, str],
+    renders: bool = False,
 ) -> None:
     """Be what a new process would be."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.dup2(out, 1)
-    os.dup2(err, 2)
+    for file, standard in zip(files, (0, 1, 2), strict=True):
+        os.dup2(file, standard)
     os.closerange(3, 1 << 16)
     os.chdir(folder)
     os.environ.clear()
@@ -287,15 +315,15 @@ def _run() -> NoReturn:
 
 
 class _Popen(subprocess.Popen[Any]):
-    """Forks instead of ``python -P -m testbed.a.module ...`` and ``python -P -c ...``; begins all else as ever."""
+    """Forks instead of ``python -P -m a.module ...`` of the testbed's and ``python -P -c ...``; begins all else as ever."""
 
     def _execute_child(self, *arguments: Any) -> None:
         how = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
         match how["args"]:
-            case [sys.executable, "-P", "-m", str(module), *rest] if module.startswith("testbed."):
-                found = importlib.util.find_spec(module)
-                assert found is not None and found.origin is not None
-                name, code = found.origin, found.loader.get_code(module)  # type: ignore[union-attr]
+            case [sys.executable, "-P", "-m", str(module), *rest] if module.startswith(
+                ("testbed.", "nodes.")
+            ):
+                name, code = _code_of(module)
             case [sys.executable, "-P", "-c", str(text), *rest]:
                 name, code = "-c", compile(text, "<string>", "exec")
             case _:
@@ -318,6 +346,13 @@ class _Popen(subprocess.Popen[Any]):
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(how[name] for name in ends))  # type: ignore[attr-defined]
         return None
+
+
+def _code_of(module: str) -> tuple[str, types.CodeType]:
+    """The file of a module and its code."""
+    found = importlib.util.find_spec(module)
+    assert found is not None and found.origin is not None
+    return found.origin, found.loader.get_code(module)  # type: ignore[union-attr]
 
 
 def _where_the_environment_is() -> tuple[int, int]:

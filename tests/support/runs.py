@@ -108,9 +108,8 @@ class Running:
         renders: bool = False,
         said: str = "",
     ) -> None:
-        """``said``: what it reads from standard input, for which it must begin ``anew``."""
+        """``said``: what it reads from standard input."""
         folder.mkdir(parents=True, exist_ok=True)
-        assert anew or not said
         (folder / "stdin").write_text(said, encoding="utf-8")
         self._out, self._err = folder / "stdout", folder / "stderr"
         its_env = {**os.environ, **(env or {})}
@@ -130,7 +129,7 @@ class Running:
                     env=its_env,
                 )
             else:
-                self.process = fork_command(arguments, folder, its_env, out, err, renders)
+                self.process = fork_command(arguments, folder, its_env, (stdin, out, err), renders=renders)
 
     @property
     def stdout(self) -> str:

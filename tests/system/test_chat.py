@@ -27,7 +27,6 @@ pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
 def test_a_conversation_ends_with_its_input_and_outlives_a_message_that_is_refused(testbed: Testbed) -> None:
     outcome = testbed(
         *("chat", "bloom-tiny", "--network", "loopback", "--max-tokens", "4"),
-        anew=True,
         said=f"one\n\n{'long ' * 20000}\ntwo\n",
         timeout_s=TIMEOUT_S,
     )
@@ -51,7 +50,6 @@ def test_a_trained_model_answers_over_a_wan_as_on_one_machine(fabric: None, test
 
     outcome = testbed(
         *("chat", "--model", str(MODEL), "--max-tokens", "16", "--network", "fabric"),
-        anew=True,
         said="\n/new\n".join(QUESTIONS) + "\n/exit\n",
         timeout_s=TIMEOUT_S,
     )
