@@ -80,14 +80,14 @@ def test_json_is_one_object_on_stdout_and_messages_are_on_stderr(finished: Outco
     assert finished.stdout.count("\n") == 1
     assert finished.json() == summary_of(finished.run_dir)
     messages = finished.stderr.splitlines()
-    assert len(messages) == 2
+    assert len(messages) == 3 and messages[1].startswith("compute.batching is not given")
     assert messages[0] == f"run {finished.run_dir}"
     why = {"fabric": "asked for", "memory": "all nodes in one process"}
     network = finished.json()["network"]
     told = (
         f"clock virtual (nothing here needs real time); network {network} ({why[network]}); 10 nodes up in "
     )
-    assert messages[1].startswith(told)
+    assert messages[2].startswith(told)
 
 
 def test_the_run_directory_is_complete(finished: Outcome) -> None:

@@ -98,7 +98,9 @@ def test_report_of_a_folder_that_is_no_run_says_so(testbed: Testbed, tmp_path: P
 
 def test_netem_works_or_says_how_to_get_it(testbed: Testbed) -> None:
     missing = try_in_child(NetemBackend.missing)
-    outcome = testbed.up("clustered", "--network", "netem", *FAST, *REAL)
+    outcome = testbed.up(
+        "clustered", "--network", "netem", "--set", "compute.batching=none", *FAST, *REAL
+    )  # what is not given is reported
     if missing is None:
         assert outcome.code == 0, outcome.stderr
     else:

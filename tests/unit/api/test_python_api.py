@@ -327,7 +327,7 @@ def test_up_keeps_its_run_and_tells_what_the_command_tells(small: tb.Scenario) -
     ran = tb.up(small, network="memory", clock="virtual", seed=2, slo={"ttft": 5}, progress=told.append)
     assert ran.path is not None and (ran.path / "report.html").is_file() and ran.path.parent.name == "runs"
     assert ran.engine == "virtual" and ran.seed == 2 and ran.summary.objectives == {"ttft": 5}
-    assert [str(one).partition(" ")[0] for one in told] == ["run", "clock"]
+    assert [str(one).partition(" ")[0] for one in told] == ["run", "compute.batching", "clock"]
 
 
 def test_everything_works_several_times_in_one_process_and_in_a_running_event_loop(
