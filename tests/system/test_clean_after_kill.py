@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import tempfile
@@ -150,7 +151,8 @@ def test_kill_9_at_random_moments_leaves_nothing_that_clean_does_not_remove(
     first = testbed("clean", "--out", str(testbed.runs), "--json", env=env, timeout_s=120)
     assert first.code == 0, first.stderr
     assert first.json()["problems"] == []
-    assert list(temporary.iterdir()) == []
+    # Python itself makes a file of eight characters for a moment, to see whether the folder can be written to.
+    assert [path for path in temporary.iterdir() if not re.fullmatch(r"[a-z0-9_]{8}", path.name)] == []
     for run_dir in sorted(testbed.runs.iterdir()):
         assert not [path for path in run_dir.rglob("*") if path.is_socket() or path.suffix == HALF_WRITTEN]
         if logged_tokens(run_dir):
