@@ -253,6 +253,9 @@ class ServersTable(Table):
     A server with several ``gpus``, which ``interconnect`` connects (default "nvlink"), computes each step on
     all of them: ``testbed.experiments.parallel``. Its ``memory`` is that of all together. ``dtype`` is how
     this server stores the blocks, in place of ``model.dtype``.
+
+    With ``hours`` such as "22:00-18:00" the servers are there at these times of every day of their
+    ``time_zone``, an offset from UTC (default "+00:00"): ``testbed.experiments.hours``.
     """
 
     hardware: str
@@ -265,6 +268,8 @@ class ServersTable(Table):
     interconnect: Literal["nvlink", "pcie"] | None = None
     dtype: Dtype | None = None
     present: bool = True
+    hours: str | None = None
+    time_zone: str | None = None
 
     @model_validator(mode="after")
     def _connected(self) -> Self:
@@ -809,6 +814,7 @@ class Scenario(Table):
 
     ``seed`` fixes every random choice. ``clock`` is "virtual" (time jumps over waiting), "real", or "auto"
     (virtual unless something needs real time). ``time_scale`` makes real time run that many times faster.
+    ``begins_at`` is the time of day, in UTC, at which the run begins, for the ``hours`` of servers.
     ``hardware_files`` are files of hardware profiles, as ``testbed calibrate`` writes them. ``resolved``
     marks a scenario that a run has stored: names are replaced by numbers, and random choices are made.
     """
@@ -819,6 +825,7 @@ class Scenario(Table):
     seed: Annotated[int, Field(ge=0)] = 0
     clock: Literal["auto", "virtual", "real"] = "auto"
     time_scale: Positive = 1.0
+    begins_at: str = "00:00"
     model: ModelTable
     hardware: dict[Name, HardwareTable] = Field(default_factory=dict)
     hardware_files: list[str] | None = None

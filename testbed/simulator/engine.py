@@ -15,6 +15,7 @@ from testbed.control.placing import PlacedExperiment, RememberedPlacements, plac
 from testbed.control.steering import online_policy
 from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.hours import has_hours
 from testbed.fast.engine import simulate_fast
 from testbed.fast.machines import not_carried
 from testbed.fast.outcome import Disturbed, SimulatedRequest
@@ -165,6 +166,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             ),
             (experiment.compute.batching != "none", "compute.batching"),
             (experiment.compute.paging is not None, "cache.mode paged"),
+            (has_hours(experiment), "servers.hours"),
             (bool(experiment.faults.planned), "fault or churn"),
             (bool(experiment.faults.absent), "servers.present = false"),
             (bool(experiment.network.changes), "network.event"),
