@@ -35,6 +35,12 @@ class Hours(NamedTuple):
         """Whether the server is there at ``at_s``."""
         return (at_s - self.opens_s) % DAY_S < self.open_s
 
+    def open_until_s(self, at_s: float) -> float:
+        """Return for how many seconds the server is there from the run's beginning until ``at_s``."""
+        since_s = (-self.opens_s) % DAY_S  # after it opened last, at the run's beginning
+        days, rest_s = divmod(since_s + at_s, DAY_S)
+        return days * self.open_s + min(rest_s, self.open_s) - min(since_s, self.open_s)
+
     @property
     def closes_s(self) -> float:
         """The first end of the hours after the run's beginning."""

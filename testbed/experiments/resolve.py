@@ -20,6 +20,7 @@ from testbed.experiments.events import check_changes, network_changes
 from testbed.experiments.experiment import (
     BlocksSettings,
     ComputePart,
+    CostsPart,
     Experiment,
     FaultsPart,
     LinkPlans,
@@ -273,6 +274,7 @@ def resolve(
             membership=membership_rules(scenario.membership),
             absent=absent,
         ),
+        costs=_costs(groups, where),
         tables=resolved,
         machines=machines_of(scenario),
         programs=tuple(
@@ -455,6 +457,21 @@ def _absent(groups: Sequence[ServersTable], hours: Mapping[int, Hours]) -> froze
         raise KeyedError(("servers",), "all have present = false; at least one must be present at the start")
     away = {j for j, each in hours.items() if not each.is_open(0.0)}
     return frozenset(j for j, is_present in enumerate(present) if not is_present or j in away)
+
+
+def _costs(groups: Sequence[ServersTable], where: _Places) -> CostsPart:
+    """Return what servers cost, by server."""
+    each = [group for group in groups for _ in range(group.count)]
+    prices = [group.cost_per_hour for group in each]
+    powers = [(group.power_idle, group.power_busy) for group in each]
+    of_sites = {row.name: row.carbon_g_per_kwh for row in where.own_links}
+    carbon = [of_sites.get(node.site) for node in where.servers]
+    known = [grams for grams in carbon if grams is not None]
+    return CostsPart(
+        tuple(price for price in prices if price is not None),
+        tuple((idle, busy) for idle, busy in powers if idle is not None and busy is not None),
+        tuple(known) if len(known) == len(carbon) else (),
+    )
 
 
 def _faults(

@@ -30,6 +30,7 @@ from testbed.experiments.fields import (
     Seconds,
     Table,
     Tokens,
+    Watts,
     Weight,
     rule,
 )
@@ -256,6 +257,10 @@ class ServersTable(Table):
 
     With ``hours`` such as "22:00-18:00" the servers are there at these times of every day of their
     ``time_zone``, an offset from UTC (default "+00:00"): ``testbed.experiments.hours``.
+
+    ``cost_per_hour`` is the price of each server, in any currency. ``power_idle`` and ``power_busy`` are the
+    power of each, all its GPUs included; ``power_busy`` is by default what the GPU's data sheet states. From
+    these follow the cost and the energy per token. All tables must have them, or none.
     """
 
     hardware: str
@@ -270,11 +275,18 @@ class ServersTable(Table):
     present: bool = True
     hours: str | None = None
     time_zone: str | None = None
+    cost_per_hour: Weight | None = None
+    power_idle: Watts | None = None
+    power_busy: Watts | None = None
 
     @model_validator(mode="after")
     def _connected(self) -> Self:
         if self.interconnect is not None and self.gpus == 1:
             raise rule("connects several GPUs; give gpus, or leave this out", "interconnect")
+        if self.power_busy is not None and self.power_idle is None:
+            raise rule('is missing beside power_busy; give it, such as "60 W"', "power_idle")
+        if self.power_busy is not None and self.power_idle is not None and self.power_busy < self.power_idle:
+            raise rule("must be at least power_idle", "power_busy")
         return self
 
     @property
@@ -869,6 +881,13 @@ class Scenario(Table):
         if not rates or workload.get("arrivals") in ("trace", "listed"):
             return data
         return {**data, "workload": {**workload, "rate": sum(rates)}}
+
+    @model_validator(mode="after")
+    def _costs_of_all(self) -> Self:
+        for key in ("cost_per_hour", "power_idle"):
+            if len({getattr(group, key) is None for group in self.servers}) > 1:
+                raise rule(f"have {key} in some tables and not in others; give it in all", "servers")
+        return self
 
     @model_validator(mode="after")
     def _shares_of_all(self) -> Self:

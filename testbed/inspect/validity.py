@@ -36,7 +36,7 @@ def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[s
     check_frames(experiment)
     check_rates(experiment)
     missing = missing_gpu(experiment)
-    own = experiment.network.sites
+    own = [row for row in experiment.network.sites if row.has_links]
     remarks = (
         [f"sites' own links: {'; '.join(f'{row.name} {own_links_in_words(row)}' for row in own)}"]
         if own

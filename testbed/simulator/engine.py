@@ -120,7 +120,8 @@ def simulate(
     try:
         if engine == FAST:
             try:
-                served, how = _fast(case, placed, online, MAX_STEPS if folder is not None else 0)
+                needs_steps = folder is not None or bool(experiment.costs.power_w)
+                served, how = _fast(case, placed, online, MAX_STEPS if needs_steps else 0)
                 why = f"{why}; {how}"
             except Disturbed as disturbed:
                 engine, why = VIRTUAL, str(disturbed)
