@@ -238,6 +238,19 @@ class Verification(Record, kw_only=True):
     altered: list[AlteredToken] | UnsetType = UNSET
 
 
+class ClientSummary(Record, kw_only=True):
+    """The requests of one client: statistics of their metrics, as of all requests.
+
+    ``n_tokens`` counts output tokens that arrived, ``n_met`` requests that completed and met every objective.
+    """
+
+    n_requests: int
+    n_completed: int
+    n_tokens: int
+    n_met: int | UnsetType = UNSET
+    metrics: dict[str, Stats]
+
+
 class RunSummary(Record, kw_only=True):
     """The results of one run."""
 
@@ -399,6 +412,13 @@ class RunSummary(Record, kw_only=True):
     objectives: Annotated[dict[str, float], column("the limits by metric", "s")] = msgspec.field(
         default_factory=dict
     )
+    clients: Annotated[
+        dict[str, ClientSummary],
+        column(
+            "the same of each client that has requests, by name: `n_requests`, `n_completed`, `n_tokens`, `n_met` (where "
+            "there are objectives) and `metrics`"
+        ),
+    ] = msgspec.field(default_factory=dict)
     cost_per_million_tokens: Annotated[
         float | UnsetType | None,
         column(
