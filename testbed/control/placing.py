@@ -268,8 +268,8 @@ def place(
     for j in experiment.faults.absent:
         if placement.ranges[j].n_blocks:
             raise PolicyError(
-                f"{experiment.policy.placement} puts blocks on {problem.servers[j].name}, which has present = false and is "
-                "not there at the start; give it none"
+                f"{experiment.policy.placement} puts blocks on {problem.servers[j].name}, which has present = false, or "
+                "hours that begin later, and is not there at the start; give it none"
             )
 
     def bind_to(problem: Problem, placement: Placement) -> CheckedRouter:

@@ -32,13 +32,17 @@ OF_REPRESENTATION = ("value_bytes", "block_size", "cache_per_token")
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU's data sheet. ``flops`` are dense operations per second by type (fp32, fp16, bf16)."""
+    """A GPU's data sheet. ``flops`` are dense operations per second by type (fp32, fp16, bf16).
+
+    ``power_w`` is the most power that it needs; a slice of a GPU has none of its own.
+    """
 
     name: str
     memory_bytes: float
     bandwidth_bytes_per_s: float
     flops: Mapping[str, float]
     source: str
+    power_w: float | None = None
 
 
 @cache
@@ -56,7 +60,9 @@ def gpus() -> Mapping[str, Gpu]:
         if "of" not in row:
             flops = {t: row[f"{t}_tflops"] * 1e12 for t in ("fp32", "fp16", "bf16") if f"{t}_tflops" in row}
             memory = SIZE.parse(row["memory"])
-            found[name] = Gpu(name, memory, row["bandwidth_gbps"] * 1e9, flops, row["source"])
+            found[name] = Gpu(
+                name, memory, row["bandwidth_gbps"] * 1e9, flops, row["source"], row.get("power_w")
+            )
             continue
         whole, share = found[row["of"]], row["eighths"] / 8
         found[name] = Gpu(

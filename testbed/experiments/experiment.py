@@ -262,6 +262,17 @@ class FaultsPart:
 
 
 @dataclass(frozen=True)
+class CostsPart:
+    """What each server costs, and its power: a value per server, or none at all where the scenario gives none."""
+
+    per_hour: tuple[float, ...] = ()
+    power_w: tuple[tuple[float, float], ...] = ()
+    """(idle, busy) in watts."""
+    carbon_g_per_kwh: tuple[float, ...] = ()
+    """Of the electricity at each server's site; empty if any site with a server has none."""
+
+
+@dataclass(frozen=True)
 class Experiment:
     """Everything a run needs."""
 
@@ -283,6 +294,7 @@ class Experiment:
     ``None``: an explicit instance.
     """
     faults: FaultsPart = FaultsPart()
+    costs: CostsPart = CostsPart()
     clock: Literal["auto", "virtual", "real"] = "auto"
     """The clock as asked for; ``testbed.runtime.stage`` decides what "auto" means."""
     machines: tuple[Machine, ...] | Literal["ray"] = ()

@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from testbed.experiments.limits import MAX_NUMBER, MAX_TOKENS
 from testbed.experiments.problems import nearest, shown
-from testbed.experiments.units import DURATION, RATE, SIZE, Dimension
+from testbed.experiments.units import DURATION, POWER, RATE, SIZE, Dimension
 
 
 def rule(what: str, key: str | None = None) -> PydanticCustomError:
@@ -47,6 +47,7 @@ def quantity(dimension: Dimension) -> Callable[[Any], float]:
 Seconds = Annotated[float, BeforeValidator(quantity(DURATION)), PlainSerializer(DURATION.format)]
 BitsPerSecond = Annotated[float, BeforeValidator(quantity(RATE)), PlainSerializer(RATE.format), Field(gt=0)]
 Bytes = Annotated[float, BeforeValidator(quantity(SIZE)), PlainSerializer(SIZE.format), Field(gt=0)]
+Watts = Annotated[float, BeforeValidator(quantity(POWER)), PlainSerializer(POWER.format)]
 PositiveSeconds = Annotated[Seconds, Field(gt=0)]
 
 

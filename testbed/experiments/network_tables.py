@@ -208,16 +208,23 @@ class SiteTable(Table):
     """``[[sites]]``: a site's own links, which all its pairs with other sites share.
 
     ``up`` carries what its nodes send to other sites, ``down`` what they receive from them; without a value,
-    that direction is not limited. Links inside the site do not use them.
+    that direction is not limited. Links inside the site do not use them. ``carbon_g_per_kwh`` is the carbon
+    dioxide of the site's electricity, in grams.
     """
 
     name: Name
     up: BitsPerSecond | None = None
     down: BitsPerSecond | None = None
+    carbon_g_per_kwh: Annotated[float, Field(ge=0, le=1e6)] | None = None
+
+    @property
+    def has_links(self) -> bool:
+        """Whether the site has links of its own."""
+        return self.up is not None or self.down is not None
 
     @model_validator(mode="after")
     def _limits(self) -> Self:
-        if self.up is None and self.down is None:
+        if not self.has_links and self.carbon_g_per_kwh is None:
             raise rule("limits nothing; give up, down or both")
         return self
 

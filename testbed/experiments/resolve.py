@@ -20,6 +20,7 @@ from testbed.experiments.events import check_changes, network_changes
 from testbed.experiments.experiment import (
     BlocksSettings,
     ComputePart,
+    CostsPart,
     Experiment,
     FaultsPart,
     LinkPlans,
@@ -37,6 +38,14 @@ from testbed.experiments.faults import (
     resolve_recovery,
 )
 from testbed.experiments.hardware_files import one_hub_token, with_hardware_files
+from testbed.experiments.hours import (
+    Hours,
+    check_alone,
+    check_is_held,
+    check_no_churn,
+    faults_of_hours,
+    hours_by_server,
+)
 from testbed.experiments.hub import hub_tokens_s, with_hub_tokens
 from testbed.experiments.limits import check_counts
 from testbed.experiments.link_traces import REPEATED_AFTER_S, listed
@@ -150,8 +159,13 @@ def resolve(
         node.model_copy(update={"command": _beside(folder_of("node", str(index), "command"), node.command)})
         for index, node in enumerate(scenario.node or ())
     ]
-    absent = _absent(scenario.servers)
+    hours = hours_by_server(scenario)
+    absent = _absent(scenario.servers, hours)
+    check_no_churn(hours, server_names, scenario.churn)
     faults = _faults(scenario, server_names, absent, requests)
+    check_alone(hours, server_names, faults)
+    check_is_held(hours, specs, model, scenario.begins_at)
+    by_hours = faults_of_hours(hours, server_names, max(request.arrival_at_s for request in requests))
     recovery = resolve_recovery(scenario.recovery, blocks.dtype if blocks is not None else None)
     resolved = scenario.model_copy(
         update={
@@ -255,11 +269,12 @@ def resolve(
             endpoint_tokens=scenario.endpoint.max_model_len if scenario.endpoint is not None else 0,
         ),
         faults=FaultsPart(
-            planned=resolve_faults(faults, server_names, absent, requests),
+            planned=resolve_faults([*faults, *by_hours], server_names, absent, requests),
             recovery=recovery_rules(recovery, scenario.seed),
             membership=membership_rules(scenario.membership),
             absent=absent,
         ),
+        costs=_costs(groups, where),
         tables=resolved,
         machines=machines_of(scenario),
         programs=tuple(
@@ -432,12 +447,31 @@ def _join_order(policy: PolicyTable, seed: int, n_servers: int) -> tuple[int, ..
     return tuple(policy.join_order)
 
 
-def _absent(groups: Sequence[ServersTable]) -> frozenset[int]:
-    """Return the servers (indices) that are absent at the start. Raises ``KeyedError`` if all of them are."""
+def _absent(groups: Sequence[ServersTable], hours: Mapping[int, Hours]) -> frozenset[int]:
+    """Return the servers (indices) that are absent at the start. Raises ``KeyedError`` if all of them are.
+
+    ``hours``: those of servers that have any.
+    """
     present = [group.present for group in groups for _ in range(group.count)]
     if not any(present):
         raise KeyedError(("servers",), "all have present = false; at least one must be present at the start")
-    return frozenset(j for j, is_present in enumerate(present) if not is_present)
+    away = {j for j, each in hours.items() if not each.is_open(0.0)}
+    return frozenset(j for j, is_present in enumerate(present) if not is_present or j in away)
+
+
+def _costs(groups: Sequence[ServersTable], where: _Places) -> CostsPart:
+    """Return what servers cost, by server."""
+    each = [group for group in groups for _ in range(group.count)]
+    prices = [group.cost_per_hour for group in each]
+    powers = [(group.power_idle, group.power_busy) for group in each]
+    of_sites = {row.name: row.carbon_g_per_kwh for row in where.own_links}
+    carbon = [of_sites.get(node.site) for node in where.servers]
+    known = [grams for grams in carbon if grams is not None]
+    return CostsPart(
+        tuple(price for price in prices if price is not None),
+        tuple((idle, busy) for idle, busy in powers if idle is not None and busy is not None),
+        tuple(known) if len(known) == len(carbon) else (),
+    )
 
 
 def _faults(

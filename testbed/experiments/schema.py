@@ -30,6 +30,7 @@ from testbed.experiments.fields import (
     Seconds,
     Table,
     Tokens,
+    Watts,
     Weight,
     rule,
 )
@@ -253,6 +254,13 @@ class ServersTable(Table):
     A server with several ``gpus``, which ``interconnect`` connects (default "nvlink"), computes each step on
     all of them: ``testbed.experiments.parallel``. Its ``memory`` is that of all together. ``dtype`` is how
     this server stores the blocks, in place of ``model.dtype``.
+
+    With ``hours`` such as "22:00-18:00" the servers are there at these times of every day of their
+    ``time_zone``, an offset from UTC (default "+00:00"): ``testbed.experiments.hours``.
+
+    ``cost_per_hour`` is the price of each server, in any currency. ``power_idle`` and ``power_busy`` are the
+    power of each, all its GPUs included; ``power_busy`` is by default what the GPU's data sheet states. From
+    these follow the cost and the energy per token. All tables must have them, or none.
     """
 
     hardware: str
@@ -265,11 +273,20 @@ class ServersTable(Table):
     interconnect: Literal["nvlink", "pcie"] | None = None
     dtype: Dtype | None = None
     present: bool = True
+    hours: str | None = None
+    time_zone: str | None = None
+    cost_per_hour: Weight | None = None
+    power_idle: Watts | None = None
+    power_busy: Watts | None = None
 
     @model_validator(mode="after")
     def _connected(self) -> Self:
         if self.interconnect is not None and self.gpus == 1:
             raise rule("connects several GPUs; give gpus, or leave this out", "interconnect")
+        if self.power_busy is not None and self.power_idle is None:
+            raise rule('is missing beside power_busy; give it, such as "60 W"', "power_idle")
+        if self.power_busy is not None and self.power_idle is not None and self.power_busy < self.power_idle:
+            raise rule("must be at least power_idle", "power_busy")
         return self
 
     @property
@@ -809,6 +826,7 @@ class Scenario(Table):
 
     ``seed`` fixes every random choice. ``clock`` is "virtual" (time jumps over waiting), "real", or "auto"
     (virtual unless something needs real time). ``time_scale`` makes real time run that many times faster.
+    ``begins_at`` is the time of day, in UTC, at which the run begins, for the ``hours`` of servers.
     ``hardware_files`` are files of hardware profiles, as ``testbed calibrate`` writes them. ``resolved``
     marks a scenario that a run has stored: names are replaced by numbers, and random choices are made.
     """
@@ -819,6 +837,7 @@ class Scenario(Table):
     seed: Annotated[int, Field(ge=0)] = 0
     clock: Literal["auto", "virtual", "real"] = "auto"
     time_scale: Positive = 1.0
+    begins_at: str = "00:00"
     model: ModelTable
     hardware: dict[Name, HardwareTable] = Field(default_factory=dict)
     hardware_files: list[str] | None = None
@@ -862,6 +881,13 @@ class Scenario(Table):
         if not rates or workload.get("arrivals") in ("trace", "listed"):
             return data
         return {**data, "workload": {**workload, "rate": sum(rates)}}
+
+    @model_validator(mode="after")
+    def _costs_of_all(self) -> Self:
+        for key in ("cost_per_hour", "power_idle"):
+            if len({getattr(group, key) is None for group in self.servers}) > 1:
+                raise rule(f"have {key} in some tables and not in others; give it in all", "servers")
+        return self
 
     @model_validator(mode="after")
     def _shares_of_all(self) -> Self:

@@ -83,6 +83,18 @@ def _checked(group: ServersTable, index: int, shelf: HardwareShelf) -> ServersTa
                 + '; give less, or hardware of your own with base = "'
                 + f'{group.hardware}"',
             )
+    if group.power_idle is not None and group.power_busy is None:
+        if card is None or card.power_w is None:
+            raise KeyedError(
+                ("servers", index, "power_busy"),
+                f"is missing, and no data sheet of {group.hardware} states it; give it",
+            )
+        if group.gpus * card.power_w < group.power_idle:
+            raise KeyedError(
+                ("servers", index, "power_idle"),
+                f"is more than the {group.gpus * card.power_w:g} W that {card.name} needs at most; give power_busy, too",
+            )
+        group = group.model_copy(update={"power_busy": group.gpus * card.power_w})
     if group.memory_reserve is not None:
         return group
     is_by_name = group.memory is None and card is not None

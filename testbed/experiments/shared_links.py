@@ -108,7 +108,7 @@ def check_sites(own: Sequence[SiteTable], known: Collection[str], of_nodes: Coll
             raise KeyedError(
                 key, f'no server, client or node is at "{row.name}"; put one there, or leave this site out'
             )
-        if len(of_nodes) == 1:
+        if len(of_nodes) == 1 and row.has_links:
             raise KeyedError(
                 key, f'all nodes are at "{row.name}", so nothing uses its links; leave this site out'
             )

@@ -113,6 +113,13 @@ RATE = Dimension(
     largest=MAX_RATE_BPS,
     smallest=1e-6,
 )
+POWER = Dimension(
+    "power",
+    {"W": Decimal(1), "kW": Decimal("1e3")},
+    ("kW", "W"),
+    "300 W",
+    largest=1e9,
+)
 SIZE = Dimension(
     "size",
     {

@@ -10,6 +10,7 @@ from testbed.control.placing import load_to_run, place_experiment
 from testbed.experiments import Override, changed, load_experiment
 from testbed.experiments.assumed import assumed_batching
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.hours import hours_in_words
 from testbed.experiments.shared_links import own_links_in_words
 from testbed.experiments.units import counted
 from testbed.runs.session import check_online
@@ -35,7 +36,7 @@ def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[s
     check_frames(experiment)
     check_rates(experiment)
     missing = missing_gpu(experiment)
-    own = experiment.network.sites
+    own = [row for row in experiment.network.sites if row.has_links]
     remarks = (
         [f"sites' own links: {'; '.join(f'{row.name} {own_links_in_words(row)}' for row in own)}"]
         if own
@@ -50,6 +51,7 @@ def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[s
     if not not_loaded:
         placement = place_experiment(experiment).placement
         check_online(experiment, placement)
+    remarks += hours_in_words(experiment, placement)
     n_servers, n_clients = experiment.problem.n_servers, len(experiment.problem.clients)
     n_requests = len(experiment.workload.requests)
     answer: dict[str, Any] = {
@@ -63,6 +65,9 @@ def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[s
         "not_loaded": list(not_loaded),
         "missing_gpu": missing,
         "assumed_batching": assumed,
+        "away_at_the_beginning": [
+            experiment.problem.servers[j].name for j in sorted(experiment.faults.absent)
+        ],
         "devices": blocks and [blocks.device_of(n) for n in range(n_servers)],
     }
     if placement is None:

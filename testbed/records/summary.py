@@ -238,6 +238,19 @@ class Verification(Record, kw_only=True):
     altered: list[AlteredToken] | UnsetType = UNSET
 
 
+class ClientSummary(Record, kw_only=True):
+    """The requests of one client: statistics of their metrics, as of all requests.
+
+    ``n_tokens`` counts output tokens that arrived, ``n_met`` requests that completed and met every objective.
+    """
+
+    n_requests: int
+    n_completed: int
+    n_tokens: int
+    n_met: int | UnsetType = UNSET
+    metrics: dict[str, Stats]
+
+
 class RunSummary(Record, kw_only=True):
     """The results of one run."""
 
@@ -399,6 +412,41 @@ class RunSummary(Record, kw_only=True):
     objectives: Annotated[dict[str, float], column("the limits by metric", "s")] = msgspec.field(
         default_factory=dict
     )
+    clients: Annotated[
+        dict[str, ClientSummary],
+        column(
+            "the same of each client that has requests, by name: `n_requests`, `n_completed`, `n_tokens`, `n_met` (where "
+            "there are objectives) and `metrics`"
+        ),
+    ] = msgspec.field(default_factory=dict)
+    cost_per_million_tokens: Annotated[
+        float | UnsetType | None,
+        column(
+            "what the servers cost per 1e6 output tokens, in the scenario's currency: 1e6 x sum of `cost_per_hour` x T / n "
+            "over all servers. T is the time in hours from the first arrival to the last end of a request, but only "
+            "while the server's `hours` last; n counts all output tokens that arrived; null: none did",
+            "",
+            "where `[[servers]]` have `cost_per_hour`",
+        ),
+    ] = UNSET
+    energy_j_per_token: Annotated[
+        float | UnsetType | None,
+        column(
+            "energy of the servers per output token: sum of (`power_idle` x T + (`power_busy` - `power_idle`) x B) / n "
+            "over all servers, with T in seconds and n as above. B is the time in which the server had a step; null also "
+            "where the run has too many rows of hops to know it",
+            "J",
+            "where `[[servers]]` have `power_idle`",
+        ),
+    ] = UNSET
+    carbon_g_per_million_tokens: Annotated[
+        float | UnsetType | None,
+        column(
+            "carbon dioxide per 1e6 output tokens: each server's energy in kWh x `carbon_g_per_kwh` of its site",
+            "g",
+            "where `[[servers]]` have `power_idle` and all their `[[sites]]` `carbon_g_per_kwh`",
+        ),
+    ] = UNSET
     links: Annotated[
         list[LinkRow] | UnsetType,
         column(

@@ -34,6 +34,8 @@ from testbed.records.summary import (
 )
 from testbed.results.bounds import bounds_of
 from testbed.results.changes import as_carried_out
+from testbed.results.clients import clients_of
+from testbed.results.costs import add_costs
 from testbed.results.errors import Array, Tables, error, model_errors, twin_errors, twin_metrics
 from testbed.results.failures import add_failures
 from testbed.results.logs import RunRecords
@@ -110,6 +112,7 @@ def summarize(
     summary.n_link_changes_by_hand = sum(change.by == BY_HAND for change in records.changes)
     summary.dropped_log_bytes = records.dropped_bytes
     add_failures(summary, records, plan, len(experiment.faults.planned))
+    add_costs(summary, experiment, rows, hops)
     if plan.memory:
         summary.memory = _memory(plan.memory)
     return summary
@@ -157,6 +160,7 @@ def common_summary(
         bounds=bounds_of(experiment, placement, plan.mode == REFERENCE, rows),
         calibration=CalibrationUsed(set=calibration.name, session_setup_s=calibration.session_setup_s),
         metrics=times_stats(rows),
+        clients=clients_of(experiment.problem.clients, rows, objectives),
         model=times_stats(rows, "model"),
         model_unqueued=times_stats(rows, "unqueued"),
         # ``queue_s`` is of admitted requests only, so it looks better when more requests give up.

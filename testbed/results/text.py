@@ -11,6 +11,8 @@ from testbed.experiments.units import counted
 from testbed.records.links import busy_text
 from testbed.records.summary import ErrorFigures, RunSummary
 from testbed.results.bounds import bounds_text, in_ms, proof_text
+from testbed.results.clients import clients_text
+from testbed.results.costs import COSTS, costs_text
 from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
 from testbed.results.unused import unused_text
@@ -154,6 +156,8 @@ def _start(summary: RunSummary) -> str:
 def _footer(summary: RunSummary) -> str:
     lines = [f"{count} failed: {reason}" for reason, count in summary.failed_because.items()]
     lines += failure_text(summary)
+    lines += clients_text(summary.clients)
+    lines += costs_text({name: summary.get(name) for name in COSTS if name in summary})
     lines += busy_text(summary.links or ())
     lines += unused_text(summary.unused_blocks)
     if summary.bounds:

@@ -21,6 +21,7 @@ from testbed.results.bounds import bounds_of, in_ms
 from testbed.results.summary import active_sessions
 from testbed.results.unused import unused_blocks
 from testbed.simulator.engine import Simulation
+from testbed.simulator.summary import simulated_costs
 
 MEANS = ("per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent")
 TIMES = MEANS[:-1]
@@ -63,6 +64,7 @@ def answer(simulation: Simulation) -> dict[str, Any]:
             found["links"] = [data_of(row) for row in simulation.links]
         unused = unused_of(simulation)
         found["unused_blocks"] = None if unused is None else data_of(unused)
+        found |= simulated_costs(simulation)
         if experiment.policy.online is not None:
             found["online"] = experiment.policy.online
             found["moves"] = [_move(move) for move in simulation.served.moves]

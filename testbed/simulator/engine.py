@@ -15,6 +15,7 @@ from testbed.control.placing import PlacedExperiment, RememberedPlacements, plac
 from testbed.control.steering import online_policy
 from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.hours import has_hours
 from testbed.fast.engine import simulate_fast
 from testbed.fast.machines import not_carried
 from testbed.fast.outcome import Disturbed, SimulatedRequest
@@ -119,7 +120,8 @@ def simulate(
     try:
         if engine == FAST:
             try:
-                served, how = _fast(case, placed, online, MAX_STEPS if folder is not None else 0)
+                needs_steps = folder is not None or bool(experiment.costs.power_w)
+                served, how = _fast(case, placed, online, MAX_STEPS if needs_steps else 0)
                 why = f"{why}; {how}"
             except Disturbed as disturbed:
                 engine, why = VIRTUAL, str(disturbed)
@@ -165,6 +167,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             ),
             (experiment.compute.batching != "none", "compute.batching"),
             (experiment.compute.paging is not None, "cache.mode paged"),
+            (has_hours(experiment), "servers.hours"),
             (bool(experiment.faults.planned), "fault or churn"),
             (bool(experiment.faults.absent), "servers.present = false"),
             (bool(experiment.network.changes), "network.event"),

@@ -8,11 +8,13 @@ from testbed.codeversion import code_version
 from testbed.records.events import Moved
 from testbed.records.requests import RequestRow
 from testbed.records.summary import SIMULATION, Decision, RunSummary, WithoutSetup
+from testbed.results.costs import ENERGY, costs_given, costs_of
 from testbed.results.failures import add_faults
 from testbed.results.requests import stats
 from testbed.results.summary import common_summary
 from testbed.simulator.engine import MAX_STEPS, Simulation
 from testbed.simulator.gaps import token_gaps_s
+from testbed.simulator.hops import hop_table
 from testbed.simulator.rows import add_unqueued
 
 
@@ -57,10 +59,22 @@ def summarize_simulation(
         event.row(simulation.plan.servers) for event in served.faults if isinstance(event, Moved)
     ]
     summary.n_hop_rows = _n_hop_rows(simulation)
+    for name, value in simulated_costs(simulation).items():
+        setattr(summary, name, value)
     summary.hops_left_out = summary.n_hop_rows > MAX_STEPS
     if without_setup is not None:
         summary.without_session_setup = _simulated_without_setup(without_setup.rows)
     return summary
+
+
+def simulated_costs(simulation: Simulation) -> dict[str, float | None]:
+    """Return what the simulation's tokens cost, by name; empty if the scenario gives no prices or powers."""
+    experiment = simulation.case.experiment
+    names = costs_given(experiment)
+    if (summary := simulation.served.summary) is not None:
+        return {name: summary.get(name) for name in names}
+    is_known = ENERGY in names and _n_hop_rows(simulation) <= MAX_STEPS
+    return costs_of(experiment, simulation.rows, hop_table(simulation) if is_known else None)
 
 
 def _simulated_without_setup(rows: Sequence[RequestRow]) -> WithoutSetup:

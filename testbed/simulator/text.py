@@ -13,6 +13,7 @@ from testbed.experiments.units import counted
 from testbed.records.links import busy_text
 from testbed.records.summary import LinkRow
 from testbed.results.bounds import bounds_text
+from testbed.results.costs import COSTS, costs_text
 from testbed.results.failures import disturbances_text
 from testbed.results.unused import unused_from, unused_text
 from testbed.simulator.answer import PERCENTILES
@@ -153,6 +154,8 @@ def _notes(row: dict[str, Any]) -> list[str]:
             f"{row['policy']}: goodput {'-' if good is None else f'{good:.4f}'}"
             f"{'' if half is None else f' ±{half:.4f}'} requests/s"
         )
+    if costs := costs_text(_mean_costs(row.get("runs", [row]))):
+        notes.append(f"{row['policy']}: {costs[0]}")
     if proof := _searched(row):
         notes.append(proof)
     notes += _bounds(row)
@@ -194,6 +197,16 @@ def _notes(row: dict[str, Any]) -> list[str]:
     if "gain" in row:
         notes.append(_gain(row))
     return notes
+
+
+def _mean_costs(runs: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Return the means over runs of what their tokens cost, by name."""
+    found: dict[str, float | None] = {}
+    for name in COSTS:
+        known = [run[name] for run in runs if run.get(name) is not None]
+        if known:
+            found[name] = sum(known) / len(known)
+    return found
 
 
 def _searched(row: dict[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ from testbed.results.slo import goodput_rps, n_met, served_span_s
 from testbed.results.summary import active_sessions
 from testbed.simulator.engine import Simulation
 from testbed.simulator.gaps import token_gaps_s
-from testbed.simulator.summary import whole_rows
+from testbed.simulator.summary import simulated_costs, whole_rows
 
 GAP = "token_gap_s"
 TIMES = ("queue_s", "setup_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s", GAP)
@@ -48,6 +48,9 @@ LABELS = {
     FAIRNESS: "time per token, longest outputs over shortest",
     GOODPUT: "goodput [requests/s]",
     MET: "part of the requests that met the objectives",
+    "cost_per_million_tokens": "cost per million output tokens",
+    "energy_j_per_token": "energy per output token [J]",
+    "carbon_g_per_million_tokens": "carbon dioxide per million output tokens [g]",
     "n_requests": "requests",
     "n_completed": "completed requests",
     "n_failed": "failed requests",
@@ -84,6 +87,7 @@ def measures_of(simulation: Simulation, objectives: Mapping[str, float]) -> dict
     active = active_sessions(done, from_arrival=True)
     found |= {"concurrent_mean": active.mean, "concurrent_max": active.max or 0.0}
     found["design_concurrency"] = simulation.placement.design_concurrency
+    found |= simulated_costs(simulation)
     if objectives:
         found[GOODPUT] = goodput_rps(rows, objectives)
         found[MET] = n_met(rows, objectives) / len(rows)

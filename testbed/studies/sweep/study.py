@@ -20,6 +20,7 @@ from testbed.experiments.changes import toml_text
 from testbed.experiments.fields import Table
 from testbed.experiments.problems import explain, unknown
 from testbed.experiments.sources import read_toml, shipped_documents, value_of
+from testbed.results.costs import COSTS, costs_given
 from testbed.results.slo import parse_slo
 from testbed.studies.sweep.axes import (
     LABEL,
@@ -169,6 +170,8 @@ class Study:
     has_goodput: bool
     metrics: tuple[str, ...]
     pareto: tuple[str, str]
+    costs: tuple[str, ...] = ()
+    """Measures of what servers cost, as far as the scenario gives it."""
     labels: Mapping[str, str] = field(default_factory=dict)
     every: Mapping[str, int] = field(default_factory=dict)
     published: tuple[Published, ...] = ()
@@ -192,7 +195,7 @@ class Study:
     @property
     def measures(self) -> tuple[str, ...]:
         """The names of the measures of each run."""
-        return (*MEASURES, *UNDER_OBJECTIVES) if self.has_goodput else MEASURES
+        return (*MEASURES, *(UNDER_OBJECTIVES if self.has_goodput else ()), *self.costs)
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -305,8 +308,8 @@ def study_of(
     )
     _check(study)
     stated = study.objectives or "workload.slo" in study.keys
-    has_goodput = bool(stated or load_experiment(study.target, study.fixed).objectives)
-    study = replace(study, has_goodput=has_goodput)
+    experiment = load_experiment(study.target, study.fixed)
+    study = replace(study, has_goodput=bool(stated or experiment.objectives), costs=costs_given(experiment))
     metrics = _listed(options.metrics) or table.metrics
     pareto = _listed(options.pareto) or table.pareto
     default = (*DEFAULT_METRICS, GOODPUT) if study.has_goodput else DEFAULT_METRICS
@@ -476,6 +479,10 @@ def measure_of(study: Study, name: str) -> str:
         return f"{name}_{STATISTICS[0]}"
     if name in UNDER_OBJECTIVES and not study.has_goodput:
         raise UserError(f"the metric {name} needs objectives: add --slo, for example --slo ttft=5s")
+    if name in COSTS and name not in study.measures:
+        raise UserError(
+            f"the metric {name} needs what servers cost: give servers.N.cost_per_hour or servers.N.power_idle"
+        )
     if name not in study.measures:
         raise UserError(unknown("metric", name, [*TIMES, *study.measures]))
     return name

@@ -21,6 +21,15 @@ JOINS = (
     "{hardware='a100', site='Cluster1', name='late', present=false}]",
     "fault=[{kind='join', server='late', at='12 s'}]",
 )
+BY_HOURS = (
+    "servers=[{hardware='mig-1g', site='Cluster2', count=7}, {hardware='a100', site='Cluster1', count=2}, "
+    "{hardware='a100', site='Cluster1', name='late', hours='09:00-17:00', time_zone='+09:00'}, "
+    "{hardware='a100', site='Cluster1', name='early', hours='07:00-23:59'}]",
+    "begins_at='23:58'",
+    "workload.arrivals='constant'",
+    "workload.rate=0.05",
+)
+"""One server leaves after a minute, another one joins after two."""
 DIES_IDLE = "fault=[{kind='kill', server='a100-0', at='0.01 s', for='20 s'}, {kind='kill', server='a100-0', at='0.02 s'}]"
 SLOWER = (
     "network.event=[{at='6 s', for='20 s', link=['Cluster0', 'Cluster1'], rate='5 Mbit/s', rtt='300 ms'}]"
@@ -39,8 +48,24 @@ def both(*options: str, folder: Path) -> tuple[Simulation, Simulation]:
 
 @pytest.mark.parametrize(
     "options",
-    [(LEAVES,), JOINS, (DIES_IDLE,), (SLOWER,), (CUT,), (LEAVES, SLOWER, "compute.batching='continuous'")],
-    ids=["leave and restart", "join", "idle and killed", "slower link", "cut link", "all, in batches"],
+    [
+        (LEAVES,),
+        JOINS,
+        BY_HOURS,
+        (DIES_IDLE,),
+        (SLOWER,),
+        (CUT,),
+        (LEAVES, SLOWER, "compute.batching='continuous'"),
+    ],
+    ids=[
+        "leave and restart",
+        "join",
+        "by hours",
+        "idle and killed",
+        "slower link",
+        "cut link",
+        "all, in batches",
+    ],
 )
 def test_what_is_planned_happens_as_in_the_testbed_itself(options: tuple[str, ...], tmp_path: Path) -> None:
     fast, virtual = both(*options, folder=tmp_path)
