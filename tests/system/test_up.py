@@ -156,6 +156,8 @@ def test_report_rebuilds_the_same_tables_byte_by_byte(
     for name in tables:
         assert (copy / name).read_bytes() == (finished.run_dir / name).read_bytes()
     expected = {**finished.json(), "objectives": {}}
+    for client in expected["clients"].values():
+        del client["n_met"]  # of the objectives, which were the command's
     assert outcome.json() == {**expected, "goodput_rps": outcome.json()["goodput_rps"]}
     assert (copy / "report.html").stat().st_size > 0
 
