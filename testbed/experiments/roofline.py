@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from policies.steps import StepLaw, StepTimes
 from testbed.experiments.catalogue import DTYPES, Gpu, sizes_of_table
@@ -171,35 +172,31 @@ def derived(gpu: Gpu, block: Block) -> HardwareTable:
     times = roofline(gpu, block)
     return HardwareTable.model_construct(
         memory=gpu.memory_bytes,
-        decode=times.decode_s,
-        prefill_base=times.prefill_base_s,
-        prefill_per_token=times.prefill_slope_s,
         petals_forward_rps=forward_rps(times),
         petals_network_rps=network_rps(block.token_bytes),
-        context_slope=times.context_slope_s,
-        prefill_curve=times.prefill_curve_s,
-        session_slope=times.session_slope_s,
-        prefill_least=times.prefill_least_s,
-        experts_read=times.experts_s or None,
-        experts_share=times.experts_ratio or None,
-        window=times.window_tokens or None,
         other_blocks=[_other_blocks(other) for other in times.others] or None,
+        **_law_keys(times),
     )
 
 
 def _other_blocks(times: StepLaw) -> OtherBlocksTable:
-    return OtherBlocksTable.model_construct(
-        decode=times.decode_s,
-        prefill_base=times.prefill_base_s,
-        prefill_per_token=times.prefill_slope_s,
-        context_slope=times.context_slope_s,
-        prefill_curve=times.prefill_curve_s,
-        session_slope=times.session_slope_s,
-        prefill_least=times.prefill_least_s,
-        experts_read=times.experts_s or None,
-        experts_share=times.experts_ratio or None,
-        window=times.window_tokens or None,
-    )
+    return OtherBlocksTable.model_construct(**_law_keys(times))
+
+
+def _law_keys(times: StepLaw) -> dict[str, Any]:
+    """Return the keys that a profile and each row of its ``other_blocks`` have in common."""
+    return {
+        "decode": times.decode_s,
+        "prefill_base": times.prefill_base_s,
+        "prefill_per_token": times.prefill_slope_s,
+        "context_slope": times.context_slope_s,
+        "prefill_curve": times.prefill_curve_s,
+        "session_slope": times.session_slope_s,
+        "prefill_least": times.prefill_least_s,
+        "experts_read": times.experts_s or None,
+        "experts_share": times.experts_ratio or None,
+        "window": times.window_tokens or None,
+    }
 
 
 def forward_rps(times: StepTimes) -> float:
