@@ -129,7 +129,6 @@ if triton is not None:
     ) -> None:
         """``tile_rows`` rows of the product, of one token, ``tile_columns`` columns at a time."""
         rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
-        token = tl.program_id(1)
         is_row = rows < n_rows
         starts = rows.to(tl.int64) * n_columns
         total = tl.zeros((tile_rows, tile_columns), tl.float32)
@@ -138,10 +137,10 @@ if triton is not None:
             is_column = columns < n_columns
             is_there = is_row[:, None] & is_column[None, :]
             code = tl.load(codes + starts[:, None] + columns[None, :], mask=is_there, other=0)
-            x = tl.load(tokens + token * n_columns + columns, mask=is_column, other=0.0).to(tl.float32)
+            x = tl.load(tokens + columns, mask=is_column, other=0.0).to(tl.float32)
             total += code.to(tl.float32) * x[None, :]
         product = tl.sum(total, 1) * tl.load(scales + rows, mask=is_row, other=0.0)
-        tl.store(answer + token * n_rows + rows, product.to(answer.dtype.element_ty), mask=is_row)
+        tl.store(answer + rows, product.to(answer.dtype.element_ty), mask=is_row)
 
     @triton.jit
     def _int8_batch(  # type: ignore[no-untyped-def]
