@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_parts.record import Job
+from nodes.blocks.files import read_config
 from nodes.blocks.sizes import config_of_size
 from testbed.experiments.families import VALUE_BYTES, make_config, sizes_of
 
@@ -65,8 +65,7 @@ def named_model(name: str, dtype: str = "bfloat16") -> Model:
 
 def model_in(checkpoint: Path, dtype: str = "bfloat16") -> Model:
     """Returns the model of a checkpoint, which a scenario reads from there: its ``[model]`` is empty."""
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    return Model(checkpoint.name, config, {}, dtype)
+    return Model(checkpoint.name, read_config(checkpoint), {}, dtype)
 
 
 def launch_bound_model() -> Model:
