@@ -15,6 +15,8 @@ from nodes.request import Request, WrongTokenError
 class TokenSequence(Protocol):
     """The tokens of one request. ``embed`` and ``take`` are called in turn, once per output token."""
 
+    tokens: list[int]
+    """The ids of the prompt, and of the output so far."""
     ended: bool
     """Whether the model has ended its output. A request for a fixed number of tokens never ends early."""
 
@@ -50,9 +52,10 @@ class _StubSequence:
 
     def __init__(self, hub: StubHub, request: Request) -> None:
         self._hub = hub
-        self._pending = list(request.generation.prompt) or [
-            request.index + i for i in range(request.n_input_tokens)
-        ]
+        n_new = request.n_input_tokens - len(request.history)
+        made_up = [*request.history, *(request.index + i for i in range(n_new))]
+        self._pending = list(request.generation.prompt) or made_up
+        self.tokens = list(self._pending)
         self._caches = [0] * hub.n_blocks
         self._token_bytes = hub.token_bytes
         self._verify = hub.verify
@@ -80,6 +83,7 @@ class _StubSequence:
         self._n_taken += 1
         token = token_of(value)
         self._pending = [token]
+        self.tokens.append(token)
         await self._hub.wait_until_s(done_at_s)
         return token
 

@@ -1,10 +1,12 @@
-"""The open-loop load generator of one client: starts every request at its time, whatever the others do."""
+"""The load generator of one client: starts every request at its time, and further turns of conversations after the last one."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+
+import msgspec
 
 from nodes.clock import Clock, on_tick
 from nodes.eventlog import EventLog, LogFullError
@@ -12,6 +14,8 @@ from nodes.records import ENDED, AnyRecord, Arrived, Cancelled, Completed, Faile
 from nodes.recovery import Observer
 from nodes.request import Request, SessionError
 from nodes.session import HubSession
+
+EARLIER_TURN_FAILED = "an earlier turn of its conversation failed"
 
 
 class LoadGenerator:
@@ -41,6 +45,10 @@ class LoadGenerator:
         """Requests that ``end`` is ending, with its ``enough``."""
         self._broken: asyncio.Future[None] | None = None
         """Gets the first error of a request; only if the workload stays open."""
+        self._sessions: dict[int, HubSession] = {}
+        """Those of requests that have not ended and that another turn follows."""
+        self._following: dict[int, Request] = {}
+        """Further turns that have not begun, by the request before them."""
 
     async def run(self, requests: Sequence[Request], *, stays_open: bool = False) -> None:
         """Serves all requests. Returns when each has ended; never if the workload ``stays_open``.
@@ -49,15 +57,22 @@ class LoadGenerator:
         """
         if stays_open:
             self._broken = asyncio.get_running_loop().create_future()
+        self._following = {
+            r.turn.after: r for r in requests if r.turn is not None and r.turn.after is not None
+        }
+        following = {request.index for request in self._following.values()}
         try:
             for request in requests:
+                if request.index in following:
+                    continue
                 await self._clock.sleep_until_s(on_tick(request.arrival_at_s))
                 if self._failure is not None:
                     raise self._failure
                 self.begin(request)
             if self._broken is not None:
                 await self._broken
-            await asyncio.gather(*self._tasks.values())
+            while self._tasks:  # a turn that ends adds the task of the next one
+                await asyncio.gather(*self._tasks.values())
         finally:
             tasks = list(self._tasks.values())
             for task in tasks:
@@ -68,10 +83,14 @@ class LoadGenerator:
 
     def begin(self, request: Request) -> None:
         """Serves ``request`` from now on. Raises ``LogFullError``."""
-        index, at_s = request.index, self._clock.now_s()
-        lengths = request.n_input_tokens, request.n_output_tokens
-        self.record(Arrived(index, at_s, self._client, request.arrival_at_s, *lengths))
+        self._arrives(request)
+        self._in_background(request.index, self._serve(request))
 
+    def _arrives(self, request: Request) -> None:
+        lengths = request.n_input_tokens, request.n_output_tokens
+        self.record(Arrived(request.index, self._clock.now_s(), self._client, request.arrival_at_s, *lengths))
+
+    def _in_background(self, index: int, work: Coroutine[None, None, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             if task.cancelled():
                 return
@@ -81,7 +100,7 @@ class LoadGenerator:
             elif self._broken is not None and not self._broken.done():
                 self._broken.set_exception(error)
 
-        self._tasks[index] = task = asyncio.create_task(self._serve(request))
+        self._tasks[index] = task = asyncio.create_task(work)
         task.add_done_callback(ended)
 
     def end(self, index: int, *, enough: bool) -> None:
@@ -94,10 +113,37 @@ class LoadGenerator:
             # Not at once: a task that is cancelled before its first step records nothing.
             asyncio.get_running_loop().call_soon(self._tasks[index].cancel)
 
+    def _follow(self, before: Completed | Failed) -> None:
+        """Plans the turn after a request that has ended; if it failed, the whole conversation fails."""
+        request = self._following.pop(before.request, None)
+        if request is None:
+            return
+        session = self._sessions.pop(before.request)
+        if isinstance(before, Failed):
+            request = msgspec.structs.replace(request, arrival_at_s=before.at_s)
+            self._arrives(request)
+            self._sessions[request.index] = session
+            self.record(Failed(request.index, before.at_s, EARLIER_TURN_FAILED))
+            return
+        turn = request.turn
+        assert turn is not None, "it follows another turn"
+        at_s = on_tick(before.at_s + turn.think_s)
+        request = msgspec.structs.replace(request, arrival_at_s=at_s, history=tuple(session.tokens))
+
+        async def later() -> None:
+            await self._clock.sleep_until_s(at_s)
+            self._arrives(request)
+            await self._serve(request)
+
+        self._in_background(request.index, later())
+
     async def _serve(self, request: Request) -> None:
         index = request.index
         try:
-            await self._make_session(request, self).run()
+            session = self._make_session(request, self)
+            if index in self._following:
+                self._sessions[index] = session
+            await session.run()
         except SessionError as error:
             with contextlib.suppress(LogFullError):  # remembered by record, raised by run
                 self.record(Failed(index, self._clock.now_s(), str(error)))
@@ -133,3 +179,5 @@ class LoadGenerator:
         elif isinstance(record, ENDED):
             self._arrived_at_s.pop(record.request, None)
         self._observer(record)
+        if isinstance(record, Completed | Failed):
+            self._follow(record)

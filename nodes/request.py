@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from nodes.blocks.spec import Sampling
-from policies.workload import RequestPlan
+from policies.workload import RequestPlan, Turn
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -26,6 +26,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     """A request as its client gets it: a ``RequestPlan``, with what only real blocks use.
 
     ``arrival_at_s`` is its intended start, in scenario seconds. Servers reserve cache for ``max_new_tokens`` output tokens; ``None``: for ``n_output_tokens``.
+
+    ``history`` has the ids of the conversation so far, with which its prompt begins.
     """
 
     index: int
@@ -34,11 +36,13 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     n_output_tokens: int
     generation: Generation = Generation()
     max_new_tokens: int | None = None
+    turn: Turn | None = None
+    history: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, plan: RequestPlan, generation: Generation) -> Request:
         lengths = plan.n_input_tokens, plan.n_output_tokens
-        return cls(plan.index, plan.arrival_at_s, *lengths, generation, plan.max_new_tokens)
+        return cls(plan.index, plan.arrival_at_s, *lengths, generation, plan.max_new_tokens, plan.turn)
 
     @property
     def n_reserved_tokens(self) -> int:

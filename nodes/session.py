@@ -65,6 +65,8 @@ class HubSession:
         self._chain = self.chain_kind(request, key, client, connections, clock, rules.recovery)
         self._recovery = Recovery(request, self._chain, reroute, rules.recovery, model, clock, observer)
         self.hops: list[OpenHop] = []
+        self.tokens: list[int] = []
+        """The ids of the prompt and of the output so far, once it is served."""
         self._steps: list[int] = []
         """The number of tokens of every step so far, the present one included."""
 
@@ -142,6 +144,7 @@ class HubSession:
     async def _generate(self, ready_at_s: float) -> float:
         """Prefills and decode; returns the instant of the last token."""
         sequence = self._model.sequence(self.request)
+        self.tokens = sequence.tokens
         position = 0
         for index in range(self.request.n_output_tokens):
             payload = await sequence.embed()

@@ -11,11 +11,28 @@ from policies.problem import RequestSpec
 
 
 @dataclass(frozen=True)
+class Turn:
+    """Where a request stands in a conversation; both numbers count from 0.
+
+    ``after`` is the index of the request before it, whose prompt and output its own prompt begins with. It arrives
+    ``think_s`` seconds after that one's last token. ``None``: it arrives at its own time.
+    """
+
+    conversation: int
+    number: int
+    after: int | None = None
+    think_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class RequestPlan:
     """One request of the workload. ``client`` is an index into ``problem.clients``.
 
     ``n_output_tokens`` is how many tokens are generated. Before that, only their maximum ``max_new_tokens``
     is known, and caches are reserved for it. ``None``: the exact number is known.
+
+    ``turn`` ``None``: the request is no part of a conversation. If it comes after another one, ``arrival_at_s`` is the
+    earliest instant possible.
     """
 
     index: int
@@ -24,6 +41,7 @@ class RequestPlan:
     n_input_tokens: int
     n_output_tokens: int
     max_new_tokens: int | None = None
+    turn: Turn | None = None
 
     @property
     def known(self) -> RequestSpec:

@@ -31,12 +31,13 @@ from nodes.request import Generation, Request, SessionError
 def prompt_of(request: Request, vocabulary: int) -> list[int]:
     """Returns the ids of the request's input tokens.
 
-    Made-up ones are drawn at random by the request's number.
+    Made-up ones, after the conversation's so far, are drawn at random by the request's number.
     """
     if request.generation.prompt:
         return list(request.generation.prompt)
     chance = random.Random(f"prompt:{request.index}")
-    return [chance.randrange(vocabulary) for _ in range(request.n_input_tokens)]
+    n_new = request.n_input_tokens - len(request.history)
+    return [*request.history, *(chance.randrange(vocabulary) for _ in range(n_new))]
 
 
 def processors(
@@ -158,7 +159,7 @@ class _Sequence:
     def __init__(self, hub: BlocksHub, prompt: list[int], generation: Generation) -> None:
         self.ended = False
         self._hub = hub
-        self._tokens = prompt
+        self.tokens = prompt
         self._n_sent = 0
         self._ends = hub.end_tokens if generation.stops else frozenset()
         sampling = generation.sampling
@@ -167,20 +168,20 @@ class _Sequence:
         self._generator = torch.Generator(hub.device).manual_seed(sampling.seed) if sampling else None
 
     async def embed(self) -> bytes:
-        tokens, self._n_sent = self._tokens[self._n_sent :], len(self._tokens)
+        tokens, self._n_sent = self.tokens[self._n_sent :], len(self.tokens)
         answer: bytes = await self._hub.run(self._hub.embed, tokens)
         return answer
 
     async def take(self, payload: bytes) -> int:
         token: int = await self._hub.run(self._choose, payload)
-        self._tokens.append(token)
+        self.tokens.append(token)
         self.ended = token in self._ends
         return token
 
     @torch.inference_mode()
     def _choose(self, payload: bytes) -> int:
         logits = self._hub.logits(payload)
-        scores = self._processors(torch.tensor([self._tokens], device=logits.device), logits)
+        scores = self._processors(torch.tensor([self.tokens], device=logits.device), logits)
         if not self._samples:
             return int(scores.argmax(dim=-1))
         odds = torch.nn.functional.softmax(scores, dim=-1)

@@ -69,6 +69,10 @@ class Coordinator:
             self._call_at = call_at
             self._room = WaitingRoom(experiment.policy.queue, self._let_in, self.route, now_s, call_at)
 
+    def arrives(self, index: int, at_s: float) -> None:
+        """Notes when a request arrives: a further turn of a conversation does once the one before has ended."""
+        self.requests[index] = replace(self.requests[index], arrival_at_s=at_s)
+
     @property
     def placement(self) -> Placement:
         """The blocks and the cache room that servers offer new sessions now."""

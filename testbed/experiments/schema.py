@@ -478,6 +478,13 @@ class RateChange(Table):
     rate: Positive
 
 
+class ThinkTime(Table):
+    """Seconds between an answer and the next message, exponentially distributed with this ``mean``."""
+
+    distribution: Literal["exponential"] = "exponential"
+    mean: PositiveSeconds
+
+
 _LENGTHS = ("n_input_tokens", "n_output_tokens")
 _OF_A_TRACE = ("rate", "n_requests", *_LENGTHS)
 
@@ -526,6 +533,11 @@ class WorkloadTable(Table):
     them as ``Problem.length_samples``. By default they are drawn from the distributions, or are lengths of
     the trace's requests that the run does not replay.
 
+    ``turns`` makes conversations of so many requests (a number or a distribution, as lengths). Each further message comes
+    ``think_time`` (a time, or ``{ mean = "30 s" }`` for exponential ones; default 0) after the last token of the answer
+    before it, and its prompt is all that was said, then ``n_further_tokens`` new ones (default: ``n_input_tokens``, which
+    are those of first messages). ``n_requests`` counts all requests, and ``rate`` would be theirs if answers took no time.
+
     ``slo`` sets objectives that each request should meet, such as "ttft=5s,tpot=1s": goodput counts the
     requests that meet them, and a placement policy may aim at them. ``origin`` describes in words where
     listed values come from.
@@ -550,6 +562,28 @@ class WorkloadTable(Table):
     origin: Annotated[str, Field(max_length=1000)] | None = None
     draw: Draw | None = None
     max_input_tokens: Tokens | None = None
+    turns: Length | None = None
+    think_time: (
+        Annotated[
+            Annotated[Annotated[Seconds, Field(ge=0)], Tag("number")] | Annotated[ThinkTime, Tag("table")],
+            Discriminator(_length_kind),
+        ]
+        | None
+    ) = None
+    n_further_tokens: Length | None = None
+
+    @model_validator(mode="after")
+    def _of_conversations(self) -> Self:
+        if self.turns is None:
+            for key in ("think_time", "n_further_tokens"):
+                if getattr(self, key) is not None:
+                    raise rule("is of conversations; give workload.turns, or leave this out", key)
+        elif self.arrivals in ("trace", "listed") or None in (self.n_input_tokens, self.n_output_tokens):
+            raise rule(
+                "needs generated arrivals, and n_input_tokens and n_output_tokens as numbers or distributions",
+                "turns",
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -13,11 +13,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from policies.workload import RequestPlan
+from policies.workload import RequestPlan, Turn
+from testbed.experiments.conversations import Draws, Message, begins_at_s, draw_conversations
 from testbed.experiments.draws import Sample, drawn
 from testbed.experiments.limits import MAX_DURATION_S, MAX_NUMBER, MAX_TOKENS, too_late
 from testbed.experiments.problems import KeyedError, shown
-from testbed.experiments.schema import Choice, Lognormal, Quantiles, Uniform, WorkloadTable
+from testbed.experiments.schema import Choice, Lognormal, Quantiles, ThinkTime, Uniform, WorkloadTable
 from testbed.experiments.traces import read_trace
 
 LengthTable = int | Uniform | Lognormal | Choice | Quantiles
@@ -267,6 +268,9 @@ def _known_lengths(table: WorkloadTable, seed: int, recorded: list[Lengths]) -> 
     """
     if table.known_lengths is not None:
         return [(n_input, n_output) for n_input, n_output in table.known_lengths]
+    if table.turns is not None:
+        drawn_before = draw_conversations(_draws(table, seed, "known "), _MOST_KNOWN)
+        return [(message.n_input_tokens, message.n_output_tokens) for message in drawn_before]
     rng, past = stream(seed, "known lengths"), _spread(recorded)
     is_drawn = table.n_input_tokens is not None and table.n_output_tokens is not None
     columns = []
@@ -313,7 +317,38 @@ def workload_source(table: WorkloadTable) -> str:
     lengths = f"input tokens {_said(table.n_input_tokens)}, output tokens {_said(table.n_output_tokens)}"
     if table.lengths == "hidden":
         lengths += f", of which at most {table.max_new_tokens} are known of before"
+    if table.turns is not None:
+        arrivals += f", in conversations ({_said(table.turns)} requests each)"
     return f"{arrivals}; {lengths}"
+
+
+def _draws(table: WorkloadTable, seed: int, concern: str = "") -> Draws:
+    """Return what draws a workload's conversations, each from a random stream of its own."""
+    assert table.turns is not None and table.n_input_tokens is not None and table.n_output_tokens is not None
+    output, most = (
+        _length(table.n_output_tokens, stream(seed, f"{concern}output lengths")),
+        table.max_new_tokens,
+    )
+    think, rng = table.think_time or 0.0, stream(seed, f"{concern}think times")
+    return Draws(
+        turns=_length(table.turns, stream(seed, f"{concern}turns")),
+        first=_length(table.n_input_tokens, stream(seed, f"{concern}input lengths")),
+        further=_length(
+            table.n_further_tokens or table.n_input_tokens, stream(seed, f"{concern}further lengths")
+        ),
+        output=output if most is None else lambda: min(output(), most),
+        think_s=(lambda: rng.expovariate(1 / think.mean))
+        if isinstance(think, ThinkTime)
+        else (lambda: think),
+    )
+
+
+def _earliest_s(starts_s: list[float], messages: list[Message]) -> list[float]:
+    """Return when each message arrives if answers take no time."""
+    at_s: list[float] = []
+    for message in messages:
+        at_s.append(at_s[-1] + message.think_s if message.number else starts_s[message.conversation])
+    return at_s
 
 
 def make_requests(
@@ -354,7 +389,12 @@ def make_requests(
             arrives_at_s = _warped(table, gap, n)
         else:
             arrives_at_s = list(accumulate((gap() for _ in range(n - 1)), initial=0.0))
-    wrong = too_late(arrives_at_s[-1])
+    messages: list[Message] = []
+    if table.turns is not None:
+        messages = draw_conversations(_draws(table, seed), len(arrives_at_s))
+        starts_s = begins_at_s(arrives_at_s, messages, stream(seed, "conversations"))
+        arrives_at_s = _earliest_s(starts_s, messages)
+    wrong = too_late(max(arrives_at_s))
     if wrong is not None:
         raise KeyedError(("workload", "rate"), wrong)
     is_listed = replayed is None and None in (table.n_input_tokens, table.n_output_tokens)
@@ -368,7 +408,9 @@ def make_requests(
         (0, table.n_input_tokens, "input lengths"),
         (1, table.n_output_tokens, "output lengths"),
     ):
-        if spec is not None:
+        if messages:
+            lengths.append([message.lengths[column] for message in messages])
+        elif spec is not None:
             draw = _length(spec, stream(seed, concern))
             lengths.append([draw() for _ in arrives_at_s])
         else:
@@ -380,6 +422,14 @@ def make_requests(
         clients = choice.choices(range(n_clients), weights, k=len(arrives_at_s))
     limits: list[int | None] = [None] * len(clients)
     longest = (_longest(table.n_input_tokens, lengths[0]), _longest(table.n_output_tokens, lengths[1]))
+    turns: list[Turn | None] = [None] * len(clients)
+    for index, message in enumerate(messages):
+        is_further = message.number > 0
+        clients[index] = clients[index - 1] if is_further else clients[index]
+        after = index - 1 if is_further else None
+        turns[index] = Turn(message.conversation, message.number, after, message.think_s)
+    if messages:
+        longest = max(lengths[0]), longest[1]
     if table.lengths == "hidden":
         most = table.max_new_tokens or longest[1]
         limits = [most] * len(clients)
@@ -388,9 +438,9 @@ def make_requests(
         clients[index] = int(row[3]) if len(row) > 3 else clients[index]
         limits[index] = int(row[4]) if len(row) > 4 else limits[index]
     requests = tuple(
-        RequestPlan(index, client, at_s, n_in, n_out if limit is None else min(n_out, limit), limit)
-        for index, (client, at_s, n_in, n_out, limit) in enumerate(
-            zip(clients, arrives_at_s, *lengths, limits, strict=True)
+        RequestPlan(index, client, at_s, n_in, n_out if limit is None else min(n_out, limit), limit, turn)
+        for index, (client, at_s, n_in, n_out, limit, turn) in enumerate(
+            zip(clients, arrives_at_s, *lengths, limits, turns, strict=True)
         )
     )
     if replayed is not None:

@@ -31,6 +31,11 @@ def make_command(
     if file.exists():
         raise UserError(f"{file} exists; give the name of a new file")
     experiment = load_experiment(scenario, overrides)
+    if any(r.turn is not None and r.turn.after is not None for r in experiment.workload.requests):
+        raise UserError(
+            "workload.turns: further messages come after answers, so they have no arrivals to write; leave turns out, or "
+            "take the requests.parquet of a run"
+        )
     try:
         with replacing(file) as temporary:
             temporary.write_text(trace_text(kind, experiment.workload.requests), encoding="utf-8")

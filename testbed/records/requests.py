@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -68,6 +68,10 @@ class Times(Record, kw_only=True):
 
 
 METRICS = Times.__struct_fields__
+
+
+_IF_ANY = "only if the scenario has conversations"
+"""Which runs have a column that is left out of tables where it is null in all rows (``OPTIONAL``)."""
 
 
 class RequestRow(Record, kw_only=True):
@@ -171,6 +175,8 @@ class RequestRow(Record, kw_only=True):
             engines="emulation; null in simulations",
         ),
     ] = None
+    conversation: Annotated[int | None, column("number of its conversation, from 0", engines=_IF_ANY)] = None
+    turn: Annotated[int | None, column("its number in the conversation, from 0", engines=_IF_ANY)] = None
     times: Annotated[Times, column("the metrics, measured or simulated")] = msgspec.field(
         default_factory=Times
     )
@@ -216,8 +222,20 @@ def hops_of(chain: str) -> tuple[Hop, ...]:
     )
 
 
+OPTIONAL = ("conversation", "turn")
+"""Columns that tables have only if a row has a value."""
 PREFIXES = {"times": "", "model": "model_", "unqueued": "unqueued_"}
 """Fields of ``RequestRow`` that are several columns, with the prefix of these."""
+
+
+def left_out(rows: Iterable[RequestRow]) -> set[str]:
+    """Return the optional columns that a table of ``rows`` does not have, since all their values would be null."""
+    lacking = set(OPTIONAL)
+    for row in rows:
+        if not lacking:
+            break
+        lacking -= {name for name in lacking if getattr(row, name) is not None}
+    return lacking
 
 
 def request_columns() -> dict[str, tuple[Any, msgspec.Meta]]:

@@ -43,11 +43,14 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
             n_output_tokens=plan.n_output_tokens,
             max_new_tokens=plan.known.n_output_tokens,
             token_ids=[],
+            conversation=None if plan.turn is None else plan.turn.conversation,
+            turn=None if plan.turn is None else plan.turn.number,
         )
         rows.append(row)
         if record is None:
             continue
         row.status, row.reason = record.status, _named(record.reason, servers)
+        row.arrival_at_s = record.intended_at_s
         row.arrived_at_s, row.ended_at_s = record.arrived_at_s, record.last_seen_at_s
         row.n_tokens_done = len(record.tokens)
         row.n_rejections, row.n_recoveries = record.n_rejections, record.n_recoveries

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from testbed.experiments.experiment import Experiment
 from testbed.records.hops import hop_columns
 from testbed.records.links import LinksUsed, link_columns
-from testbed.records.requests import RequestRow, flat, request_columns, row_of
+from testbed.records.requests import RequestRow, flat, left_out, request_columns, row_of
 from testbed.records.summary import read_summary
 from testbed.results.model import HopTable
 from testbed.rundir import parquet_path, replacing
@@ -34,14 +34,15 @@ def _arrow_type(kind: Any) -> pa.DataType:
     return _ARROW[kind] if kind in _ARROW else next(_ARROW[part] for part in get_args(kind) if part in _ARROW)
 
 
-def request_schema() -> pa.Schema:
-    """Return the schema of ``requests.parquet``."""
-    return pa.schema([(name, _arrow_type(kind)) for name, (kind, _) in request_columns().items()])
+def request_schema(lacking: Collection[str]) -> pa.Schema:
+    """Return the schema of ``requests.parquet`` without the columns ``lacking``."""
+    columns = {name: kind for name, (kind, _) in request_columns().items() if name not in lacking}
+    return pa.schema([(name, _arrow_type(kind)) for name, kind in columns.items()])
 
 
 def request_table(rows: Sequence[RequestRow]) -> pa.Table:
     """Return a table with a row per request of the scenario, with those that failed or never started."""
-    return pa.Table.from_pylist([flat(row) for row in rows], schema=request_schema())
+    return pa.Table.from_pylist([flat(row) for row in rows], schema=request_schema(left_out(rows)))
 
 
 def write_requests(path: Path, rows: Sequence[RequestRow]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from nodes import control, messages, records
 from nodes.clock import Clock
-from nodes.records import ENDED, Cancelled, Failed, Interrupted, Plan, Preempted, Rejected, Resumed
+from nodes.records import ENDED, Arrived, Cancelled, Failed, Interrupted, Plan, Preempted, Rejected, Resumed
 from policies.problem import PolicyError, Route
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.emulated import Faults
@@ -113,6 +113,8 @@ class Reports:
         self._progress.notify(record.request, record.kind)
         if self._moves is not None:
             self._moves.state(record)
+        if isinstance(record, Arrived):
+            self._coordinator.arrives(record.request, record.intended_at_s)
         if isinstance(record, (*ENDED, Rejected, Preempted)):
             self._coordinator.release(record.request)
         if isinstance(record, ENDED):

@@ -168,6 +168,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             (experiment.compute.batching != "none", "compute.batching"),
             (experiment.compute.paging is not None, "cache.mode paged"),
             (has_hours(experiment), "servers.hours"),
+            (has_further_turns(experiment), "workload.turns"),
             (bool(experiment.faults.planned), "fault or churn"),
             (bool(experiment.faults.absent), "servers.present = false"),
             (bool(experiment.network.changes), "network.event"),
@@ -178,6 +179,8 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
                     f"{experiment.name}: {what} has no meaning in the reference mode; add --mode {TESTBED}"
                 )
         return REFERENCE, "asked for" if case.source is None else "an instance file"
+    if has_further_turns(experiment):
+        return VIRTUAL, "further messages of conversations come after answers"
     if disturbance is not None:
         return VIRTUAL, f"{disturbance} can disturb a session midway"
     return FAST, "nothing disturbs a session midway"
@@ -203,6 +206,11 @@ def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | N
         ),
     )
     return next((what for is_there, what in found if is_there), None)
+
+
+def has_further_turns(experiment: Experiment) -> bool:
+    """Whether requests arrive when earlier ones have ended."""
+    return any(r.turn is not None and r.turn.after is not None for r in experiment.workload.requests)
 
 
 def _reference(case: Case, placed: PlacedExperiment) -> Served:

@@ -47,6 +47,8 @@ def outcome_rows(clients: Sequence[str], outcomes: Sequence[SimulatedRequest]) -
                 chain=chain_text(hops),
                 times=times,
                 model=times,
+                conversation=None if plan.turn is None else plan.turn.conversation,
+                turn=None if plan.turn is None else plan.turn.number,
             )
         )
     return rows

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from testbed.records.requests import OPTIONAL
 from testbed.results.tables import request_schema
 from testbed.rundir import parquet_path, replacing
 from testbed.studies.sweep.axes import POLICY, SEED, Axis
@@ -48,7 +49,10 @@ class Kept:
         """
         values = typed(axes)
         types = {**axis_types(values), POLICY: pa.string(), SEED: pa.int64()}
-        empty = pa.schema([*types.items(), *request_schema()]).empty_table()
+        with self._lines.path.open("rb") as file:
+            stored = [self._columns(file, row).keys() for row in rows if row.record.key in self._places]
+        lacking = set(OPTIONAL).difference(*stored)
+        empty = pa.schema([*types.items(), *request_schema(lacking)]).empty_table()
         with (
             replacing(path) as temporary,
             self._lines.path.open("rb") as file,
@@ -60,6 +64,9 @@ class Kept:
                     at = {key: of[row.at[key]] for key, of in values.items()}
                     columns = self._columns(file, row)
                     n_rows = len(columns["request"])
+                    columns |= {
+                        name: [None] * n_rows for name in OPTIONAL if name not in {*columns, *lacking}
+                    }
                     columns |= {
                         key: [value] * n_rows
                         for key, value in {**at, POLICY: row.policy, SEED: row.seed}.items()

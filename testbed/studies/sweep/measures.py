@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from testbed.records.requests import RequestRow, flat, request_columns
+from testbed.records.requests import RequestRow, flat, left_out, request_columns
 from testbed.results.requests import stats
 from testbed.results.slo import goodput_rps, n_met, served_span_s
 from testbed.results.summary import active_sessions
@@ -118,5 +118,7 @@ def label_of(measure: str) -> str:
 
 def columns_of(simulation: Simulation) -> bytes:
     """Returns the columns of a run's ``requests.parquet`` as JSON: name -> a value per request."""
-    rows = [flat(row) for row in whole_rows(simulation)]
-    return msgspec.json.encode({name: [row[name] for row in rows] for name in request_columns()})
+    of_requests = whole_rows(simulation)
+    rows, lacking = [flat(row) for row in of_requests], left_out(of_requests)
+    names = [name for name in request_columns() if name not in lacking]
+    return msgspec.json.encode({name: [row[name] for row in rows] for name in names})

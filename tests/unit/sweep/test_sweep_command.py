@@ -12,7 +12,7 @@ from testbed.codeversion import code_version
 from testbed.errors import RunError, UserError
 from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.provenance import read_provenance
-from testbed.records.requests import request_columns
+from testbed.records.requests import OPTIONAL, request_columns
 from testbed.rundir import STUDY, not_a_run
 from testbed.simulator import engine
 from testbed.simulator.cases import scenario_case
@@ -402,7 +402,7 @@ def test_kept_requests_are_the_rows_of_every_run_with_its_axes(tmp_path: Path) -
     for row, start in zip(rows(first), range(0, 40, 5), strict=True):
         times_s = [request["ttft_s"] for request in kept[start : start + 5]]
         assert sum(times_s) / 5 == pytest.approx(row["ttft_s_mean"])
-    assert set(kept[0]) == {"workload.rate", "policy", "seed", *request_columns()}
+    assert set(kept[0]) == {"workload.rate", "policy", "seed", *request_columns()} - {*OPTIONAL}
     assert sweep(first, RATES, keep="requests", **given)["n_computed"] == 0
     sweep(again, RATES, keep="requests", jobs=2, **given)
     assert (first / REQUESTS).read_bytes() == (again / REQUESTS).read_bytes()
