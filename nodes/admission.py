@@ -5,12 +5,13 @@ Servers and sessions use these machines, and so does the fast engine: both decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
 from nodes.cache import ROUNDING, CacheAccount, NoCapacityError
 from nodes.clock import on_tick
+from nodes.prefixes import KeptPages, Page
 from nodes.request import SessionError
 from policies.rules import MAX_ATTEMPTS, PagingRules
 
@@ -23,7 +24,9 @@ NO_ROUTE = "no route covers the model"
 class HostedBlocks:
     """The blocks ``[first, last)`` that a server holds, and the attention cache for sessions on them (bytes).
 
-    ``paging`` ``None``: all cache that a session may need is reserved when it opens.
+    ``paging`` ``None``: all cache that a session may need is reserved when it opens. ``kept_tokens``: tokens of a page that
+    is kept for later sessions; ``None``: none is. ``copies_kept``: a session has caches of its own for what it finds in kept
+    pages, too.
     """
 
     first: int
@@ -32,6 +35,8 @@ class HostedBlocks:
     cache_bytes_per_token: float
     """Attention cache of one token in one block."""
     paging: PagingRules | None = None
+    kept_tokens: int | None = None
+    copies_kept: bool = False
 
     def holds(self, first: int, last: int) -> bool:
         """Returns whether blocks ``[first, last)`` are here, at least one."""
@@ -62,19 +67,23 @@ class Refused(NamedTuple):
 
 @dataclass(slots=True)
 class _Held:
-    """A session's blocks ``[first, last)``. It has cache for ``cached_tokens`` now."""
+    """A session's blocks ``[first, last)``. It has cache for ``cached_tokens`` now, of which it shares ``pages``."""
 
     first: int
     last: int
     need: Need
     cached_tokens: int
+    pages: list[Page] = field(default_factory=list)
 
 
 class Admission(Generic[Key]):
     """What one server offers new sessions (blocks, room for caches), and what its sessions hold.
 
     ``on_change(n_bytes)`` is called whenever cache is reserved or, below 0, released;
-    ``on_preempted(session)`` when a session has lost its cache to one whose request arrived earlier.
+    ``on_preempted(session)`` when a session has lost its cache to one whose request arrived earlier, and
+    ``on_evicted(page)`` when a kept page has lost its room to a session.
+
+    Kept pages are free room: they are evicted for sessions. Those that sessions use count once, however many use them.
     """
 
     def __init__(
@@ -82,38 +91,101 @@ class Admission(Generic[Key]):
         hosted: HostedBlocks,
         on_preempted: Callable[[Key], None],
         on_change: Callable[[float], None] | None = None,
+        on_evicted: Callable[[Page], None] | None = None,
     ) -> None:
         self.hosted = hosted
         """What new sessions can have."""
         self.has_moved = False
         """Whether it has ever offered other blocks: then clients may ask for some that it no longer has."""
         self.account = CacheAccount(hosted.cache_bytes)
+        self.kept = None if hosted.kept_tokens is None else KeptPages(hosted.kept_tokens, on_evicted)
+        """Pages of ended sessions; ``None``: none is kept."""
         self._held: dict[Key, _Held] = {}
         self._leaves = False
         self._on_preempted = on_preempted
         self._on_change = on_change
 
-    def admit(self, session: Key, first: int, last: int, need: Need) -> Refused | None:
-        """Reserves cache for ``session`` on blocks ``[first, last)``.
+    def admit(
+        self, session: Key, first: int, last: int, need: Need, pages: Sequence[bytes] = ()
+    ) -> Refused | None:
+        """Reserves cache for ``session`` on blocks ``[first, last)``; it shares those of ``pages`` (ids) that are kept.
 
         Returns the reason if it is refused, else ``None``.
         """
-        hosted, n_tokens = self.hosted, need.most_tokens
+        hosted = self.hosted
         if not hosted.holds(first, last):
             return Refused("its blocks are not here any more", False)
-        each_bytes = hosted.cache_bytes_per_token * (last - first)
+        found = [] if self.kept is None else self.kept.find(first, last, pages)
         try:
-            if hosted.paging is not None:
-                n_tokens = hosted.paging.paged(need.first_tokens, n_tokens)
-                most_bytes = each_bytes * need.most_tokens
-                self.account.leave_room(each_bytes * n_tokens, most_bytes, hosted.paging.high_water)
-            self.account.reserve(session, each_bytes * n_tokens)
+            n_bytes = self._reserve(session, first, last, need, found)
         except NoCapacityError as error:
-            return self.refusal(str(error), first, last, need)
-        self._held[session] = _Held(first, last, need, n_tokens)
+            if not (found and hosted.copies_kept):
+                return self.refusal(str(error), first, last, need)
+            try:  # without the pages, which lose their room to it
+                n_bytes = self._reserve(session, first, last, need, [])
+            except NoCapacityError as still:
+                return self.refusal(str(still), first, last, need)
+        if self.kept is not None:
+            self.kept.n_queries += self.kept.page_tokens * len(pages)
+            self.kept.n_hits += self.found_tokens(session)
+            self._fit()
         if self._on_change:
-            self._on_change(each_bytes * n_tokens)
+            self._on_change(n_bytes)
         return None
+
+    def _reserve(self, session: Key, first: int, last: int, need: Need, found: list[Page]) -> float:
+        """Reserves a new session's cache beside the kept pages ``found``.
+
+        Returns the bytes that are in use more than before. Raises ``NoCapacityError``.
+        """
+        hosted, n_tokens, shared_bytes = self.hosted, need.most_tokens, 0.0
+        each_bytes = hosted.cache_bytes_per_token * (last - first)
+        if hosted.paging is not None:
+            n_tokens = hosted.paging.paged(need.first_tokens, n_tokens)
+        own_bytes = each_bytes * n_tokens
+        if self.kept is not None and found:
+            page_bytes = each_bytes * self.kept.page_tokens
+            shared_bytes = page_bytes * self.kept.n_idle(found)
+            if not hosted.copies_kept:
+                own_bytes -= page_bytes * len(found)
+        if hosted.paging is not None:
+            most_bytes = each_bytes * need.most_tokens
+            self.account.leave_room(own_bytes + shared_bytes, most_bytes, hosted.paging.high_water)
+        self.account.shared_bytes += shared_bytes
+        try:
+            self.account.reserve(session, own_bytes)
+        except NoCapacityError:
+            self.account.shared_bytes -= shared_bytes
+            raise
+        self._held[session] = _Held(first, last, need, n_tokens, found)
+        if self.kept is not None:
+            self.kept.use(found)
+        return own_bytes + shared_bytes
+
+    def found_tokens(self, session: Key) -> int:
+        """Returns how many tokens of its prompt ``session`` found in kept pages."""
+        held = self._held.get(session)
+        return 0 if held is None else len(held.pages) * (self.hosted.kept_tokens or 0)
+
+    def keep(self, session: Key, pages: Sequence[bytes]) -> list[tuple[int, Page]]:
+        """As ``release``, but keeps its cache of ``pages`` (their ids, from its first token on) for later sessions.
+
+        Returns the pages that are kept now and were not before, each with its number in the session.
+        """
+        held = self._held.get(session)
+        assert held is not None and self.kept is not None, "it has a session, and keeps pages"
+        whole = [Page(held.first, held.last, each) for each in pages]
+        new = [(number, page) for number, page in enumerate(whole) if page not in self.kept]
+        self.release(session)
+        page_bytes = self.hosted.cache_bytes_per_token * (held.last - held.first) * self.kept.page_tokens
+        self.kept.keep(whole, page_bytes)
+        self._fit()
+        return [(number, page) for number, page in new if page in self.kept]
+
+    def _fit(self) -> None:
+        """Evicts kept pages that have no room beside the sessions."""
+        if self.kept is not None:
+            self.kept.fit(self.account.capacity_bytes - self.account.used_bytes)
 
     def refusal(self, reason: str, first: int, last: int, need: Need) -> Refused:
         """Returns the refusal of such a session for ``reason``."""
@@ -133,6 +205,7 @@ class Admission(Generic[Key]):
         more_bytes = each_bytes * (wanted - held.cached_tokens)
         if not self.account.make_room(session, more_bytes, self._came, self._preempt):
             return False
+        self._fit()
         held.cached_tokens = wanted
         if self._on_change:
             self._on_change(more_bytes)
@@ -152,10 +225,18 @@ class Admission(Generic[Key]):
 
     def release(self, session: Key) -> None:
         """Releases what ``session`` holds, if anything."""
-        if self._held.pop(session, None) is None:
+        held = self._held.pop(session, None)
+        if held is None:
             return
         n_bytes = self.account.held_bytes(session)
         self.account.release(session)
+        if held.pages and self.kept is not None:
+            page_bytes = self.hosted.cache_bytes_per_token * (held.last - held.first) * self.kept.page_tokens
+            shared_bytes = page_bytes * self.kept.leave(held.pages, page_bytes)
+            left_bytes = self.account.shared_bytes - shared_bytes
+            self.account.shared_bytes = left_bytes if self.kept.n_used else 0.0
+            n_bytes += shared_bytes
+            self._fit()
         if self._on_change:
             self._on_change(-n_bytes)
 
@@ -165,15 +246,19 @@ class Admission(Generic[Key]):
         self.hosted = replace(self.hosted, first=first, last=last, cache_bytes=cache_bytes)
         if not self._leaves:
             self.account.capacity_bytes = cache_bytes
+        if self.kept is not None:
+            self.kept.drop(self.hosted.holds)
+            self._fit()
 
     def leave(self) -> None:
         """Refuses new sessions from now on, whatever is offered later. Open sessions keep their cache."""
         self._leaves = True
         self.account.capacity_bytes = 0.0
+        self._fit()
 
     def leaving(self) -> list[Key]:
         """Returns the sessions that cannot stay: their blocks go, or earlier sessions use up the room."""
-        leaving, used_bytes = [], 0.0
+        leaving, used_bytes = [], self.account.shared_bytes
         for session, held in self._held.items():
             n_bytes = self.account.held_bytes(session)
             has_room = used_bytes + n_bytes <= self.hosted.cache_bytes * ROUNDING

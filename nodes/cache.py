@@ -20,14 +20,16 @@ class CacheAccount:
         self.capacity_bytes = capacity_bytes
         self._reserved: dict[Hashable, float] = {}
         self._used_bytes = 0.0
+        self.shared_bytes = 0.0
+        """Kept pages that sessions use, each counted once; ``reserve`` has what is a session's own."""
 
     @property
     def used_bytes(self) -> float:
-        return self._used_bytes
+        return self._used_bytes + self.shared_bytes
 
     @property
     def used_ratio(self) -> float:
-        return self._used_bytes / self.capacity_bytes if self.capacity_bytes else 0.0
+        return self.used_bytes / self.capacity_bytes if self.capacity_bytes else 0.0
 
     def __len__(self) -> int:
         return len(self._reserved)
@@ -69,7 +71,7 @@ class CacheAccount:
             raise NoCapacityError(
                 f"{most_bytes / 1e6:.1f} MB may be needed; the server has {self.capacity_bytes / 1e6:.1f} MB"
             )
-        after_bytes = self._used_bytes + n_bytes
+        after_bytes = self.used_bytes + n_bytes
         if self._reserved and after_bytes > high_water * self.capacity_bytes * ROUNDING:
             raise NoCapacityError(
                 f"{after_bytes / 1e6:.1f} MB would be in use, more than {high_water:.0%} of the room"
@@ -98,8 +100,8 @@ class CacheAccount:
                 return True
 
     def _take(self, session: Hashable, n_bytes: float) -> None:
-        if not self.could_hold(self._used_bytes + n_bytes):
-            free_bytes = max(0.0, self.capacity_bytes - self._used_bytes)
+        if not self.could_hold(self.used_bytes + n_bytes):
+            free_bytes = max(0.0, self.capacity_bytes - self.used_bytes)
             raise NoCapacityError(f"{n_bytes / 1e6:.1f} MB asked for, {free_bytes / 1e6:.1f} MB free")
         self._reserved[session] = self._reserved.get(session, 0.0) + n_bytes
         self._used_bytes += n_bytes

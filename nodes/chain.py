@@ -13,6 +13,7 @@ from nodes import wire
 from nodes.admission import name_of_attempt
 from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
+from nodes.prefixes import PAGE_ID_BYTES
 from nodes.request import Request, SessionError
 from nodes.watchdog import Limit, Overdue, Watchdog
 from policies.problem import Hop
@@ -28,6 +29,9 @@ class OpenHop:
 
     ``inputs`` are payloads as ``HubModel.remember`` returns them. ``generation`` is the connection's,
     ``n_cached`` the number of tokens in the server's cache.
+
+    ``n_found`` are the tokens of its prompt whose cache the server had kept, ``n_pages`` the ids with which it was opened.
+    ``inputs`` begin at position ``begins_at``.
     """
 
     server: int
@@ -37,6 +41,9 @@ class OpenHop:
     generation: int
     is_replacement: bool = False
     n_cached: int = 0
+    n_found: int = 0
+    n_pages: int = 0
+    begins_at: int = 0
     inputs: bytearray = field(default_factory=bytearray)
 
     @property
@@ -97,21 +104,26 @@ class Chain:
         self._watchdog = Watchdog(clock)
         self._rules = rules
         self._numbers = itertools.count()
+        self.pages = b""
+        """The ids of the pages with which the prompt begins: a new chain may find their caches."""
 
     async def open(
         self, plan: Sequence[Hop], first_tokens: int, *, is_replacement: bool = False
     ) -> list[OpenHop] | Refusal:
         """Opens all hops at once; if one is refused, closes the others.
 
-        The first step has ``first_tokens`` tokens. Returns the hops in the order of their blocks. Every
+        A replacement computes everything anew. The first step has ``first_tokens`` tokens. Returns the hops in the order of their blocks. Every
         attempt has its own key, because a server may still hold the session of an earlier attempt.
         """
         key = name_of_attempt(self._key, next(self._numbers))
         opened: list[OpenHop] = []
 
         async def open_one(server: int, first: int, last: int) -> None:
-            generation = await self._open(server, first, last, key, first_tokens)
-            opened.append(OpenHop(server, first, last, key, generation, is_replacement))
+            pages = b"" if is_replacement else self.pages
+            generation, n_found = await self._open(server, first, last, key, first_tokens, pages)
+            hop = OpenHop(server, first, last, key, generation, is_replacement, n_found=n_found)
+            hop.n_pages = len(pages) // PAGE_ID_BYTES
+            opened.append(hop)
 
         try:
             results = await asyncio.gather(*(open_one(*hop) for hop in plan), return_exceptions=True)
@@ -138,7 +150,10 @@ class Chain:
             return Refusal(*reason, tuple(refused), tuple(broken), is_final)
         return sorted(opened, key=lambda hop: hop.first)
 
-    async def _open(self, server: int, first: int, last: int, key: str, first_tokens: int) -> int:
+    async def _open(
+        self, server: int, first: int, last: int, key: str, first_tokens: int, pages: bytes
+    ) -> tuple[int, int]:
+        """Returns the connection's generation, and how many tokens the server has found in kept pages."""
         connection, limit_s = self._connections[server], self._rules.connect_timeout_s
         try:
             with self._watchdog.limit(limit_s):
@@ -147,20 +162,29 @@ class Chain:
             raise ConnectionLost(f"no connection within {limit_s:g} s") from None
         try:
             with self._watchdog.limit(limit_s) as limit:
-                await self._ask_to_open(server, first, last, key, first_tokens, generation, limit)
+                answer = await self._ask_to_open(
+                    server, first, last, key, first_tokens, pages, generation, limit
+                )
         except Overdue:
             raise ConnectionLost(f"nothing heard for {limit_s:g} s") from None
-        return generation
+        return generation, answer.n_tokens if isinstance(answer, wire.Found) else 0
 
     async def _ask_to_open(
-        self, server: int, first: int, last: int, key: str, first_tokens: int, generation: int, limit: Limit
-    ) -> None:
+        self,
+        server: int,
+        first: int,
+        last: int,
+        key: str,
+        first_tokens: int,
+        pages: bytes,
+        generation: int,
+        limit: Limit,
+    ) -> wire.Answer:
         connection, most = self._connections[server], self._request.n_reserved_tokens
         came_at_s = self._request.arrival_at_s
-        request = wire.Open(
-            connection.next_id(), key, self._client, first, last, most, first_tokens, came_at_s
-        )
-        await connection.ask(request, generation=generation, limit=limit)
+        fields = connection.next_id(), key, self._client, first, last, most, first_tokens, came_at_s
+        request = wire.OpenPages(*fields, pages) if pages else wire.Open(*fields)
+        return (await connection.ask(request, generation=generation, limit=limit)).frame
 
     async def step(self, hop: OpenHop, n_tokens: int, payload: bytes) -> tuple[wire.Out, float, float]:
         """Sends ``n_tokens`` hidden states that ``hop`` has not seen.
@@ -196,7 +220,12 @@ class Chain:
         return self._connections[hop.server].has(hop.generation)
 
     def end_of_loss(self, hops: Sequence[OpenHop], at: int) -> int:
-        """Returns ``end``: ``hops[at:end]`` must be replaced together when ``hops[at]`` has failed."""
+        """Returns ``end``: ``hops[at:end]`` must be replaced together when ``hops[at]`` has failed.
+
+        They are all where the inputs of some hop lack the beginning: only those of the first are whole.
+        """
+        if any(hop.begins_at for hop in hops):
+            return len(hops)
         end = at + 1
         while end < len(hops) and not self.is_there(hops[end]):
             end += 1
@@ -206,16 +235,19 @@ class Chain:
         """Closes a hop without waiting for its server."""
         self._connections[hop.server].forget(hop.key, hop.generation)
 
-    async def close(self, hops: Sequence[OpenHop]) -> None:
+    async def close(self, hops: Sequence[OpenHop], pages: bytes | None = None) -> None:
         """Closes the hops that can still be reached.
 
-        Servers close the sessions of lost connections themselves.
+        Servers close the sessions of lost connections themselves. They may keep the caches of ``pages``, the ids of all
+        pages of the session.
         """
-        await asyncio.gather(*(self._close(hop) for hop in hops))
+        await asyncio.gather(*(self._close(hop, pages) for hop in hops))
 
-    async def _close(self, hop: OpenHop) -> None:
+    async def _close(self, hop: OpenHop, pages: bytes | None) -> None:
+        if pages is not None:
+            pages = pages[hop.n_pages * PAGE_ID_BYTES :]
         # After the limit the message is still on its way: a paused server closes the session when it goes on.
-        closing = self._connections[hop.server].forget(hop.key, hop.generation)
+        closing = self._connections[hop.server].forget(hop.key, hop.generation, pages)
         if closing is not None:
             with contextlib.suppress(Overdue), self._watchdog.limit(self._rules.connect_timeout_s):
                 await asyncio.shield(closing)

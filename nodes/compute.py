@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,6 +61,18 @@ class Compute(Protocol):
         """Frees the session's memory; a step of it may still be running."""
         ...
 
+    def kept(self, session: Any, tokens: range) -> Any:
+        """Returns the cache of a page of a session that is about to be closed, for ``reuse``. No step of it may run."""
+        ...
+
+    def evicted(self, page: Any) -> None:
+        """Frees what ``kept`` has returned."""
+        ...
+
+    def reuse(self, session: Any, pages: Sequence[Any]) -> None:
+        """Gives a new session the cache of its first tokens: ``pages``, as ``kept`` has returned them."""
+        ...
+
     async def step(
         self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
     ) -> Computed:
@@ -111,6 +123,8 @@ class StubProfile:
     input_overhead_s: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     batching: Batching = "none"
     chunk_tokens: int | None = None
+    kept_tokens: int | None = None
+    """Tokens of a page of cache that is kept for later sessions; ``None``: none is."""
 
     def batches(self) -> Batches | None:
         """Returns an empty server's queue of steps; ``None``: steps do not wait for each other."""
@@ -119,7 +133,7 @@ class StubProfile:
         return OneByOne(self.times) if self.batching == "serial" else Batches(self.times, self.chunk_tokens)
 
     def overhead_s(self, client: str, position: int, n_tokens: int) -> float:
-        if position:
+        if position and n_tokens == 1:
             return self.token_overhead_s.get(client, 0.0)
         base, slope = self.input_overhead_s.get(client, (0.0, 0.0))
         return max(0.0, base + slope * n_tokens)
@@ -154,12 +168,14 @@ class Turns:
 
 
 class _StubSession:
-    __slots__ = ("caches", "client", "first")
+    __slots__ = ("caches", "client", "first", "pages")
 
     def __init__(self, client: str, first: int, last: int) -> None:
         self.client = client
         self.first = first
         self.caches = [0] * (last - first)
+        self.pages: list[list[int]] = []
+        """The caches at the end of each whole page, if pages are kept."""
 
 
 class StubCompute:
@@ -196,6 +212,16 @@ class StubCompute:
     def close_session(self, session: _StubSession) -> None:
         pass
 
+    def kept(self, session: _StubSession, tokens: range) -> list[int]:
+        return session.pages[tokens.start // len(tokens)]
+
+    def evicted(self, page: list[int]) -> None:
+        pass
+
+    def reuse(self, session: _StubSession, pages: Sequence[list[int]]) -> None:
+        session.pages = list(pages)
+        session.caches = list(pages[-1])
+
     async def host(self, first: int, last: int) -> None:
         pass
 
@@ -211,7 +237,12 @@ class StubCompute:
     ) -> Computed:
         profile = self.profile
         blocks = range(session.first, session.first + len(session.caches))
-        values = apply_to_rows(read_rows(payload, self.token_bytes), session.first, session.caches)
+        rows, size = read_rows(payload, self.token_bytes), profile.kept_tokens
+        if size is None:
+            values = apply_to_rows(rows, session.first, session.caches)
+        else:
+            ends = range(size - 1 - position % size, n_tokens, size)
+            values = apply_to_rows(rows, session.first, session.caches, ends, session.pages)
         answer = write_rows(values, self.token_bytes)
         together = Composition()
         overhead_s = profile.overhead_s(session.client, position, n_tokens)

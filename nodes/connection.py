@@ -29,7 +29,7 @@ OnAnswer = Callable[[wire.Answer | None, float], None]
 class Answered(NamedTuple):
     """An answer other than an error, and when its request was sent and it was received (scenario seconds)."""
 
-    frame: wire.Ok | wire.Out | wire.Result
+    frame: wire.Ok | wire.Found | wire.Out | wire.Result
     sent_at_s: float
     received_at_s: float
 
@@ -267,7 +267,7 @@ class Connection:
             return
         finally:
             channel.waiting.pop(request.id, None)
-        if isinstance(frame, wire.Ok):
+        if isinstance(frame, wire.Ok | wire.Found):
             await self._forget(request.session, channel.number)
 
     def ignore(self, request_id: int, generation: int) -> None:
@@ -275,12 +275,12 @@ class Connection:
         if self._channel is not None and self._channel.number == generation:
             self._channel.listeners.pop(request_id, None)
 
-    def forget(self, session: str, generation: int) -> asyncio.Task[None] | None:
+    def forget(self, session: str, generation: int, pages: bytes | None = None) -> asyncio.Task[None] | None:
         """Closes a session in the background; returns what ends when the server has closed it.
 
-        Sessions of a lost connection are closed already.
+        The server may keep its cache if ``pages`` are given (``wire.Keep``). Sessions of a lost connection are closed already.
         """
-        return self._close_later(self._forget(session, generation)) if self.has(generation) else None
+        return self._close_later(self._forget(session, generation, pages)) if self.has(generation) else None
 
     def _close_later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         closing = self._later(work)
@@ -288,9 +288,11 @@ class Connection:
         closing.add_done_callback(self._closings.discard)
         return closing
 
-    async def _forget(self, session: str, generation: int) -> None:
+    async def _forget(self, session: str, generation: int, pages: bytes | None = None) -> None:
+        number = self.next_id()
+        request = wire.Close(number, session) if pages is None else wire.Keep(number, session, pages)
         with contextlib.suppress(ServerError, ConnectionLost):  # then the session has ended as well
-            await self.ask(wire.Close(self.next_id(), session), generation=generation)
+            await self.ask(request, generation=generation)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

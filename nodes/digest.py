@@ -41,20 +41,38 @@ def apply_blocks(value: int, first: int, caches: MutableSequence[int]) -> int:
     return value
 
 
-def apply_to_rows(values: Sequence[int], first: int, caches: MutableSequence[int]) -> list[int]:
-    """As ``apply_blocks`` for one token after the other; returns their new values."""
+def apply_to_rows(
+    values: Sequence[int],
+    first: int,
+    caches: MutableSequence[int],
+    marks: range = range(0),
+    at_marks: list[list[int]] | None = None,
+) -> list[int]:
+    """As ``apply_blocks`` for one token after the other; returns their new values.
+
+    The caches after each token (its number in ``values``) of ``marks`` are appended to ``at_marks``.
+    """
     if len(values) < _FEW:
-        return [apply_blocks(value, first, caches) for value in values]
+        results = []
+        for number, value in enumerate(values):
+            results.append(apply_blocks(value, first, caches))
+            if at_marks is not None and number in marks:
+                at_marks.append(list(caches))
+        return results
     import numpy as np  # here, so that other commands start faster; nodes are forked with numpy loaded
 
     rows = np.array(values, dtype=np.uint64)
     odds = np.cumprod(np.full(len(rows), _ODD, dtype=np.uint64), dtype=np.uint64)
     inverses = np.cumprod(np.full(len(rows), _INVERSE, dtype=np.uint64), dtype=np.uint64)
+    columns: list[list[int]] = []
     for i in range(len(caches)):
         # memory_t = memory_(t-1) ODD + value_t (mod 2^64) in closed form: ODD is odd, so it has an inverse.
         memory = (np.cumsum(rows * inverses, dtype=np.uint64) + np.uint64(caches[i])) * odds
         rows = (rows ^ (memory >> np.uint64(29))) * np.uint64(_GOLDEN) + np.uint64(first + i)
         caches[i] = int(memory[-1])
+        columns.append(memory[marks.start : marks.stop : marks.step or 1].tolist())
+    if at_marks is not None:
+        at_marks += map(list, zip(*columns, strict=True))
     return [int(row) for row in rows]
 
 

@@ -71,15 +71,23 @@ class ForwardingChain(Chain):
         return await super().open(plan, first_tokens, is_replacement=is_replacement)
 
     async def _ask_to_open(
-        self, server: int, first: int, last: int, key: str, first_tokens: int, generation: int, limit: Limit
-    ) -> None:
+        self,
+        server: int,
+        first: int,
+        last: int,
+        key: str,
+        first_tokens: int,
+        pages: bytes,
+        generation: int,
+        limit: Limit,
+    ) -> wire.Answer:
         news = self._news
 
         def on_answer(frame: wire.Answer | None, received_at_s: float) -> None:
             news.put_nowait(_News(server, frame, received_at_s))
 
         connection = self._connections[server]
-        request = wire.Join(
+        fields = (
             connection.next_id(),
             key,
             self._client,
@@ -90,8 +98,10 @@ class ForwardingChain(Chain):
             first_tokens,
             self._request.arrival_at_s,
         )
-        await connection.ask(request, generation=generation, on_answer=on_answer, limit=limit)
+        request = wire.JoinPages(*fields, pages) if pages else wire.Join(*fields)
+        answer = await connection.ask(request, generation=generation, on_answer=on_answer, limit=limit)
         self._join_ids[server, key] = request.id
+        return answer.frame
 
     async def run(
         self, hops: Sequence[OpenHop], n_tokens: int, payload: bytes
@@ -199,9 +209,9 @@ class ForwardingChain(Chain):
         self._ignore(hop)
         super().forget(hop)
 
-    async def _close(self, hop: OpenHop) -> None:
+    async def _close(self, hop: OpenHop, pages: bytes | None) -> None:
         self._ignore(hop)
-        await super()._close(hop)
+        await super()._close(hop, pages)
 
     def _ignore(self, hop: OpenHop) -> None:
         join_id = self._join_ids.pop((hop.server, hop.key), None)

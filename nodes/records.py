@@ -124,6 +124,12 @@ class Opening(Record, frozen=True, tag="opening"):
     opened_at_s: float
 
 
+class Reused(Record, frozen=True, tag="reused"):
+    """The caches of the prompt's first ``tokens`` tokens were there, on all servers of the first chain."""
+
+    tokens: int
+
+
 class Token(Record, frozen=True, tag="token"):
     """Output token number ``token`` (from 0) was ready. Its step could begin at ``ready_at_s``."""
 
@@ -231,6 +237,6 @@ States = (
     | Interrupted
 )
 Recoveries = Detected | Rerouted | Replayed | Unreachable | Reachable
-AnyRecord = States | Recoveries | Opening | Token
+AnyRecord = States | Recoveries | Opening | Reused | Token
 ENDED = (Completed, Failed, Cancelled, Interrupted)
 """The last record of a request is one of these."""

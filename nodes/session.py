@@ -9,8 +9,20 @@ from nodes import admission, records
 from nodes.chain import Chain, HopFailed, OpenHop, Preempted, Refusal
 from nodes.clock import Clock, on_tick
 from nodes.connection import Connection
-from nodes.hub import HubModel
-from nodes.records import Admitted, Completed, HopRecord, Opening, Plan, Rejected, Resumed, Routed, Token
+from nodes.hub import HubModel, TokenSequence
+from nodes.prefixes import MAX_PAGES, page_ids, reusable
+from nodes.records import (
+    Admitted,
+    Completed,
+    HopRecord,
+    Opening,
+    Plan,
+    Rejected,
+    Resumed,
+    Reused,
+    Routed,
+    Token,
+)
 from nodes.recovery import Observer, Recovery, Rerouter
 from nodes.request import Request
 from policies.rules import RecoveryRules
@@ -26,10 +38,13 @@ class SessionRules:
     A client whose session could not be opened tries again as ``backoff`` says, also after a preemption. With
     ``backoff.give_up_s`` 0 it waits for room for ever, but gives up after ``recovery.give_up_s`` if there is
     no chain, if a server cannot be reached, or if the session can never fit.
+
+    ``kept_tokens``: tokens of a page of cache that servers keep for later sessions; ``None``: they keep none.
     """
 
     initial_delay_s: float = 0.0
     setup_s: float = 0.0
+    kept_tokens: int | None = None
     backoff: Backoff = Backoff()  # noqa: RUF009 - frozen
     recovery: RecoveryRules = RecoveryRules()  # noqa: RUF009 - frozen
 
@@ -67,6 +82,8 @@ class HubSession:
         self.hops: list[OpenHop] = []
         self.tokens: list[int] = []
         """The ids of the prompt and of the output so far, once it is served."""
+        self._n_reused = 0
+        """Tokens of the prompt that are not computed, because all servers have kept their caches."""
         self._steps: list[int] = []
         """The number of tokens of every step so far, the present one included."""
 
@@ -75,18 +92,30 @@ class HubSession:
 
         Raises ``SessionError`` with the reason if it cannot be completed.
         """
+        pages: bytes | None = None
         try:
-            request = self.request
+            request, size = self.request, self._rules.kept_tokens
+            sequence = self._model.sequence(request)
+            self.tokens = sequence.tokens
+            if size is not None:
+                self._chain.pages = page_ids(
+                    self.tokens, size, min(MAX_PAGES, reusable(len(self.tokens), size))
+                )
             attempt_at_s = await self._open_chain(request.n_input_tokens, request.arrival_at_s)
             opened_at_s = self._clock.now_s()
             self._observe(Opening(request.index, attempt_at_s, opened_at_s))
             rules = self._rules
             ready_at_s = admission.ready_at_s(attempt_at_s, opened_at_s, rules.initial_delay_s, rules.setup_s)
+            if size is not None:
+                self._n_reused = min(hop.n_found for hop in self.hops)
+                self._observe(Reused(request.index, opened_at_s, self._n_reused))
             await self._clock.sleep_until_s(ready_at_s)
-            finished_at_s = await self._generate(ready_at_s)
+            finished_at_s = await self._generate(sequence, ready_at_s)
+            if size is not None:  # the last token of the output was never sent
+                pages = page_ids(self.tokens[:-1], size)
             self._observe(Completed(request.index, finished_at_s))
         finally:
-            await self._chain.close(self.hops)
+            await self._chain.close(self.hops, pages)
             self._chain.end()
 
     async def _open_chain(
@@ -141,15 +170,25 @@ class HubSession:
         self._observe(Resumed(index, self._clock.now_s(), n_all))
         return history
 
-    async def _generate(self, ready_at_s: float) -> float:
+    def _reuse(self, prompt: bytes) -> bytes:
+        """Returns the hidden states of a prompt that the servers have not kept the caches of."""
+        reused, rest = self._n_reused, prompt[self._n_reused * self._model.token_bytes :]
+        for hop in self.hops:
+            hop.n_cached = hop.begins_at = reused
+        first = self.hops[0]
+        first.inputs, first.begins_at = bytearray(self._model.remember(prompt[: len(prompt) - len(rest)])), 0
+        return rest
+
+    async def _generate(self, sequence: TokenSequence, ready_at_s: float) -> float:
         """Prefills and decode; returns the instant of the last token."""
-        sequence = self._model.sequence(self.request)
-        self.tokens = sequence.tokens
         position = 0
         for index in range(self.request.n_output_tokens):
             payload = await sequence.embed()
             n_tokens = len(payload) // self._model.token_bytes
             self._steps.append(n_tokens)
+            if self._n_reused and not position:
+                position, payload = self._n_reused, self._reuse(payload)
+                n_tokens -= position
             answer, timings = await self._step(position, n_tokens, payload, index)
             token_id = await sequence.take(answer)
             finished_at_s = self._clock.now_s()
@@ -181,6 +220,8 @@ class HubSession:
                 rows, at = await self._start_over(failure, n_done), 0
                 continue
             except HopFailed as failure:
+                if any(each.begins_at for each in self.hops):
+                    at = 0
                 rows = await self._recovery.replace(self.hops, at, failure, position, n_done)
                 continue
             timings += new_timings

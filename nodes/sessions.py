@@ -17,6 +17,7 @@ from nodes.compute import Compute, ComputeError
 from nodes.forwarding import Forwarding, Place
 from nodes.limits import ServerLimits, ServerSocket, cut, shown
 from nodes.parts import Sender, Sending
+from nodes.prefixes import Page, reusable, split_ids
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class Session:
     running: bool = False
     step: asyncio.Task[None] | None = None
     """Computes and answers its present step."""
+    ids: tuple[bytes, ...] = ()
+    """The ids of its prompt's pages with which it was opened."""
     place: Place | None = None
     """Its place in a chain of servers that forward; ``None`` for hub-spoke."""
 
@@ -88,7 +91,7 @@ class Sessions:
     """
 
     def __init__(self, hosted: HostedBlocks, compute: Compute, clock: Clock, limits: ServerLimits) -> None:
-        self.admission = Admission[tuple[int, str]](hosted, self._preempted)
+        self.admission = Admission[tuple[int, str]](hosted, self._preempted, on_evicted=self._evicted)
         """Its keys are ``(connection's number, session)``."""
         self.compute = compute
         self.clock = clock
@@ -101,6 +104,8 @@ class Sessions:
         """Set whenever a session has ended."""
         self.live: dict[int, Connection] = {}
         """Connections by number."""
+        self._pages: dict[Page, Any] = {}
+        """What the backend has kept of each kept page."""
 
     def drop(self, connection: Connection) -> None:
         """Cancels all pending work of a connection, and releases its sessions. Nothing more is sent over it."""
@@ -144,7 +149,8 @@ class Sessions:
         if isinstance(frame, wire.Join):
             self.forwarding.check(frame)
         owner, need = (connection.number, key), self._need(frame)
-        refused = self._too_many(connection, frame) or self.admission.admit(owner, first, last, need)
+        ids = self._ids(frame)
+        refused = self._too_many(connection, frame) or self.admission.admit(owner, first, last, need, ids)
         if refused is not None:
             return self._refused(frame, refused)
         now_tokens = self.admission.cached_tokens(owner)
@@ -153,7 +159,7 @@ class Sessions:
         except ComputeError as error:
             self.admission.release(owner)
             return self._refused(frame, self.admission.refusal(str(error), first, last, need))
-        session = Session(key, first, last, max_tokens, state, self.clock.now_s(), now_tokens)
+        session = Session(key, first, last, max_tokens, state, self.clock.now_s(), now_tokens, ids=ids)
         connection.sessions[key] = session
         if isinstance(frame, wire.Join):
             place = Place(
@@ -169,7 +175,26 @@ class Sessions:
         if opening is not None:
             return self._opened(connection, session, frame, opening)
         self.counters.opened += 1
-        return wire.Ok(frame.id)
+        return self._ok(connection, frame)
+
+    def _ids(self, frame: wire.Open | wire.Join) -> tuple[bytes, ...]:
+        """Returns the ids of pages with which a session's prompt begins; none if it does not say."""
+        if not isinstance(frame, wire.OpenPages | wire.JoinPages) or self.admission.kept is None:
+            return ()
+        ids = tuple(split_ids(frame.pages))
+        most = reusable(frame.first_tokens or frame.max_tokens, self.admission.kept.page_tokens)
+        if len(ids) > most:
+            raise wire.FrameError(
+                wire.BAD_FRAME,
+                f"{len(ids)} pages of a prompt that has {most} before its last token",
+                frame.id,
+            )
+        return ids
+
+    def _ok(self, connection: Connection, frame: wire.Open | wire.Join) -> wire.Answer:
+        if not isinstance(frame, wire.OpenPages | wire.JoinPages):
+            return wire.Ok(frame.id)
+        return wire.Found(frame.id, self.admission.found_tokens((connection.number, frame.session)))
 
     def _need(self, frame: wire.Open | wire.Join) -> Need:
         came = frame.arrived_at_s, frame.session
@@ -206,7 +231,7 @@ class Sessions:
                 return self._refused(frame, refused)
             session.used_at_s = self.clock.now_s()
             self.counters.opened += 1
-            return wire.Ok(frame.id)
+            return self._ok(connection, frame)
         if session.place is not None:
             return None
         ended = wire.NO_CAPACITY, f"session {shown(session.key)} was closed before it was open"
@@ -248,8 +273,15 @@ class Sessions:
         """
         key = frame.session
         if key in connection.sessions:
-            if (step := connection.sessions[key].step) is not None:
+            session = connection.sessions[key]
+            if (step := session.step) is not None:
                 step.cancel()
+            elif isinstance(frame, wire.Keep) and self.admission.kept is not None:
+                size = self.admission.kept.page_tokens
+                ids = (*session.ids, *split_ids(frame.pages))[: session.position // size]
+                for number, page in self.admission.keep((connection.number, key), ids):
+                    tokens = range(number * size, (number + 1) * size)
+                    self._pages[page] = self.compute.kept(session.state, tokens)
             self._release(connection, key)
             self.counters.closed += 1
         elif key not in connection.ended:
@@ -263,6 +295,21 @@ class Sessions:
         self.compute.close_session(session.state)
         self.admission.release((connection.number, key))
         self.released.set()
+
+    def _evicted(self, page: Page) -> None:
+        if page in self._pages:
+            self.compute.evicted(self._pages.pop(page))
+
+    def _reuse(self, connection: Connection, session: Session, position: int) -> None:
+        """Lets a session's first step begin at ``position``, if it has found the cache of that many tokens."""
+        kept, owner = self.admission.kept, (connection.number, session.key)
+        if kept is None or session.position or not 0 < position <= self.admission.found_tokens(owner):
+            return
+        n_pages, rest = divmod(position, kept.page_tokens)
+        if rest == 0:
+            pages = (Page(session.first, session.last, each) for each in session.ids[:n_pages])
+            self.compute.reuse(session.state, [self._pages[page] for page in pages])
+            session.position = position
 
     def forget(self, connection: Connection, key: str, code: str, reason: str) -> None:
         """Ends a session that its client did not close. Later requests for it get ``code`` and ``reason``."""
@@ -292,6 +339,7 @@ class Sessions:
                 f"{len(frame.payload)} bytes for {n_tokens} hidden states of {self.compute.token_bytes} bytes",
                 frame.id,
             )
+        self._reuse(connection, session, position)
         if position != session.position or session.running:
             raise wire.FrameError(
                 wire.WRONG_POSITION,

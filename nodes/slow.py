@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from nodes.clock import Clock
@@ -35,6 +35,15 @@ class SlowCompute:
         now_s = self._clock.now_s()
         await self._clock.sleep_until_s(now_s + (self._factor - 1.0) * (now_s - began_at_s))
         return answer
+
+    def kept(self, session: Any, tokens: range) -> Any:
+        return self.inner.kept(session, tokens)
+
+    def evicted(self, page: Any) -> None:
+        self.inner.evicted(page)
+
+    def reuse(self, session: Any, pages: Sequence[Any]) -> None:
+        self.inner.reuse(session, pages)
 
     def grow(self, session: Any, max_tokens: int) -> None:
         self.inner.grow(session, max_tokens)

@@ -91,6 +91,15 @@ class Open(Opening, tag="open"):
     arrived_at_s: float = 0.0
 
 
+class OpenPages(Open, tag="open-pages"):
+    """As ``Open``, of a session whose prompt begins with pages of these ids (``nodes.prefixes``), one after another.
+
+    The answer is ``Found``: the first step may begin at the end of any page that is there.
+    """
+
+    pages: bytes = b""
+
+
 class More(Frame, tag="more"):
     """A part of a large payload. The frame that follows with the same ``id`` carries the last part."""
 
@@ -125,6 +134,12 @@ class Join(Opening, tag="join"):
     arrived_at_s: float = 0.0
 
 
+class JoinPages(Join, tag="join-pages"):
+    """As ``Join``, with the ``pages`` of ``OpenPages``."""
+
+    pages: bytes = b""
+
+
 class Step(Frame, tag="step"):
     """A step of an ``Open`` session: ``n_tokens`` hidden states from ``position`` on; 0 is the prefill."""
 
@@ -157,6 +172,15 @@ class Close(Frame, tag="close"):
     session: Name
 
 
+class Keep(Close, tag="keep"):
+    """As ``Close``; the server may keep the session's cache for later ones.
+
+    ``pages`` are the ids of its pages after those with which it was opened.
+    """
+
+    pages: bytes = b""
+
+
 class Ping(Frame, tag="ping"):
     """Ask for an ``Out`` with the same payload."""
 
@@ -168,6 +192,13 @@ class Ok(Frame, tag="ok"):
     """The request was carried out."""
 
     id: int
+
+
+class Found(Frame, tag="found"):
+    """The session is open, and the server has the cache of the first ``n_tokens`` tokens of its prompt."""
+
+    id: int
+    n_tokens: int
 
 
 class Out(Frame, tag="out"):
@@ -204,8 +235,8 @@ class Error(Frame, tag="error"):
     message: str
 
 
-Request = Open | Join | Step | Push | Close | Ping
-Answer = Ok | Out | Result | Error
+Request = Open | OpenPages | Join | JoinPages | Step | Push | Close | Keep | Ping
+Answer = Ok | Found | Out | Result | Error
 
 _requests: msgspec.msgpack.Decoder[Request | More | Drop] = msgspec.msgpack.Decoder(Request | More | Drop)
 _answers: msgspec.msgpack.Decoder[Answer | More | Drop | Got] = msgspec.msgpack.Decoder(

@@ -30,6 +30,17 @@ class PagingRules:
 
 
 @dataclass(frozen=True)
+class PrefixRules:
+    """Caches that outlive their requests, for prompts that begin with the same tokens.
+
+    ``kind`` "shared": servers keep ended sessions' caches by pages of ``page_tokens`` until sessions need the room.
+    """
+
+    kind: Literal["shared"]
+    page_tokens: int = 16
+
+
+@dataclass(frozen=True)
 class RecoveryRules:
     """What a client does when a hop of its chain fails. Times are scenario seconds.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -71,6 +73,19 @@ class SessionCache(Cache):
         if store.is_cuda:  # else another stream could get the old memory while it is still being copied
             torch.cuda.current_stream(store.device).synchronize()
         self.store = store
+
+    def page(self, tokens: range) -> torch.Tensor:
+        """Returns a copy of the keys and values of ``tokens``."""
+        page = self.store[:, :, :, :, tokens.start : tokens.stop].clone()
+        if page.is_cuda:  # else another stream could get the session's memory while it is still being copied
+            torch.cuda.current_stream(page.device).synchronize()
+        return page
+
+    def begin_with(self, pages: Sequence[torch.Tensor]) -> None:
+        """Copies ``pages``, as ``page`` has returned them, to the first tokens of a cache without tokens."""
+        n_tokens = sum(page.shape[4] for page in pages)
+        self.store[:, :, :, :, :n_tokens] = torch.cat(list(pages), dim=4)
+        self.set_length(n_tokens)
 
     def set_length(self, n_tokens: int) -> None:
         """Sets how many tokens are cached. Every block must have them already."""

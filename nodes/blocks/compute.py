@@ -59,6 +59,10 @@ class _BlocksSession:
     running: bool = False
     wanted_tokens: int = 0
     """If this is more than ``max_tokens``, the cache grows when the session's next step begins."""
+    pages: Sequence[torch.Tensor] = ()
+    """Kept pages with which the cache begins; its first step copies them."""
+    kept_bytes: int = 0
+    """Those of its pages that are kept."""
     decoder: Decoder | None = None
     opening: Future[None] = field(default_factory=Future)
     """Done once the session has ``cache`` and ``model``; until then the session counts as running."""
@@ -309,6 +313,19 @@ class BlocksCompute:
                     self._models[key] = model
         return model
 
+    @torch.inference_mode()
+    def kept(self, session: _BlocksSession, tokens: range) -> torch.Tensor:
+        assert session.cache is not None and not session.running, "an open session at rest"
+        page = session.cache.page(tokens)
+        session.kept_bytes += page.nbytes
+        return page
+
+    def evicted(self, page: torch.Tensor) -> None:
+        self._account.give_cache(page.nbytes)
+
+    def reuse(self, session: _BlocksSession, pages: Sequence[torch.Tensor]) -> None:
+        session.pages = tuple(pages)
+
     def close_session(self, session: _BlocksSession) -> None:
         with self._idle:
             self._end(session, "it was closed")
@@ -320,7 +337,7 @@ class BlocksCompute:
             if session.decoder is not None:
                 session.decoder.drop()
             session.cache = session.model = session.decoder = None
-            self._account.give_cache(session.n_bytes)
+            self._account.give_cache(session.n_bytes - session.kept_bytes)
             self._sessions.remove(session)
 
     async def step(
@@ -366,6 +383,9 @@ class BlocksCompute:
             room = max(session.wanted_tokens, session.max_tokens)
             if room > session.max_tokens:
                 self._set_aside(session, room)
+            if session.pages:
+                session.cache.begin_with(session.pages)
+                session.pages = ()
             cached = session.cache.get_seq_length()
             if position != cached or position + n_tokens > room:
                 raise ComputeError(

@@ -19,7 +19,7 @@ from netem.spec import SUBNET, TcpSpec
 from policies.links import Link
 from policies.membership import MembershipRules
 from policies.problem import Problem
-from policies.rules import PagingRules, RecoveryRules
+from policies.rules import PagingRules, PrefixRules, RecoveryRules
 from policies.workload import Backoff, QueueRules, RequestPlan
 from testbed.experiments.draws import Sample
 from testbed.experiments.event_table import EventTable, TraceTable
@@ -201,6 +201,8 @@ class ComputePart:
     """Tokens of a prompt in one step of batching "continuous", at most; ``None``: all of them."""
     paging: PagingRules | None = None
     """How servers' caches grow; ``None``: all that a session may need is reserved when it opens."""
+    prefix: PrefixRules | None = None
+    """How caches outlive their requests; ``None``: they do not."""
     expected_output: int | None = None
     """With paging: output tokens that the coordinator counts for a session before they exist."""
     blocks: BlocksSettings | None = None

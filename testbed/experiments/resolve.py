@@ -13,7 +13,7 @@ from netem.networks import NETWORKS
 from netem.spec import TcpSpec
 from policies.interfaces import PlacementPolicy
 from policies.problem import Batching, Problem
-from policies.rules import PagingRules
+from policies.rules import PagingRules, PrefixRules
 from policies.workload import Backoff, QueueRules, RequestPlan, longest_tokens
 from testbed.experiments.blocks import check_steps, resolve_blocks
 from testbed.experiments.events import check_changes, network_changes
@@ -242,6 +242,7 @@ def resolve(
             batching=_batching(compute, blocks),
             chunk_tokens=compute.chunk_tokens,
             paging=paging,
+            prefix=_prefix(scenario.cache),
             expected_output=None if paging is None else scenario.cache.expected_output or expected_output,
             blocks=blocks,
             is_measured=blocks is None or all(table.measured is not None for table in hardware.values()),
@@ -435,6 +436,12 @@ def _paging(table: CacheTable) -> PagingRules | None:
         return None
     usual = PagingRules()
     return PagingRules(table.page_tokens or usual.page_tokens, table.high_water or usual.high_water)
+
+
+def _prefix(table: CacheTable) -> PrefixRules | None:
+    if table.prefix in (None, "none"):
+        return None
+    return PrefixRules("shared", table.page_tokens or PrefixRules.page_tokens)
 
 
 def _join_order(policy: PolicyTable, seed: int, n_servers: int) -> tuple[int, ...]:

@@ -771,16 +771,23 @@ class CacheTable(Table):
     request arrived last loses its chain, waits for another one, and replays. ``expected_output`` is the
     number of output tokens that the coordinator counts for a session before they exist; default: half of the
     mean output in ``known_lengths``, or, if nothing is known, the longest output.
+
+    ``prefix = "shared"``: servers keep the caches of ended sessions by pages of ``page_tokens``, until sessions need the
+    room, and a prompt that begins with the same tokens is computed from there on. "none" (the default): no cache outlives
+    its request.
     """
 
     mode: Literal["reserved", "paged"] = "reserved"
     page_tokens: Tokens | None = None
     high_water: Annotated[float, Field(gt=0, le=1)] | None = None
     expected_output: Tokens | None = None
+    prefix: Literal["none", "shared"] | None = None
 
     @model_validator(mode="after")
     def _only_paged(self) -> Self:
-        for key in ("page_tokens", "high_water", "expected_output"):
+        if self.mode == "reserved" and self.prefix != "shared" and self.page_tokens is not None:
+            raise rule('is only for mode = "paged", or prefix = "shared"', "page_tokens")
+        for key in ("high_water", "expected_output"):
             if self.mode == "reserved" and getattr(self, key) is not None:
                 raise rule('is only for mode = "paged"', key)
         return self

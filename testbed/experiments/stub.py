@@ -19,6 +19,12 @@ def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: i
     )
 
 
+def kept_tokens(experiment: Experiment) -> int | None:
+    """Return the tokens of a page that servers keep for later sessions; ``None``: they keep none."""
+    prefix = experiment.compute.prefix
+    return prefix.page_tokens if prefix is not None and prefix.kind == "shared" else None
+
+
 def stub_profile(experiment: Experiment, server: int) -> StubProfile:
     """Return the stub's times of one server, with the overheads that exceed the links' transmission."""
     spec = experiment.problem.servers[server]
@@ -42,4 +48,5 @@ def stub_profile(experiment: Experiment, server: int) -> StubProfile:
         input_overhead_s=inputs,
         batching=experiment.compute.batching,
         chunk_tokens=experiment.compute.chunk_tokens,
+        kept_tokens=kept_tokens(experiment),
     )

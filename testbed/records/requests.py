@@ -175,6 +175,14 @@ class RequestRow(Record, kw_only=True):
             engines="emulation; null in simulations",
         ),
     ] = None
+    n_cached_tokens: Annotated[
+        int | None,
+        column(
+            "tokens of its prompt that were not computed, because the servers of its chain had kept their caches "
+            "([conversations.md](conversations.md)); null if it was never admitted",
+            engines="only with `cache.prefix`",
+        ),
+    ] = None
     conversation: Annotated[int | None, column("number of its conversation, from 0", engines=_IF_ANY)] = None
     turn: Annotated[int | None, column("its number in the conversation, from 0", engines=_IF_ANY)] = None
     times: Annotated[Times, column("the metrics, measured or simulated")] = msgspec.field(
@@ -222,7 +230,7 @@ def hops_of(chain: str) -> tuple[Hop, ...]:
     )
 
 
-OPTIONAL = ("conversation", "turn")
+OPTIONAL = ("n_cached_tokens", "conversation", "turn")
 """Columns that tables have only if a row has a value."""
 PREFIXES = {"times": "", "model": "model_", "unqueued": "unqueued_"}
 """Fields of ``RequestRow`` that are several columns, with the prefix of these."""

@@ -91,6 +91,13 @@ class Preemption(Record, kw_only=True):
     waited_s: Stats = msgspec.field(default_factory=Stats)
 
 
+class PrefixUse(Record, kw_only=True):
+    """What kept caches saved: the share of all prompts' tokens that was not computed, and how many these were."""
+
+    hit_ratio: float
+    tokens_reused: int
+
+
 class UnusedBlocks(Record, kw_only=True):
     """Blocks that servers hold, how many of them no request used, and the servers with only unused ones.
 
@@ -391,6 +398,22 @@ class RunSummary(Record, kw_only=True):
     preemption: Annotated[
         Preemption, column('sessions that lost their caches to others (`cache.mode = "paged"`)')
     ] = msgspec.field(default_factory=Preemption)
+    prefix: Annotated[
+        PrefixUse | UnsetType,
+        column(
+            "`hit_ratio`, the share of the tokens of all admitted prompts that were not computed, and how many these were "
+            "(`tokens_reused`; [conversations.md](conversations.md))",
+            engines="only with `cache.prefix`",
+        ),
+    ] = UNSET
+    turns: Annotated[
+        list[Stats] | UnsetType,
+        column(
+            "statistics of `ttft_s` of every turn of the conversations, the first turn first",
+            "s",
+            "only if the scenario has conversations",
+        ),
+    ] = UNSET
     unused_blocks: Annotated[
         UnusedBlocks | None,
         column(

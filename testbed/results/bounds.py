@@ -112,7 +112,8 @@ def _has_lower_bound(experiment: Experiment) -> bool:
     links_are_steady = not network.changes and not any(
         link.jitter_s for pair, link in network.links.items() if experiment.uses(pair)
     )
-    return not experiment.problem.forwarding and links_are_steady and experiment.compute.backend == "stub"
+    is_exact = experiment.compute.backend == "stub" and experiment.compute.prefix is None
+    return not experiment.problem.forwarding and links_are_steady and is_exact
 
 
 def _why_not(experiment: Experiment, placement: Placement, is_reference: bool) -> Iterator[str]:
@@ -133,6 +134,8 @@ def _why_not(experiment: Experiment, placement: Placement, is_reference: bool) -
         yield f"sessions wait for each other's steps (compute.batching = {problem.batching})"
     if experiment.compute.backend != "stub":
         yield "real blocks do not take the profile's times"
+    if experiment.compute.prefix is not None:
+        yield "prompts are computed in part (cache.prefix)"
     if experiment.compute.paging is not None:
         yield "caches grow (cache.mode = paged)"
     if any(server.contention_ratio for server in problem.servers):

@@ -26,6 +26,7 @@ from nodes.records import (
     Rejected,
     Replayed,
     Resumed,
+    Reused,
     Routed,
     Token,
 )
@@ -101,6 +102,8 @@ class RequestRecord:
     asked_s: list[float] = field(default_factory=list)
     queued_s: float = 0.0
     """Time in the coordinator's queue before the chain was opened."""
+    n_cached_tokens: int | None = None
+    """Tokens of its prompt whose caches servers had kept; ``None``: they keep none."""
     n_preemptions: int = 0
     preempted_tokens: int = 0
     """Cached tokens lost by preemptions, on the servers that needed the room."""
@@ -187,6 +190,8 @@ def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyReco
         case Token():
             request.tokens.append(TokenTimes(record.token, record.ready_at_s, record.at_s, record.token_id))
             hops.add(record)
+        case Reused():
+            request.n_cached_tokens = record.tokens
         case Opening():
             request.opening_at_s, request.opened_at_s = record.at_s, record.opened_at_s
         case Routed():

@@ -154,7 +154,7 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
     table.model_client_s = hub_times_s(experiment, clients, columns["last"])
     _fill_network(experiment, records, table, clients)
     slow = SlowServers(records.faults, [s.name for s in experiment.problem.servers])
-    _fill_compute(experiment, table, clients, slow)
+    _fill_compute(experiment, records, table, clients, slow)
     return table
 
 
@@ -329,10 +329,15 @@ def departs_at_s(timeline: Timeline, pair: tuple[str, str], at_s: float) -> floa
 
 
 def _fill_compute(
-    experiment: Experiment, table: HopTable, clients: NDArray[np.int64], slow: SlowServers
+    experiment: Experiment,
+    records: RunRecords,
+    table: HopTable,
+    clients: NDArray[np.int64],
+    slow: SlowServers,
 ) -> None:
     """Fill in the model's compute times, for the steps of each server in the order of their arrival."""
     lengths = {r.index: r.n_input_tokens for r in experiment.workload.requests}
+    cached = {r.index: r.n_cached_tokens or 0 for r in records.requests}
     names = experiment.problem.clients
     for server in np.unique(table.server).tolist():
         profile = stub_profile(experiment, server)
@@ -344,7 +349,9 @@ def _fill_compute(
         rows = zip(*(column[chosen].tolist() for column in (*columns, table.arrived_at_s)), strict=True)
         for request, token, first, last, replayed, client, arrived_at_s in rows:
             n_input_tokens = lengths[request]
-            position, n_tokens = (n_input_tokens + token - 1, 1) if token else (0, n_input_tokens)
+            position, n_tokens = n_input_tokens + token - 1, 1
+            if not token:
+                position, n_tokens = cached[request], n_input_tokens - cached[request]
             if replayed:
                 # A replay is one message, or one per step. After the last of them another replay can follow.
                 key = request, token, first

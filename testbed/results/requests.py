@@ -54,6 +54,7 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         row.arrived_at_s, row.ended_at_s = record.arrived_at_s, record.last_seen_at_s
         row.n_tokens_done = len(record.tokens)
         row.n_rejections, row.n_recoveries = record.n_rejections, record.n_recoveries
+        row.n_cached_tokens = record.n_cached_tokens
         row.n_preemptions = record.n_preemptions
         row.preempted_tokens, row.preempted_s = record.preempted_tokens, record.preempted_s
         row.schedule_lag_s = record.arrived_at_s - record.intended_at_s

@@ -35,6 +35,7 @@ from testbed.records.summary import (
 from testbed.results.bounds import bounds_of
 from testbed.results.changes import as_carried_out
 from testbed.results.clients import clients_of
+from testbed.results.conversations import prefix_use, ttft_by_turn
 from testbed.results.costs import add_costs
 from testbed.results.errors import Array, Tables, error, model_errors, twin_errors, twin_metrics
 from testbed.results.failures import add_failures
@@ -168,6 +169,8 @@ def common_summary(
             n_never_admitted=sum(row.arrived_at_s is not None for row in rows) - len(admitted),
             waited_s=stats(row.waited_s for row in rows),
         ),
+        prefix=prefix_use(rows),
+        turns=ttft_by_turn(rows),
         preemption=Preemption(
             cache_mode="reserved" if experiment.compute.paging is None else "paged",
             n_preemptions=sum(row.n_preemptions for row in preempted),

@@ -12,6 +12,7 @@ from testbed.records.links import busy_text
 from testbed.records.summary import ErrorFigures, RunSummary
 from testbed.results.bounds import bounds_text, in_ms, proof_text
 from testbed.results.clients import clients_text
+from testbed.results.conversations import conversations_text
 from testbed.results.costs import COSTS, costs_text
 from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
@@ -175,6 +176,7 @@ def _footer(summary: RunSummary) -> str:
                 "that is far above the 0.3 ms of an idle machine: the machine was busy, so do not trust "
                 "these times"
             )
+    lines += conversations_text(summary.prefix, summary.turns)
     if n_preempted := summary.preemption.n_preemptions:
         preemption = summary.preemption
         lines.append(

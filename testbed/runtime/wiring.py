@@ -21,7 +21,7 @@ from policies.workload import longest_prompt, longest_tokens
 from testbed.errors import UserError
 from testbed.experiments.courses import courses
 from testbed.experiments.experiment import Experiment
-from testbed.experiments.stub import stub_profile
+from testbed.experiments.stub import kept_tokens, stub_profile
 from testbed.experiments.units import RATE
 from testbed.experiments.whole import whole_network
 from testbed.runtime.blocks import BlocksModel
@@ -189,6 +189,8 @@ def server_config(
             placement.cache_bytes[server],
             model.cache_bytes_per_token,
             experiment.compute.paging,
+            kept_tokens(experiment),
+            copies_kept=blocks is not None,
         ),
         compute=blocks.blocks_spec(server, spec.memory_bytes) if blocks else stub_profile(experiment, server),
         limits=server_limits(experiment),
@@ -223,6 +225,7 @@ def client_config(
         rules=SessionRules(
             initial_delay_s=experiment.problem.initial_delay_s,
             setup_s=experiment.calibration.session_setup_s,
+            kept_tokens=kept_tokens(experiment),
             backoff=experiment.workload.backoff,
             recovery=recovery_rules(experiment),
         ),

@@ -18,6 +18,7 @@ from testbed.records.plan import REFERENCE
 from testbed.records.requests import RequestRow
 from testbed.records.summary import MoveRow, UnusedBlocks
 from testbed.results.bounds import bounds_of, in_ms
+from testbed.results.conversations import prefix_use, ttft_by_turn
 from testbed.results.summary import active_sessions
 from testbed.results.unused import unused_blocks
 from testbed.simulator.engine import Simulation
@@ -71,6 +72,10 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         if experiment.compute.paging is not None:
             found["n_preemptions"] = sum(row.n_preemptions for row in simulation.rows)
             found["preempted_tokens"] = sum(row.preempted_tokens for row in simulation.rows)
+        if prefix := prefix_use(simulation.rows):
+            found["prefix"] = data_of(prefix)
+        if turns := ttft_by_turn(simulation.rows):
+            found["ttft_by_turn_s"] = [data_of(turn) for turn in turns]
         n_faults, n_never, n_replays = _disturbances(simulation)
         if experiment.faults.planned or n_replays:
             found |= {"n_faults": n_faults, "n_faults_never_came": n_never, "n_replays": n_replays}

@@ -167,6 +167,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             ),
             (experiment.compute.batching != "none", "compute.batching"),
             (experiment.compute.paging is not None, "cache.mode paged"),
+            (experiment.compute.prefix is not None, "cache.prefix"),
             (has_hours(experiment), "servers.hours"),
             (has_further_turns(experiment), "workload.turns"),
             (bool(experiment.faults.planned), "fault or churn"),
@@ -181,6 +182,8 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
         return REFERENCE, "asked for" if case.source is None else "an instance file"
     if has_further_turns(experiment):
         return VIRTUAL, "further messages of conversations come after answers"
+    if experiment.compute.prefix is not None:
+        return VIRTUAL, "what is computed depends on the caches that servers have kept"
     if disturbance is not None:
         return VIRTUAL, f"{disturbance} can disturb a session midway"
     return FAST, "nothing disturbs a session midway"

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from rich.table import Table
 
 from testbed.experiments.units import counted
 from testbed.records.links import busy_text
-from testbed.records.summary import LinkRow
+from testbed.records.summary import LinkRow, PrefixUse, Stats
 from testbed.results.bounds import bounds_text
+from testbed.results.conversations import conversations_text
 from testbed.results.costs import COSTS, costs_text
 from testbed.results.failures import disturbances_text
 from testbed.results.unused import unused_from, unused_text
@@ -171,6 +173,12 @@ def _notes(row: dict[str, Any]) -> list[str]:
     if any("n_preemptions" in run for run in runs):
         n, n_tokens = (sum(run.get(key, 0) for run in runs) for key in ("n_preemptions", "preempted_tokens"))
         notes.append(f"{row['policy']}: {counted(n, 'preemptions')}, {n_tokens:,} cached tokens lost")
+    if len(runs) == 1:
+        prefix, turns = runs[0].get("prefix"), runs[0].get("ttft_by_turn_s")
+        said = conversations_text(
+            PrefixUse(**prefix) if prefix else UNSET, [Stats(**turn) for turn in turns] if turns else UNSET
+        )
+        notes += (f"{row['policy']}: {text}" for text in said)
     if row["session_setup_ms"]:
         notes.append(
             f"{row['policy']}: includes the published session setup of {row['session_setup_ms'] / 1e3:g} s "

@@ -57,12 +57,13 @@ def make_server(
     compute: Compute | None = None,
     limits: ServerLimits | None = None,
     paging: PagingRules | None = None,
+    kept_tokens: int | None = None,
 ) -> Server:
     """Attention cache of one token in one block takes one byte. Without ``clock`` time stands still."""
     clock = clock or ManualClock()
     return Server(
         name,
-        HostedBlocks(first, last, cache_bytes, 1.0, paging),
+        HostedBlocks(first, last, cache_bytes, 1.0, paging, kept_tokens),
         compute or StubCompute(profile, clock),
         clock,
         limits,

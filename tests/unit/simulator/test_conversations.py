@@ -82,3 +82,49 @@ def test_a_failed_turn_ends_its_conversation(tmp_path: Path) -> None:
     assert [row.status for row in rows[:3]] == ["completed", "failed", "failed"]
     assert rows[2].reason == "an earlier turn of its conversation failed"
     assert rows[2].ended_at_s == rows[1].ended_at_s
+
+
+SHARED = ("cache.prefix=shared", "cache.page_tokens=8")
+
+
+@pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
+@pytest.mark.parametrize(
+    "options", [[], ["cache.mode=paged"], ["compute.batching=continuous", "compute.chunk_tokens=7"]]
+)
+def test_a_further_turn_computes_only_what_no_server_has_kept(
+    tmp_path: Path, communication: str, options: list[str]
+) -> None:
+    """Kept: whole pages of 8 of a prompt of 40 tokens and 4 of 5 output tokens, then of 55 and 4, for either."""
+    options = [*options, f"policy.communication={communication}"]
+    rows, anew = (served(tmp_path, *more, *options) for more in (SHARED, ()))
+    assert {row.status for row in rows} == {"completed"}
+    assert [row.n_cached_tokens for row in rows] == [0, 40, 56, 0, 40, 56]
+    assert [row.n_cached_tokens for row in anew] == 6 * [None]
+    for row, full in zip(rows[1:], anew[1:], strict=True):
+        assert row.times.ttft_s is not None and full.times.ttft_s is not None
+        assert not row.turn or row.times.ttft_s < full.times.ttft_s
+
+
+def test_the_closed_model_knows_what_was_reused(tmp_path: Path) -> None:
+    for row in served(tmp_path, *SHARED, "workload.rate=0.01"):
+        assert row.model.ttft_s == pytest.approx(row.times.ttft_s, rel=0.01)
+
+
+def test_kept_caches_lose_their_room_to_sessions_and_nothing_else_changes(tmp_path: Path) -> None:
+    """A server has room for 60 tokens. The second conversation's first turn takes 45 of them while the first one thinks, and
+    leaves room for one page of the first.
+    """
+    options = "workload.turns=2", "workload.n_requests=4", "workload.rate=0.5", "workload.think_time=20 s"
+    tight = served(tmp_path, *SHARED, *options, "hardware.small.memory=200.12 MB")
+    assert {row.status for row in tight} == {"completed"}
+    assert [row.n_cached_tokens for row in tight] == [0, 8, 0, 0]
+    assert [row.n_cached_tokens for row in served(tmp_path, *SHARED, *options)] == [0, 40, 0, 40]
+
+
+@pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
+def test_a_server_that_fails_loses_its_kept_caches_but_no_session(tmp_path: Path, communication: str) -> None:
+    fault = "fault=[{kind='kill',server=['small-1'],after={request=1,tokens=2},for='1 s'}]"
+    rows = served(tmp_path, *SHARED, fault, f"policy.communication={communication}", "workload.rate=0.01")
+    assert {row.status for row in rows} == {"completed"}
+    assert [row.n_cached_tokens for row in rows[:3]] == [0, 40, 56]
+    assert rows[1].n_recoveries == 1
