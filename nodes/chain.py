@@ -96,7 +96,7 @@ class Chain:
         clock: Clock,
         rules: RecoveryRules,
     ) -> None:
-        self._request = request
+        self.request = request
         self._key = key
         self._client = client
         self._connections = connections
@@ -180,8 +180,8 @@ class Chain:
         generation: int,
         limit: Limit,
     ) -> wire.Answer:
-        connection, most = self._connections[server], self._request.n_reserved_tokens
-        came_at_s = self._request.arrival_at_s
+        connection, most = self._connections[server], self.request.n_reserved_tokens
+        came_at_s = self.request.arrival_at_s
         fields = connection.next_id(), key, self._client, first, last, most, first_tokens, came_at_s
         request = wire.OpenPages(*fields, pages) if pages else wire.Open(*fields)
         return (await connection.ask(request, generation=generation, limit=limit)).frame

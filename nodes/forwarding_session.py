@@ -93,10 +93,10 @@ class ForwardingChain(Chain):
             self._client,
             first,
             last,
-            self._request.n_reserved_tokens,
+            self.request.n_reserved_tokens,
             *self._places[server],
             first_tokens,
-            self._request.arrival_at_s,
+            self.request.arrival_at_s,
         )
         request = wire.JoinPages(*fields, pages) if pages else wire.Join(*fields)
         answer = await connection.ask(request, generation=generation, on_answer=on_answer, limit=limit)

@@ -10,7 +10,17 @@ import msgspec
 
 from nodes.clock import Clock, on_tick
 from nodes.eventlog import EventLog, LogFullError
-from nodes.records import ENDED, AnyRecord, Arrived, Cancelled, Completed, Failed, Interrupted, Token
+from nodes.records import (
+    ENDED,
+    AnyRecord,
+    Arrived,
+    Cancelled,
+    Completed,
+    Failed,
+    Interrupted,
+    Released,
+    Token,
+)
 from nodes.recovery import Observer
 from nodes.request import Request, SessionError
 from nodes.session import HubSession
@@ -25,15 +35,18 @@ class LoadGenerator:
         self,
         clock: Clock,
         log: EventLog,
-        make_session: Callable[[Request, LoadGenerator], HubSession],
+        make_session: Callable[[Request, LoadGenerator, HubSession | None], HubSession],
         observer: Observer,
         client: str,
+        hold_s: float | None = None,
     ) -> None:
+        """``make_session`` gets the session of the turn before, too. Its chain stays open for ``hold_s`` (``None``: it does not)."""
         self._clock = clock
         self._log = log
         self._make_session = make_session
         self._observer = observer
         self._client = client
+        self._hold_s = hold_s
         self._failure: LogFullError | None = None
         self.n_tokens = 0
         self.last_ttft_s = 0.0
@@ -131,18 +144,23 @@ class LoadGenerator:
         request = msgspec.structs.replace(request, arrival_at_s=at_s, history=tuple(session.tokens))
 
         async def later() -> None:
+            if self._hold_s is not None and turn.think_s > self._hold_s:
+                await self._clock.sleep_until_s(on_tick(before.at_s + self._hold_s))
+                self.record(Released(request.index, self._clock.now_s()))
+                await session.close()
             await self._clock.sleep_until_s(at_s)
             self._arrives(request)
-            await self._serve(request)
+            await self._serve(request, session)
 
         self._in_background(request.index, later())
 
-    async def _serve(self, request: Request) -> None:
+    async def _serve(self, request: Request, after: HubSession | None = None) -> None:
         index = request.index
         try:
-            session = self._make_session(request, self)
+            session = self._make_session(request, self, after)
             if index in self._following:
                 self._sessions[index] = session
+                session.stays_open = self._hold_s is not None
             await session.run()
         except SessionError as error:
             with contextlib.suppress(LogFullError):  # remembered by record, raised by run

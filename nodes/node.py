@@ -262,7 +262,12 @@ class _Client:
     async def serve(self, message: Serve) -> None:
         self._watched = set(message.watched)
         self._generator = LoadGenerator(
-            self.clock, self._log, self._session, self._recorded, self.config.name
+            self.clock,
+            self._log,
+            self._session,
+            self._recorded,
+            self.config.name,
+            self.config.rules.hold_s,
         )
         self._work = asyncio.create_task(self._run(self._generator, message))
 
@@ -293,7 +298,7 @@ class _Client:
         await asyncio.gather(*(connection.settle(limit_s) for connection in self.connections))
         self._notify(Done(self.config.name, failure))
 
-    def _session(self, request: Request, generator: LoadGenerator) -> HubSession:
+    def _session(self, request: Request, generator: LoadGenerator, after: HubSession | None) -> HubSession:
         session = ForwardingSession if self.config.forwarding else HubSession
         return session(
             request,
@@ -306,6 +311,7 @@ class _Client:
             self.clock,
             generator.record,
             self._reroute,
+            after,
         )
 
     async def _reroute(self, request: Request, first: int, last: int, n_done: int) -> Plan | None:

@@ -125,9 +125,17 @@ class Opening(Record, frozen=True, tag="opening"):
 
 
 class Reused(Record, frozen=True, tag="reused"):
-    """The caches of the prompt's first ``tokens`` tokens were there, on all servers of the first chain."""
+    """The caches of the prompt's first ``tokens`` tokens were there, on all servers of the first chain.
+
+    ``was_open``: an earlier turn has left the chain open.
+    """
 
     tokens: int
+    was_open: bool = False
+
+
+class Released(Record, frozen=True, tag="released"):
+    """The chain that an earlier turn has left open for this request is closed, before it came."""
 
 
 class Token(Record, frozen=True, tag="token"):
@@ -229,6 +237,7 @@ States = (
     | Routed
     | Rejected
     | Admitted
+    | Released
     | Preempted
     | Resumed
     | Completed

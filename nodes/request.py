@@ -27,7 +27,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
     ``arrival_at_s`` is its intended start, in scenario seconds. Servers reserve cache for ``max_new_tokens`` output tokens; ``None``: for ``n_output_tokens``.
 
-    ``history`` has the ids of the conversation so far, with which its prompt begins.
+    ``history`` has the ids of the conversation so far, with which its prompt begins. Servers reserve cache for at least
+    ``held_tokens``, since its chain stays open for further turns.
     """
 
     index: int
@@ -38,17 +39,27 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     max_new_tokens: int | None = None
     turn: Turn | None = None
     history: tuple[int, ...] = ()
+    held_tokens: int = 0
 
     @classmethod
-    def of(cls, plan: RequestPlan, generation: Generation) -> Request:
+    def of(cls, plan: RequestPlan, generation: Generation, held_tokens: int = 0) -> Request:
         lengths = plan.n_input_tokens, plan.n_output_tokens
-        return cls(plan.index, plan.arrival_at_s, *lengths, generation, plan.max_new_tokens, plan.turn)
+        held_tokens = 0 if plan.turn is None else held_tokens
+        return cls(
+            plan.index,
+            plan.arrival_at_s,
+            *lengths,
+            generation,
+            plan.max_new_tokens,
+            plan.turn,
+            held_tokens=held_tokens,
+        )
 
     @property
     def n_reserved_tokens(self) -> int:
         """The number of prompt and output tokens that servers reserve cache for."""
         most = self.n_output_tokens if self.max_new_tokens is None else self.max_new_tokens
-        return self.n_input_tokens + most
+        return max(self.n_input_tokens + most, self.held_tokens)
 
 
 class SessionError(Exception):

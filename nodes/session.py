@@ -25,6 +25,7 @@ from nodes.records import (
 )
 from nodes.recovery import Observer, Recovery, Rerouter
 from nodes.request import Request
+from policies.problem import Hop
 from policies.rules import RecoveryRules
 from policies.workload import Backoff
 
@@ -39,12 +40,14 @@ class SessionRules:
     ``backoff.give_up_s`` 0 it waits for room for ever, but gives up after ``recovery.give_up_s`` if there is
     no chain, if a server cannot be reached, or if the session can never fit.
 
-    ``kept_tokens``: tokens of a page of cache that servers keep for later sessions; ``None``: they keep none.
+    ``kept_tokens``: tokens of a page of cache that servers keep for later sessions; ``None``: they keep none. ``hold_s``: how
+    long a chain stays open for the next turn of a conversation; ``None``: it is closed.
     """
 
     initial_delay_s: float = 0.0
     setup_s: float = 0.0
     kept_tokens: int | None = None
+    hold_s: float | None = None
     backoff: Backoff = Backoff()  # noqa: RUF009 - frozen
     recovery: RecoveryRules = RecoveryRules()  # noqa: RUF009 - frozen
 
@@ -70,21 +73,27 @@ class HubSession:
         clock: Clock,
         observer: Observer,
         reroute: Rerouter | None = None,
+        after: HubSession | None = None,
     ) -> None:
+        """``after``: the session of the turn before, which may have left its chain open."""
         self.request = request
         self._route = route
         self._model = model
         self._rules = rules
         self._clock = clock
         self._observe = observer
+        self.stays_open = False
+        """Whether the chain stays open at the end, for the next turn."""
         self._chain = self.chain_kind(request, key, client, connections, clock, rules.recovery)
+        if after is not None and after.hops:
+            self._chain, self._chain.request = after._chain, request
         self._recovery = Recovery(request, self._chain, reroute, rules.recovery, model, clock, observer)
-        self.hops: list[OpenHop] = []
+        self.hops: list[OpenHop] = [] if after is None else after.hops
         self.tokens: list[int] = []
         """The ids of the prompt and of the output so far, once it is served."""
         self._n_reused = 0
         """Tokens of the prompt that are not computed, because all servers have kept their caches."""
-        self._steps: list[int] = []
+        self._steps: list[int] = list(after._steps) if self.hops and after is not None else []
         """The number of tokens of every step so far, the present one included."""
 
     async def run(self) -> None:
@@ -93,6 +102,7 @@ class HubSession:
         Raises ``SessionError`` with the reason if it cannot be completed.
         """
         pages: bytes | None = None
+        has_completed = False
         try:
             request, size = self.request, self._rules.kept_tokens
             sequence = self._model.sequence(request)
@@ -101,22 +111,43 @@ class HubSession:
                 self._chain.pages = page_ids(
                     self.tokens, size, min(MAX_PAGES, reusable(len(self.tokens), size))
                 )
-            attempt_at_s = await self._open_chain(request.n_input_tokens, request.arrival_at_s)
-            opened_at_s = self._clock.now_s()
-            self._observe(Opening(request.index, attempt_at_s, opened_at_s))
-            rules = self._rules
-            ready_at_s = admission.ready_at_s(attempt_at_s, opened_at_s, rules.initial_delay_s, rules.setup_s)
-            if size is not None:
-                self._n_reused = min(hop.n_found for hop in self.hops)
-                self._observe(Reused(request.index, opened_at_s, self._n_reused))
+            ready_at_s = self._go_on() if self.hops else await self._begin()
             await self._clock.sleep_until_s(ready_at_s)
             finished_at_s = await self._generate(sequence, ready_at_s)
             if size is not None:  # the last token of the output was never sent
                 pages = page_ids(self.tokens[:-1], size)
+            has_completed = True
             self._observe(Completed(request.index, finished_at_s))
         finally:
-            await self._chain.close(self.hops, pages)
-            self._chain.end()
+            if not (has_completed and self.stays_open):
+                await self.close(pages)
+
+    async def close(self, pages: bytes | None = None) -> None:
+        """Closes the chain. Servers may keep the caches of ``pages`` (``Chain.close``)."""
+        hops, self.hops = self.hops, []
+        await self._chain.close(hops, pages)
+        self._chain.end()
+
+    async def _begin(self) -> float:
+        """Opens a chain; returns when the prompt can be sent."""
+        request, rules = self.request, self._rules
+        attempt_at_s = await self._open_chain(request.n_input_tokens, request.arrival_at_s)
+        opened_at_s = self._clock.now_s()
+        self._observe(Opening(request.index, attempt_at_s, opened_at_s))
+        if rules.kept_tokens is not None:
+            self._n_reused = min(hop.n_found for hop in self.hops)
+        if rules.kept_tokens is not None or rules.hold_s is not None:
+            self._observe(Reused(request.index, opened_at_s, self._n_reused))
+        return admission.ready_at_s(attempt_at_s, opened_at_s, rules.initial_delay_s, rules.setup_s)
+
+    def _go_on(self) -> float:
+        """Begins on the chain that the turn before has left open; returns when the prompt can be sent: now."""
+        index, now_s = self.request.index, self._clock.now_s()
+        self._n_reused = self.hops[0].n_cached
+        self._observe(Admitted(index, now_s, [Hop(hop.server, hop.first, hop.last) for hop in self.hops]))
+        self._observe(Opening(index, now_s, now_s))
+        self._observe(Reused(index, now_s, self._n_reused, was_open=True))
+        return now_s
 
     async def _open_chain(
         self, first_tokens: int, since_s: float, n_done: int = 0, *, is_replacement: bool = False
@@ -173,6 +204,9 @@ class HubSession:
     def _reuse(self, prompt: bytes) -> bytes:
         """Returns the hidden states of a prompt that the servers have not kept the caches of."""
         reused, rest = self._n_reused, prompt[self._n_reused * self._model.token_bytes :]
+        if self.hops[0].n_cached:  # the chain was open, and the inputs of its hops are there
+            self._steps[-1] -= reused
+            return rest
         for hop in self.hops:
             hop.n_cached = hop.begins_at = reused
         first = self.hops[0]

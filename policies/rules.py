@@ -34,10 +34,13 @@ class PrefixRules:
     """Caches that outlive their requests, for prompts that begin with the same tokens.
 
     ``kind`` "shared": servers keep ended sessions' caches by pages of ``page_tokens`` until sessions need the room.
+    "session": the chain of a conversation stays open for ``hold_s`` after each answer, with cache for ``session_tokens``.
     """
 
-    kind: Literal["shared"]
+    kind: Literal["session", "shared"]
     page_tokens: int = 16
+    hold_s: float = 300.0
+    session_tokens: int = 0
 
 
 @dataclass(frozen=True)

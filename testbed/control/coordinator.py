@@ -54,6 +54,8 @@ class Coordinator:
         self._chains: dict[int, tuple[Hop, ...]] = {}
         self._n_done: dict[int, int] = {}
         self._expected_output = experiment.compute.expected_output
+        prefix, paging = experiment.compute.prefix, experiment.compute.paging
+        self._session_tokens = 0 if prefix is None or paging is not None else prefix.session_tokens
         self._times = ServiceTimes(problem)
         self._link_waits = LinkWaits.of(problem)
         rules = experiment.faults.recovery
@@ -186,7 +188,10 @@ class Coordinator:
             state = self._view.state(index, now_s)
             _, wait_s, passages = self._link_waits.of_request(request, hops, state, begins_at_s)
             ends_at_s += wait_s
-        bytes_per_block = self._problem.model.cache_bytes(request.n_tokens)
+        n_tokens = request.n_tokens
+        if self._session_tokens and self.requests[index].turn is not None:
+            n_tokens = max(n_tokens, self._session_tokens)
+        bytes_per_block = self._problem.model.cache_bytes(n_tokens)
         self._view.hold(index, hops, bytes_per_block, ends_at_s, now_s, passages)
 
     @property
@@ -207,6 +212,12 @@ class Coordinator:
                 self._call_at(self._now_s() + closed_s, self._room.look)
             else:
                 self._room.look()
+
+    def hands_over(self, index: int, to: int) -> None:
+        """Lets a request that has ended leave its chain open for the next turn of its conversation, number ``to``."""
+        hops = self._chains.get(index, ())
+        self.release(index)
+        self._hold(to, self._left(to, 0), hops)
 
     def look(self) -> None:
         """Try the requests in the queue again, because there may be more room."""

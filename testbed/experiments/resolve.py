@@ -242,7 +242,7 @@ def resolve(
             batching=_batching(compute, blocks),
             chunk_tokens=compute.chunk_tokens,
             paging=paging,
-            prefix=_prefix(scenario.cache),
+            prefix=_prefix(scenario.cache, requests, sum(lengths)),
             expected_output=None if paging is None else scenario.cache.expected_output or expected_output,
             blocks=blocks,
             is_measured=blocks is None or all(table.measured is not None for table in hardware.values()),
@@ -438,10 +438,25 @@ def _paging(table: CacheTable) -> PagingRules | None:
     return PagingRules(table.page_tokens or usual.page_tokens, table.high_water or usual.high_water)
 
 
-def _prefix(table: CacheTable) -> PrefixRules | None:
-    if table.prefix in (None, "none"):
+def _prefix(table: CacheTable, requests: Sequence[RequestPlan], longest: int) -> PrefixRules | None:
+    """Return how caches outlive their requests. ``longest``: the tokens that the placement is designed for."""
+    if table.prefix is None or table.prefix == "none":
         return None
-    return PrefixRules("shared", table.page_tokens or PrefixRules.page_tokens)
+    if table.prefix == "shared":
+        return PrefixRules("shared", table.page_tokens or PrefixRules.page_tokens)
+    if not any(request.turn is not None and request.turn.after is not None for request in requests):
+        raise KeyedError(
+            ("cache", "prefix"),
+            'is "session", and no request comes after another one; give workload.turns, or take "shared"',
+        )
+    needed = longest_tokens(request for request in requests if request.turn is not None)
+    session_tokens = table.session_tokens or longest
+    if session_tokens < needed:
+        raise KeyedError(
+            ("cache", "session_tokens"),
+            f"is {session_tokens:,}, and a conversation of the workload has {needed:,}; raise it to that",
+        )
+    return PrefixRules("session", hold_s=table.hold or PrefixRules.hold_s, session_tokens=session_tokens)
 
 
 def _join_order(policy: PolicyTable, seed: int, n_servers: int) -> tuple[int, ...]:

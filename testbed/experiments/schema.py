@@ -773,15 +773,18 @@ class CacheTable(Table):
     mean output in ``known_lengths``, or, if nothing is known, the longest output.
 
     ``prefix = "shared"``: servers keep the caches of ended sessions by pages of ``page_tokens``, until sessions need the
-    room, and a prompt that begins with the same tokens is computed from there on. "none" (the default): no cache outlives
-    its request.
+    room, and a prompt that begins with the same tokens is computed from there on. "session": a conversation's chain stays
+    open for ``hold`` (default 300 s) after each answer, as PETALS' sessions do, with cache for ``session_tokens`` (default:
+    the longest request that the placement is designed for). "none" (the default): no cache outlives its request.
     """
 
     mode: Literal["reserved", "paged"] = "reserved"
     page_tokens: Tokens | None = None
     high_water: Annotated[float, Field(gt=0, le=1)] | None = None
     expected_output: Tokens | None = None
-    prefix: Literal["none", "shared"] | None = None
+    prefix: Literal["none", "session", "shared"] | None = None
+    hold: PositiveSeconds | None = None
+    session_tokens: Tokens | None = None
 
     @model_validator(mode="after")
     def _only_paged(self) -> Self:
@@ -790,6 +793,9 @@ class CacheTable(Table):
         for key in ("high_water", "expected_output"):
             if self.mode == "reserved" and getattr(self, key) is not None:
                 raise rule('is only for mode = "paged"', key)
+        for key in ("hold", "session_tokens"):
+            if self.prefix != "session" and getattr(self, key) is not None:
+                raise rule('is only for prefix = "session"', key)
         return self
 
 

@@ -24,6 +24,7 @@ from nodes.records import (
     Preempted,
     Recoveries,
     Rejected,
+    Released,
     Replayed,
     Resumed,
     Reused,
@@ -104,6 +105,8 @@ class RequestRecord:
     """Time in the coordinator's queue before the chain was opened."""
     n_cached_tokens: int | None = None
     """Tokens of its prompt whose caches servers had kept; ``None``: they keep none."""
+    was_open: bool = False
+    """Whether an earlier turn had left its chain open."""
     n_preemptions: int = 0
     preempted_tokens: int = 0
     """Cached tokens lost by preemptions, on the servers that needed the room."""
@@ -185,13 +188,15 @@ def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyReco
             record.n_output_tokens,
         )
         return
+    if isinstance(record, Released):
+        return
     request = requests[record.request]
     match record:
         case Token():
             request.tokens.append(TokenTimes(record.token, record.ready_at_s, record.at_s, record.token_id))
             hops.add(record)
         case Reused():
-            request.n_cached_tokens = record.tokens
+            request.n_cached_tokens, request.was_open = record.tokens, record.was_open
         case Opening():
             request.opening_at_s, request.opened_at_s = record.at_s, record.opened_at_s
         case Routed():

@@ -292,7 +292,7 @@ def _openings(experiment: Experiment, records: RunRecords) -> Messages:
     found = [
         (number[record.client], hop[0], record.opening_at_s, record.opening_at_s, -1, _NO_BYTES, record.index)
         for record in records.requests
-        if record.opening_at_s is not None
+        if record.opening_at_s is not None and not record.was_open
         for hop in record.chain
     ]
     columns = np.array(found, dtype=np.float64).reshape(len(found), len(Messages._fields)).T

@@ -128,9 +128,11 @@ def _model(
     first_s, rest_s = tokens_s
     if row.times.ttft_s is None or record.opening_at_s is None or first_s is None:
         return Times()
-    setup_s = model_setup_s(
-        experiment, record.client, record.chain, timeline, record.opening_at_s, opened_at_s
-    )
+    setup_s = 0.0
+    if not record.was_open:
+        setup_s = model_setup_s(
+            experiment, record.client, record.chain, timeline, record.opening_at_s, opened_at_s
+        )
     queue_s = model_queue_s(experiment, record, timeline)
     if queue_s is None:
         queue_s = record.opening_at_s - record.arrived_at_s

@@ -206,10 +206,12 @@ class Emulation:
         self._in_background(self.nodes.keep_time())
         if self.blocks is not None:
             self._in_background(self.memory.watch(self.nodes.peers))
+        prefix = self.experiment.compute.prefix
+        held_tokens = 0 if prefix is None else prefix.session_tokens
         generations = self.blocks.generations if self.blocks is not None else {}
         for number, client in enumerate(self.experiment.problem.clients):
             requests = [
-                Request.of(r, generations.get(r.index, Generation()))
+                Request.of(r, generations.get(r.index, Generation()), held_tokens)
                 for r in self.experiment.workload.requests
                 if r.client == number
             ]

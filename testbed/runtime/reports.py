@@ -9,7 +9,19 @@ import msgspec
 
 from nodes import control, messages, records
 from nodes.clock import Clock
-from nodes.records import ENDED, Arrived, Cancelled, Failed, Interrupted, Plan, Preempted, Rejected, Resumed
+from nodes.records import (
+    ENDED,
+    Arrived,
+    Cancelled,
+    Completed,
+    Failed,
+    Interrupted,
+    Plan,
+    Preempted,
+    Rejected,
+    Released,
+    Resumed,
+)
 from policies.problem import PolicyError, Route
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.emulated import Faults
@@ -46,6 +58,14 @@ class Reports:
         self._events = events
         self._progress = progress
         self._give_up = give_up
+        prefix = self._experiment.compute.prefix
+        self._following = {
+            plan.turn.after: plan.index
+            for plan in self._experiment.workload.requests
+            if prefix is not None and prefix.kind == "session"
+            if plan.turn is not None and plan.turn.after is not None
+        }
+        """The next turn of requests whose chain stays open for it."""
         self.done: dict[str, str] = {}
         """Clients whose workload has ended, with the reason if it failed."""
         self.all_done = asyncio.Event()
@@ -110,12 +130,18 @@ class Reports:
         if isinstance(record, records.Recoveries):
             self._faults.notify(record)
             return
+        if isinstance(record, Released):
+            self._coordinator.release(record.request)
+            return
         self._progress.notify(record.request, record.kind)
         if self._moves is not None:
             self._moves.state(record)
         if isinstance(record, Arrived):
             self._coordinator.arrives(record.request, record.intended_at_s)
-        if isinstance(record, (*ENDED, Rejected, Preempted)):
+        following = self._following.get(record.request)
+        if isinstance(record, Completed) and following is not None:
+            self._coordinator.hands_over(record.request, following)
+        elif isinstance(record, (*ENDED, Rejected, Preempted)):
             self._coordinator.release(record.request)
         if isinstance(record, ENDED):
             self._faults.ended(record.request)

@@ -49,7 +49,9 @@ def idle_s(experiment: Experiment) -> float:
     It includes the time that all other servers of a chain may need for the longest step.
     """
     others_s = len(experiment.problem.servers) * token_s(experiment) * _longest(experiment)
-    return _IDLE_S + experiment.calibration.session_setup_s + others_s
+    prefix = experiment.compute.prefix
+    held_s = prefix.hold_s if prefix is not None and prefix.kind == "session" else 0.0
+    return _IDLE_S + experiment.calibration.session_setup_s + others_s + held_s
 
 
 def scaled_links(
@@ -206,7 +208,7 @@ def client_config(
     blocks: BlocksModel | None = None,
 ) -> ClientConfig:
     """Return the configuration of a client, with the real model's hub if ``blocks`` is given."""
-    model = experiment.problem.model
+    model, prefix = experiment.problem.model, experiment.compute.prefix
     return ClientConfig(
         name=client,
         control_path=control,
@@ -226,6 +228,7 @@ def client_config(
             initial_delay_s=experiment.problem.initial_delay_s,
             setup_s=experiment.calibration.session_setup_s,
             kept_tokens=kept_tokens(experiment),
+            hold_s=None if prefix is None or prefix.kind == "shared" else prefix.hold_s,
             backoff=experiment.workload.backoff,
             recovery=recovery_rules(experiment),
         ),

@@ -62,7 +62,7 @@ class Load:
         self.observed: list[AnyRecord] = []
         self.log = log
 
-        def make(request: Request, generator: LoadGenerator) -> HubSession:
+        def make(request: Request, generator: LoadGenerator, _: HubSession | None) -> HubSession:
             return HubSession(
                 request, str(request.index), "c", connections, route, MODEL, RULES, clock, generator.record
             )

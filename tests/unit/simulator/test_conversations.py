@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from testbed.records.requests import RequestRow
 from testbed.simulator.cases import Case
@@ -128,3 +129,55 @@ def test_a_server_that_fails_loses_its_kept_caches_but_no_session(tmp_path: Path
     assert {row.status for row in rows} == {"completed"}
     assert [row.n_cached_tokens for row in rows[:3]] == [0, 40, 56]
     assert rows[1].n_recoveries == 1
+
+
+HELD = ("cache.prefix=session", "workload.rate=0.05")
+
+
+@pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
+@pytest.mark.parametrize("options", [[], ["cache.mode=paged"], ["compute.batching=continuous"]])
+def test_a_chain_stays_open_for_the_next_turn(tmp_path: Path, communication: str, options: list[str]) -> None:
+    """The cache of the last output token is not there: it was never sent."""
+    rows = served(tmp_path, *HELD, *options, f"policy.communication={communication}")
+    assert {row.status for row in rows} == {"completed"}
+    assert [row.n_cached_tokens for row in rows] == [0, 44, 59, 0, 44, 59]
+    assert [row.times.setup_s for row in rows if row.turn] == 4 * [0.0]
+    for row in rows:
+        assert row.model.ttft_s == pytest.approx(row.times.ttft_s, rel=0.01)
+
+
+def test_a_chain_that_was_held_for_too_long_is_closed_and_its_room_is_free(tmp_path: Path) -> None:
+    """A server has room for one conversation: the second one gets in once the first is no longer held."""
+    tight = "hardware.small.memory=200.12 MB", "backoff.max=1 s", "workload.turns=2", "workload.think_time=20 s"
+    four = "workload.n_requests=4", "workload.rate=0.5"
+    rows = served(tmp_path, *HELD, *tight, *four, "cache.hold=5 s")
+    assert {row.status for row in rows} == {"completed"}
+    assert [row.n_cached_tokens for row in rows] == [0, 0, 0, 0]
+    assert rows[0].ended_at_s is not None and rows[2].times.queue_s is not None
+    assert rows[0].ended_at_s + 5 <= rows[2].arrival_at_s + rows[2].times.queue_s < rows[0].ended_at_s + 7
+
+
+@pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
+def test_a_server_that_fails_while_the_client_thinks_is_replaced_at_the_next_turn(
+    tmp_path: Path, communication: str
+) -> None:
+    fault = "fault=[{kind='kill',server=['small-1'],at='1 s',for='1 s'}]"
+    rows = served(tmp_path, *HELD, fault, f"policy.communication={communication}")
+    assert {row.status for row in rows} == {"completed"}
+    assert [row.n_recoveries for row in rows] == [0, 1, 0, 0, 0, 0]
+    assert [row.n_cached_tokens for row in rows[:3]] == [0, 44, 59]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["workload.turns=1"], 'cache.prefix: is "session", and no request comes after another one'),
+        (["cache.session_tokens=50"], "cache.session_tokens: is 50, and a conversation of the workload has 75"),
+        (["cache.page_tokens=8"], 'cache.page_tokens: is only for mode = "paged", or prefix = "shared"'),
+        (["cache.prefix=shared", "cache.hold=5 s"], 'cache.hold: is only for prefix = "session"'),
+    ],
+)
+def test_bad_keys_of_kept_caches_are_refused_in_a_sentence(tmp_path: Path, options: list[str], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        served(tmp_path, *HELD, *options)
+    assert said in str(refused.value)
