@@ -47,14 +47,20 @@ class HubModel(Protocol):
     def close(self) -> None: ...
 
 
+def _made_up(request: Request) -> list[int]:
+    """Returns the tokens of a prompt: the conversation so far, blocks by their ids, and what only this request has."""
+    size = request.block_tokens
+    blocks = (size * number + i for number in request.block_ids for i in range(size))
+    known = [*request.history, *blocks][: request.n_input_tokens]
+    return [*known, *(request.index + i for i in range(request.n_input_tokens - len(known)))]
+
+
 class _StubSequence:
     ended = False
 
     def __init__(self, hub: StubHub, request: Request) -> None:
         self._hub = hub
-        n_new = request.n_input_tokens - len(request.history)
-        made_up = [*request.history, *(request.index + i for i in range(n_new))]
-        self._pending = list(request.generation.prompt) or made_up
+        self._pending = list(request.generation.prompt) or _made_up(request)
         self.tokens = list(self._pending)
         self._caches = [0] * hub.n_blocks
         self._token_bytes = hub.token_bytes

@@ -27,7 +27,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
     ``arrival_at_s`` is its intended start, in scenario seconds. Servers reserve cache for ``max_new_tokens`` output tokens; ``None``: for ``n_output_tokens``.
 
-    ``history`` has the ids of the conversation so far, with which its prompt begins. Servers reserve cache for at least
+    ``block_ids`` and ``block_tokens`` are those of the plan. ``history`` has the ids of the conversation so far, with which its prompt begins. Servers reserve cache for at least
     ``held_tokens``, since its chain stays open for further turns.
     """
 
@@ -40,6 +40,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     turn: Turn | None = None
     history: tuple[int, ...] = ()
     held_tokens: int = 0
+    block_ids: tuple[int, ...] = ()
+    block_tokens: int = 0
 
     @classmethod
     def of(cls, plan: RequestPlan, generation: Generation, held_tokens: int = 0) -> Request:
@@ -53,6 +55,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
             plan.max_new_tokens,
             plan.turn,
             held_tokens=held_tokens,
+            block_ids=plan.block_ids,
+            block_tokens=plan.block_tokens,
         )
 
     @property

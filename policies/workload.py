@@ -33,6 +33,9 @@ class RequestPlan:
 
     ``turn`` ``None``: the request is no part of a conversation. If it comes after another one, ``arrival_at_s`` is the
     earliest instant possible.
+
+    ``block_ids``: the ids of its prompt's blocks of ``block_tokens`` tokens, as far as they are known. Blocks of equal ids
+    have equal tokens.
     """
 
     index: int
@@ -42,6 +45,8 @@ class RequestPlan:
     n_output_tokens: int
     max_new_tokens: int | None = None
     turn: Turn | None = None
+    block_ids: tuple[int, ...] = ()
+    block_tokens: int = 0
 
     @property
     def known(self) -> RequestSpec:

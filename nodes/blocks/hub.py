@@ -31,13 +31,18 @@ from nodes.request import Generation, Request, SessionError
 def prompt_of(request: Request, vocabulary: int) -> list[int]:
     """Returns the ids of the request's input tokens.
 
-    Made-up ones, after the conversation's so far, are drawn at random by the request's number.
+    Made-up ones are drawn at random: those of blocks by the blocks' ids, the rest by the request's number. They come after
+    the conversation's so far.
     """
     if request.generation.prompt:
         return list(request.generation.prompt)
     chance = random.Random(f"prompt:{request.index}")
-    n_new = request.n_input_tokens - len(request.history)
-    return [*request.history, *(chance.randrange(vocabulary) for _ in range(n_new))]
+    known = list(request.history)
+    for number in request.block_ids:
+        of_block = random.Random(f"block:{number}")
+        known += (of_block.randrange(vocabulary) for _ in range(request.block_tokens))
+    del known[request.n_input_tokens :]
+    return [*known, *(chance.randrange(vocabulary) for _ in range(request.n_input_tokens - len(known)))]
 
 
 def processors(

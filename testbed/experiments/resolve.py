@@ -128,7 +128,18 @@ def resolve(
         len(where.clients),
         folder_of("workload", "file"),
         _weights(scenario.clients),
+        keeps_prompts=scenario.cache.prefix == "shared",
     )
+    if (
+        scenario.cache.prefix == "shared"
+        and scenario.workload.arrivals == "trace"
+        and not requests[0].block_ids
+    ):
+        raise KeyedError(
+            ("cache", "prefix"),
+            'is "shared", and nothing is known of which recorded prompts begin alike: the trace needs hash_ids, and '
+            'its own lengths of prompts; else take "none"',
+        )
     assert workload.rate is not None
     check_steps(blocks, longest_tokens(requests))
     specs = server_specs(groups, where.server_nodes, hardware, model_table, model, lengths)

@@ -538,6 +538,10 @@ class WorkloadTable(Table):
     before it, and its prompt is all that was said, then ``n_further_tokens`` new ones (default: ``n_input_tokens``, which
     are those of first messages). ``n_requests`` counts all requests, and ``rate`` would be theirs if answers took no time.
 
+    ``prompts`` are those of listed requests that may begin alike, rows of [chat, turn, ids of its blocks of ``prompt_block``
+    tokens ...] (default 512; chat and turn -1: of none). Blocks with equal ids have equal tokens. They come from a trace's
+    ``hash_ids`` where ``cache.prefix`` is "shared".
+
     ``slo`` sets objectives that each request should meet, such as "ttft=5s,tpot=1s": goodput counts the
     requests that meet them, and a placement policy may aim at them. ``origin`` describes in words where
     listed values come from.
@@ -571,6 +575,8 @@ class WorkloadTable(Table):
         | None
     ) = None
     n_further_tokens: Length | None = None
+    prompts: list[Any] | None = None
+    prompt_block: Tokens | None = None
 
     @model_validator(mode="after")
     def _of_conversations(self) -> Self:
@@ -627,6 +633,10 @@ class WorkloadTable(Table):
                 "leave it out",
                 "request_lengths",
             )
+        if self.prompts is not None and self.arrivals != "listed":
+            raise rule('is only for arrivals = "listed"; a trace has its own', "prompts")
+        if self.prompt_block is not None and self.prompts is None:
+            raise rule("is of workload.prompts; give them, or leave this out", "prompt_block")
         has_lengths = takes_lengths and (self.file is not None or self.request_lengths is not None)
         if self.origin is not None and self.arrivals != "listed" and self.request_lengths is None:
             raise rule(

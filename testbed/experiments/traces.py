@@ -23,19 +23,34 @@ from typing import Any, NamedTuple
 from policies.workload import RequestPlan
 from testbed.experiments.limits import MAX_REQUESTS, MAX_TOKENS
 from testbed.experiments.problems import KeyedError, shown
+from testbed.experiments.prompts import BAILIAN_TOKENS, MOONCAKE_TOKENS, Prompt, check_ids
 from testbed.rundir import parquet_path
 
-Row = tuple[float, int, int]
+Row = tuple[float, int, int] | tuple[float, int, int, Prompt]
 _KEY = ("workload", "file")
 _log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 4 * 1024**3
 
 
 class Trace(NamedTuple):
-    """A recorded workload: its kind, and its requests as [arrival in s, input tokens, output tokens]."""
+    """A recorded workload: its kind, and its requests as [arrival in s, input tokens, output tokens].
+
+    ``prompts`` has what is known of the prompts; empty if the trace has nothing of them.
+    """
 
     kind: str
     requests: list[list[int | float]]
+    prompts: list[Prompt]
+
+    def check_prompts(self) -> None:
+        """Raises ``KeyedError`` if a prompt's ids contradict its length."""
+        for (at_s, n_input, _), prompt in zip(self.requests, self.prompts, strict=self.prompts != []):
+            try:
+                check_ids(len(prompt.ids), int(n_input), prompt.block_tokens)
+            except ValueError as error:
+                raise KeyedError(
+                    _KEY, f"the request {at_s:g} s after the first contradicts itself: {error}"
+                ) from None
 
 
 def read_trace(path: Path) -> Trace:
@@ -75,7 +90,14 @@ def read_trace(path: Path) -> Trace:
             len(rows) - len(served),
             len(rows),
         )
-    return Trace(kind, [[at_s - served[0][0], n_in, n_out] for at_s, n_in, n_out in served])
+    prompts = [row[3] for row in served if len(row) == 4]
+    if len(prompts) < len(served):  # some without ids: then nothing is known of who shares what
+        prompts = []
+    return Trace(
+        kind,
+        [[row[0] - served[0][0], row[1], row[2]] for row in served],
+        prompts,
+    )
 
 
 class _Unpacked(gzip.GzipFile):
@@ -107,7 +129,7 @@ def _text(path: Path) -> tuple[str, Iterator[Row]]:
         first = file.readline()
         file.seek(0)
         if first.lstrip().startswith("{"):
-            return ("Qwen-Bailian" if _IS_TURN.search(first) else "Mooncake"), _json_lines(path)
+            return (BAILIAN if _IS_TURN.search(first) else "Mooncake"), _json_lines(path)
         columns = set(csv.DictReader(file).fieldnames or ())
     for kind, needed, read in _CSV:
         if needed <= columns:
@@ -122,7 +144,8 @@ def _text(path: Path) -> tuple[str, Iterator[Row]]:
 
 def _json_lines(path: Path) -> Iterator[Row]:
     with _open(path) as file:
-        yield from _rows(path, ((n, line) for n, line in enumerate(file, 1) if line.strip()), _json_line)
+        lines = ((n, line) for n, line in enumerate(file, 1) if line.strip())
+        yield from _rows(path, lines, _json_line())
 
 
 def _csv_lines(path: Path, read: Callable[[dict[str, str]], Row]) -> Iterator[Row]:
@@ -137,8 +160,8 @@ def _rows(path: Path, records: Iterator[tuple[int, Any]], read: Callable[[Any], 
             row = read(record)
             if not math.isfinite(row[0]):
                 raise ValueError(f"arrival {row[0]} is not a finite time")
-            if max(row[1:]) > MAX_TOKENS:
-                raise ValueError(f"{max(row[1:]):.0g} tokens are more than {MAX_TOKENS:,}")
+            if max(row[1:3]) > MAX_TOKENS:
+                raise ValueError(f"{max(row[1:3]):.0g} tokens are more than {MAX_TOKENS:,}")
             yield row
         except RecursionError:
             raise KeyedError(_KEY, f'"{path}" line {line} cannot be read: it is nested too deeply') from None
@@ -147,17 +170,37 @@ def _rows(path: Path, records: Iterator[tuple[int, Any]], read: Callable[[Any], 
             raise KeyedError(_KEY, f'"{path}" line {line} cannot be read: {what}') from None
 
 
-def _json_line(line: str) -> Row:
-    """Read a line.
+def _json_line() -> Callable[[str], Row]:
+    """Returns a reader of one file's lines.
 
     ``timestamp`` is in milliseconds in Mooncake, in seconds in Qwen-Bailian (turns of chats).
     """
-    record = json.loads(line)
-    if not isinstance(record, dict):
-        raise ValueError("it is no JSON object")
-    is_bailian = "chat_id" in record or "turn" in record
-    at_s = _number(record, "timestamp") / (1 if is_bailian else 1000)
-    return at_s, _whole(record, "input_length"), _whole(record, "output_length")
+    conversations: dict[Any, int] = {}
+    """Numbers of conversations by the ids of all their chats: each further turn has an id of its own, and its parent's."""
+    numbers: set[int] = set()
+
+    def read(line: str) -> Row:
+        record = json.loads(line)
+        if not isinstance(record, dict):
+            raise ValueError("it is no JSON object")
+        is_bailian = "chat_id" in record or "turn" in record
+        at_s = _number(record, "timestamp") / (1 if is_bailian else 1000)
+        lengths = _whole(record, "input_length"), _whole(record, "output_length")
+        ids = record.get("hash_ids")
+        if not ids:
+            return at_s, *lengths
+        if not (isinstance(ids, list) and all(isinstance(each, int) for each in ids)):
+            raise ValueError(f"hash_ids must be a list of whole numbers, not {shown(ids)}")
+        size = BAILIAN_TOKENS if is_bailian else MOONCAKE_TOKENS
+        conversation, turn = -1, -1
+        if is_bailian and "chat_id" in record:
+            conversation = conversations.get(record.get("parent_chat_id"), len(numbers))
+            numbers.add(conversation)
+            conversations[record["chat_id"]] = conversation
+            turn = max(_whole(record, "turn") - 1, 0) if "turn" in record else 0
+        return at_s, *lengths, Prompt(conversation, turn, size, tuple(ids))
+
+    return read
 
 
 def _number(record: Mapping[str, Any], name: str) -> float:
@@ -213,6 +256,7 @@ def _burstgpt() -> Callable[[dict[str, str]], Row]:
     return read
 
 
+BAILIAN = "Qwen-Bailian"
 _CSV: tuple[tuple[str, frozenset[str], Callable[[], Callable[[dict[str, str]], Row]]], ...] = (
     ("Azure", frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}), _azure),
     ("BurstGPT", frozenset({"Timestamp", "Request tokens", "Response tokens"}), _burstgpt),

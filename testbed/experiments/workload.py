@@ -18,6 +18,7 @@ from testbed.experiments.conversations import Draws, Message, begins_at_s, draw_
 from testbed.experiments.draws import Sample, drawn
 from testbed.experiments.limits import MAX_DURATION_S, MAX_NUMBER, MAX_TOKENS, too_late
 from testbed.experiments.problems import KeyedError, shown
+from testbed.experiments.prompts import MOONCAKE_TOKENS, Prompt, listed, of_rows
 from testbed.experiments.schema import Choice, Lognormal, Quantiles, ThinkTime, Uniform, WorkloadTable
 from testbed.experiments.traces import read_trace
 
@@ -150,9 +151,17 @@ def _checked(listed: list[Any], n_clients: int, is_hidden: bool) -> Listed:
     return listed
 
 
-def _recorded(table: WorkloadTable, folder: Path) -> tuple[Listed, str]:
-    """Return the trace's requests with at most ``max_input_tokens``, and in words where they come from."""
-    kind, rows = read_trace(folder / (table.file or ""))
+def _recorded(table: WorkloadTable, folder: Path, keeps_prompts: bool = False) -> tuple[list[Any], str]:
+    """Return the trace's requests with at most ``max_input_tokens``, and in words where they come from.
+
+    ``keeps_prompts``: each has a ``Prompt`` as its last value, if the trace has them.
+    """
+    trace = read_trace(folder / (table.file or ""))
+    kind = trace.kind
+    rows: list[Any] = trace.requests
+    if keeps_prompts and trace.prompts:
+        trace.check_prompts()
+        rows = [[*row, prompt] for row, prompt in zip(rows, trace.prompts, strict=True)]
     origin, most = f"{kind} trace {Path(table.file or '').name}", table.max_input_tokens
     if most is None:
         return rows, origin
@@ -170,8 +179,8 @@ def _recorded(table: WorkloadTable, folder: Path) -> tuple[Listed, str]:
 
 
 def _replayed(
-    table: WorkloadTable, seed: int, folder: Path, n_clients: int
-) -> tuple[Listed, float, str, Sample, list[Lengths]]:
+    table: WorkloadTable, seed: int, folder: Path, n_clients: int, keeps_prompts: bool
+) -> tuple[list[Any], float, str, Sample, list[Lengths]]:
     """Choose recorded requests and stretch their arrivals.
 
     Returns the requests, their mean rate per second, in words where they come from, how many were recorded,
@@ -180,12 +189,14 @@ def _replayed(
     requests of one run may have a higher or lower rate, as they were recorded.
     """
     if table.arrivals == "trace":
-        rows, origin = _recorded(table, folder)
+        rows, origin = _recorded(table, folder, keeps_prompts)
     else:
-        rows, origin = (
-            _checked(table.requests or [], n_clients, table.lengths == "hidden"),
-            table.origin or "listed",
-        )
+        rows = _checked(table.requests or [], n_clients, table.lengths == "hidden")
+        origin = table.origin or "listed"
+        if table.prompts is not None:
+            lengths = [int(row[1]) for row in rows]
+            prompts = of_rows(table.prompts, lengths, table.prompt_block or MOONCAKE_TOKENS)
+            rows = [[*row, prompt] for row, prompt in zip(rows, prompts, strict=True)]
     sample = Sample(table.draw, len(rows))
     n = table.n_requests or len(rows)
     if n > len(rows):
@@ -357,6 +368,8 @@ def make_requests(
     n_clients: int,
     folder: Path,
     weights: Sequence[float] | None = None,
+    *,
+    keeps_prompts: bool = False,
 ) -> tuple[WorkloadTable, tuple[RequestPlan, ...], tuple[int, int], Sample | None, tuple[Lengths, ...]]:
     """Make the requests of ``[workload]``; the first generated one arrives at 0 s.
 
@@ -364,17 +377,23 @@ def make_requests(
     how recorded requests were chosen (``None`` if generated), and lengths of past requests. The placement is
     designed for the longest prompt, and for the longest output that can occur or, if lengths are hidden, that
     a request may ask for. Each request is of a client drawn by the clients' ``weights`` (default: all alike), unless a
-    list says which. A relative trace file is looked for in ``folder``. Raises ``KeyedError``.
+    list says which. ``keeps_prompts``: what a trace has of prompts that begin alike is kept. A relative trace file is looked for in ``folder``. Raises ``KeyedError``.
     """
     arrivals = stream(seed, "arrivals")
-    replayed: Listed | None = None
+    replayed: list[Any] | None = None
+    prompts: list[Prompt] = []
     sample: Sample | None = None
     past: list[Lengths] = []
     update: dict[str, Any] = {}
     if table.arrivals in ("trace", "listed"):
-        replayed, rate, origin, sample, past = _replayed(table, seed, folder, n_clients)
+        keeps_prompts = keeps_prompts and table.n_input_tokens is None
+        replayed, rate, origin, sample, past = _replayed(table, seed, folder, n_clients, keeps_prompts)
+        if isinstance(replayed[0][-1], Prompt):
+            prompts = [row[-1] for row in replayed]
+            replayed = [row[:-1] for row in replayed]
+            update = {"prompts": listed(prompts), "prompt_block": prompts[0].block_tokens}
         arrives_at_s = [float(row[0]) for row in replayed]
-        update = {
+        update |= {
             "arrivals": "listed",
             "file": None,
             "max_input_tokens": None,
@@ -428,6 +447,9 @@ def make_requests(
         clients[index] = clients[index - 1] if is_further else clients[index]
         after = index - 1 if is_further else None
         turns[index] = Turn(message.conversation, message.number, after, message.think_s)
+    for index, prompt in enumerate(prompts):
+        turns[index] = Turn(prompt.conversation, prompt.turn) if prompt.conversation >= 0 else None
+    blocks = [(prompt.ids, prompt.block_tokens) for prompt in prompts] or [((), 0)] * len(clients)
     if messages:
         longest = max(lengths[0]), longest[1]
     if table.lengths == "hidden":
@@ -438,9 +460,11 @@ def make_requests(
         clients[index] = int(row[3]) if len(row) > 3 else clients[index]
         limits[index] = int(row[4]) if len(row) > 4 else limits[index]
     requests = tuple(
-        RequestPlan(index, client, at_s, n_in, n_out if limit is None else min(n_out, limit), limit, turn)
-        for index, (client, at_s, n_in, n_out, limit, turn) in enumerate(
-            zip(clients, arrives_at_s, *lengths, limits, turns, strict=True)
+        RequestPlan(
+            index, client, at_s, n_in, n_out if limit is None else min(n_out, limit), limit, turn, *of
+        )
+        for index, (client, at_s, n_in, n_out, limit, turn, of) in enumerate(
+            zip(clients, arrives_at_s, *lengths, limits, turns, blocks, strict=True)
         )
     )
     if replayed is not None:

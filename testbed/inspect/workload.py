@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from policies.rules import PrefixRules
+from policies.workload import RequestPlan
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.problems import KeyedError
+from testbed.experiments.prompts import implied_reuse
 from testbed.experiments.traces import TRACE_KINDS, read_trace, trace_text
 from testbed.experiments.units import counted
 from testbed.rundir import replacing
@@ -66,6 +69,19 @@ def show_command(file: Path) -> tuple[dict[str, Any], str]:
     for name, values in zip(("n_input_tokens", "n_output_tokens"), lengths, strict=True):
         answer[name] = {"mean": float(values.mean()), "max": int(values.max())}
         answer[name] |= {f"p{share}": float(np.percentile(values, share)) for share in _SHARES}
+    if trace.prompts:
+        try:
+            trace.check_prompts()
+        except KeyedError as error:
+            raise UserError(str(error)) from None
+        plans = [
+            RequestPlan(
+                n, 0, row[0], int(row[1]), int(row[2]), block_ids=prompt.ids, block_tokens=prompt.block_tokens
+            )
+            for n, (row, prompt) in enumerate(zip(trace.requests, trace.prompts, strict=True))
+        ]
+        n_reused = sum(implied_reuse(plans, PrefixRules.page_tokens))
+        answer["prefix"] = {"tokens_reused": n_reused, "hit_ratio": n_reused / int(lengths[0].sum())}
     return answer, _text(answer)
 
 
@@ -82,4 +98,9 @@ def _text(answer: dict[str, Any]) -> str:
         row = answer[key]
         shares = ", ".join(f"p{share} {row[f'p{share}']:g}" for share in _SHARES)
         lines.append(f"  {name:<13} mean {row['mean']:.1f}, {shares}, max {row['max']}")
+    if "prefix" in answer:
+        lines.append(
+            f"  {answer['prefix']['hit_ratio']:.2%} of the input tokens begin as an earlier prompt did, in whole pages of "
+            f"{PrefixRules.page_tokens}"
+        )
     return "\n".join(lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
+from testbed.experiments.prompts import implied_reuse
 from testbed.records.requests import RequestRow
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import simulate
@@ -148,7 +151,12 @@ def test_a_chain_stays_open_for_the_next_turn(tmp_path: Path, communication: str
 
 def test_a_chain_that_was_held_for_too_long_is_closed_and_its_room_is_free(tmp_path: Path) -> None:
     """A server has room for one conversation: the second one gets in once the first is no longer held."""
-    tight = "hardware.small.memory=200.12 MB", "backoff.max=1 s", "workload.turns=2", "workload.think_time=20 s"
+    tight = (
+        "hardware.small.memory=200.12 MB",
+        "backoff.max=1 s",
+        "workload.turns=2",
+        "workload.think_time=20 s",
+    )
     four = "workload.n_requests=4", "workload.rate=0.5"
     rows = served(tmp_path, *HELD, *tight, *four, "cache.hold=5 s")
     assert {row.status for row in rows} == {"completed"}
@@ -172,12 +180,38 @@ def test_a_server_that_fails_while_the_client_thinks_is_replaced_at_the_next_tur
     ("options", "said"),
     [
         (["workload.turns=1"], 'cache.prefix: is "session", and no request comes after another one'),
-        (["cache.session_tokens=50"], "cache.session_tokens: is 50, and a conversation of the workload has 75"),
+        (
+            ["cache.session_tokens=50"],
+            "cache.session_tokens: is 50, and a conversation of the workload has 75",
+        ),
         (["cache.page_tokens=8"], 'cache.page_tokens: is only for mode = "paged", or prefix = "shared"'),
         (["cache.prefix=shared", "cache.hold=5 s"], 'cache.hold: is only for prefix = "session"'),
     ],
 )
-def test_bad_keys_of_kept_caches_are_refused_in_a_sentence(tmp_path: Path, options: list[str], said: str) -> None:
+def test_bad_keys_of_kept_caches_are_refused_in_a_sentence(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
     with pytest.raises(UserError) as refused:
         served(tmp_path, *HELD, *options)
     assert said in str(refused.value)
+
+
+def test_with_unlimited_room_a_trace_hits_exactly_what_its_ids_imply(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    lines = []
+    for number in range(12):
+        ids = [at if rng.random() < 0.7 else 1000 + 10 * number + at for at in range(rng.randint(1, 3))]
+        line = {
+            "timestamp": 60_000 * number,
+            "input_length": 512 * len(ids) - rng.randint(0, 500),
+            "output_length": 2,
+        }
+        lines.append(json.dumps({**line, "hash_ids": ids}) + "\n")
+    (tmp_path / "trace.jsonl").write_text("".join(lines))
+    path = tmp_path / "traced.toml"
+    of_trace = '[workload]\narrivals = "trace"\nfile = "trace.jsonl"\n'
+    path.write_text(SMALL[: SMALL.index("[workload]")] + of_trace + SMALL[SMALL.index("[policy]") :])
+    experiment = load_experiment(str(path), ("cache.prefix=shared",))
+    rows = simulate(Case(experiment), "testbed").rows
+    implied = implied_reuse(experiment.workload.requests, 16)
+    assert [row.n_cached_tokens for row in rows] == implied and len(set(implied)) > 3
