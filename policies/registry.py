@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from policies.ablations import OptimizedNumber, OptimizedOrder
+from policies.affinity import PrefixAware, Sticky
 from policies.cgbp import CgBp
 from policies.composition import ChainComposition, Jffc
 from policies.fixed import FixedPlacement, FixedRouting
@@ -74,6 +75,8 @@ ROUTINGS: dict[str, type[RoutingPolicy]] = {
         ShortestByLayer,
         Iwrr,
         SwarmRouting,
+        Sticky,
+        PrefixAware,
     )
 }
 PAIRS: dict[str, tuple[str, str]] = {

@@ -8,6 +8,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from policies.link_rates import Passage, Queue
+from policies.prefixes import Asking
 from policies.problem import Hop
 
 _MIN_ENDS = 1024
@@ -56,6 +57,8 @@ class SystemState:
         """Those of active sessions, by link."""
         self._passing: dict[Hashable, list[Passage]] = {}
         """The same by session."""
+        self.asking: Asking | None = None
+        """What is known of the request that asks now; ``None`` where no cache outlives its request."""
 
     def open(
         self,

@@ -11,6 +11,7 @@ from policies.joining import join
 from policies.link_rates import Passage
 from policies.link_waits import LinkWaits
 from policies.membership import Membership
+from policies.prefixes import PrefixMap
 from policies.problem import BlockRange, Hop, Placement, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
 from policies.subrange import SubrangeRouter
@@ -43,6 +44,8 @@ class Coordinator:
         call_at: CallAt | None = None,
     ) -> None:
         self._problem = problem = experiment.problem
+        prefix, paging = experiment.compute.prefix, experiment.compute.paging
+        self._state_age_s = experiment.policy.state_age_s
         self._setup_s = problem.initial_delay_s + experiment.calibration.session_setup_s
         self._whole = placed.router
         self._parts = SubrangeRouter(placed.bind_to, problem, placed.placement)
@@ -52,9 +55,11 @@ class Coordinator:
         self._now_s = now_s
         self._view = RouterView(placed.placement.cache_bytes, experiment.policy.state_age_s)
         self._chains: dict[int, tuple[Hop, ...]] = {}
+        self._prefixes: PrefixMap | None = None
+        if prefix is not None and prefix.kind == "shared":
+            self._prefixes = self._new_prefixes(placed.placement)
         self._n_done: dict[int, int] = {}
         self._expected_output = experiment.compute.expected_output
-        prefix, paging = experiment.compute.prefix, experiment.compute.paging
         self._session_tokens = 0 if prefix is None or paging is not None else prefix.session_tokens
         self._times = ServiceTimes(problem)
         self._link_waits = LinkWaits.of(problem)
@@ -166,6 +171,9 @@ class Coordinator:
     ) -> Route | None:
         state = self._view.state(index, now_s)
         is_whole = (first, last) == (0, self._problem.model.n_blocks)
+        state.asking = None
+        if self._prefixes is not None and is_whole:
+            state.asking = self._prefixes.asking(self.requests[index], now_s)
         is_as_at_first = self.placement is self._first_placement and (
             usable is self._present or usable == self._present
         )
@@ -213,6 +221,16 @@ class Coordinator:
             else:
                 self._room.look()
 
+    def completed(self, index: int) -> None:
+        """Notes that a request has all its tokens: its servers may keep its cache. ``release`` must follow."""
+        hops = self._chains.get(index)
+        if self._prefixes is not None and hops:
+            self._prefixes.served(self.requests[index], hops, self._now_s())
+
+    def _new_prefixes(self, placement: Placement) -> PrefixMap:
+        model = self._problem.model
+        return PrefixMap(placement.cache_bytes, model.cache_bytes_per_token, self._state_age_s)
+
     def hands_over(self, index: int, to: int) -> None:
         """Lets a request that has ended leave its chain open for the next turn of its conversation, number ``to``."""
         hops = self._chains.get(index, ())
@@ -254,4 +272,6 @@ class Coordinator:
     def _replace(self, placement: Placement) -> None:
         self._parts.replace(placement)
         self._view.replace(placement.cache_bytes)
+        if self._prefixes is not None:
+            self._prefixes = self._new_prefixes(placement)
         self.look()

@@ -138,6 +138,8 @@ class Reports:
             self._moves.state(record)
         if isinstance(record, Arrived):
             self._coordinator.arrives(record.request, record.intended_at_s)
+        if isinstance(record, Completed):
+            self._coordinator.completed(record.request)
         following = self._following.get(record.request)
         if isinstance(record, Completed) and following is not None:
             self._coordinator.hands_over(record.request, following)
