@@ -66,7 +66,8 @@ class Compute(Protocol):
     ) -> Computed:
         """Computes a step: ``payload`` holds ``n_tokens`` hidden states from ``position`` on.
 
-        Position 0 is the prefill. Raises ``ComputeError``.
+        Position 0 is the prefill. A position before the end of the session's caches makes what they have from there
+        on void. Raises ``ComputeError``.
         """
         ...
 
@@ -154,12 +155,31 @@ class Turns:
 
 
 class _StubSession:
-    __slots__ = ("caches", "client", "first")
+    """A session's caches. ``seen`` are its inputs so far; before the last step of several, they were ``before``."""
+
+    __slots__ = ("before", "caches", "client", "first", "seen")
 
     def __init__(self, client: str, first: int, last: int) -> None:
         self.client = client
         self.first = first
         self.caches = [0] * (last - first)
+        self.before = 0, tuple(self.caches)
+        self.seen: list[int] = []
+
+    def apply(self, position: int, values: list[int]) -> list[int]:
+        """Returns the results of ``values`` from ``position`` on; goes back there if it has seen more."""
+        if position < len(self.seen):
+            n_before, caches = self.before
+            if n_before > position:
+                n_before, caches = 0, (0,) * len(self.caches)
+            self.caches[:] = caches
+            if n_before < position:
+                apply_to_rows(self.seen[n_before:position], self.first, self.caches)
+            del self.seen[position:]
+        if len(values) > 1:
+            self.before = position, tuple(self.caches)
+        self.seen += values
+        return apply_to_rows(values, self.first, self.caches)
 
 
 class StubCompute:
@@ -211,7 +231,7 @@ class StubCompute:
     ) -> Computed:
         profile = self.profile
         blocks = range(session.first, session.first + len(session.caches))
-        values = apply_to_rows(read_rows(payload, self.token_bytes), session.first, session.caches)
+        values = session.apply(position, read_rows(payload, self.token_bytes))
         answer = write_rows(values, self.token_bytes)
         together = Composition()
         overhead_s = profile.overhead_s(session.client, position, n_tokens)

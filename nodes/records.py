@@ -133,6 +133,16 @@ class Token(Record, frozen=True, tag="token"):
     token_id: int = -1
 
 
+class Drafted(Record, frozen=True, tag="drafted"):
+    """A round has ended for which the client drafted ``tokens`` tokens, of which ``accepted`` agreed.
+
+    Follows the records of the round's output tokens, of which only the first has hops.
+    """
+
+    tokens: int
+    accepted: int
+
+
 class Completed(Record, frozen=True, tag="completed"):
     """The request has all its tokens."""
 
@@ -231,6 +241,6 @@ States = (
     | Interrupted
 )
 Recoveries = Detected | Rerouted | Replayed | Unreachable | Reachable
-AnyRecord = States | Recoveries | Opening | Token
+AnyRecord = States | Recoveries | Opening | Token | Drafted
 ENDED = (Completed, Failed, Cancelled, Interrupted)
 """The last record of a request is one of these."""

@@ -10,7 +10,18 @@ from nodes.chain import Chain, HopFailed, OpenHop, Preempted, Refusal
 from nodes.clock import Clock, on_tick
 from nodes.connection import Connection
 from nodes.hub import HubModel
-from nodes.records import Admitted, Completed, HopRecord, Opening, Plan, Rejected, Resumed, Routed, Token
+from nodes.records import (
+    Admitted,
+    Completed,
+    Drafted,
+    HopRecord,
+    Opening,
+    Plan,
+    Rejected,
+    Resumed,
+    Routed,
+    Token,
+)
 from nodes.recovery import Observer, Recovery, Rerouter
 from nodes.request import Request
 from policies.rules import RecoveryRules
@@ -142,20 +153,34 @@ class HubSession:
     async def _generate(self, ready_at_s: float) -> float:
         """Prefills and decode; returns the instant of the last token."""
         sequence = self._model.sequence(self.request)
-        position = 0
-        for index in range(self.request.n_output_tokens):
+        position = n_done = 0
+        while n_done < self.request.n_output_tokens and not sequence.ended:
+            n_drafted = await sequence.draft(self.request.n_output_tokens - n_done)
             payload = await sequence.embed()
             n_tokens = len(payload) // self._model.token_bytes
             self._steps.append(n_tokens)
-            answer, timings = await self._step(position, n_tokens, payload, index)
-            token_id = await sequence.take(answer)
+            answer, timings = await self._step(position, n_tokens, payload, n_done)
+            token_ids = await sequence.take(answer)
             finished_at_s = self._clock.now_s()
-            self._observe(Token(self.request.index, finished_at_s, index, ready_at_s, timings, token_id))
+            for token_id in token_ids:
+                self._observe(Token(self.request.index, finished_at_s, n_done, ready_at_s, timings, token_id))
+                n_done += 1
+                ready_at_s, timings = finished_at_s, []
+            if self._model.decoding is not None and position:
+                drafted = n_drafted, sequence.n_accepted
+                self._observe(Drafted(self.request.index, finished_at_s, *drafted))
+                self._go_back(n_tokens - len(token_ids))
+                n_tokens = len(token_ids)
             position += n_tokens
-            ready_at_s = finished_at_s
-            if sequence.ended:
-                break
         return ready_at_s
+
+    def _go_back(self, n_void: int) -> None:
+        """Makes the last ``n_void`` tokens void that the chain has seen: the next step takes their place."""
+        self._steps[-1] -= n_void
+        for hop in self.hops:
+            kept = hop.n_cached - n_void
+            del hop.inputs[len(hop.inputs) * kept // hop.n_cached :]
+            hop.n_cached = kept
 
     async def _step(
         self, position: int, n_tokens: int, rows: bytes, n_done: int

@@ -25,7 +25,7 @@ _ENDED_REMEMBERED = 10_000
 
 @dataclass
 class Session:
-    """One session on blocks ``[first, last)``. Its next step must begin at ``position``."""
+    """One session on blocks ``[first, last)``. Its next step begins at ``position``, or goes back before it."""
 
     key: str
     first: int
@@ -212,10 +212,16 @@ class Sessions:
         ended = wire.NO_CAPACITY, f"session {shown(session.key)} was closed before it was open"
         return wire.Error(frame.id, *connection.ended.get(session.key, ended))
 
-    def _grow(self, connection: Connection, session: Session, n_tokens: int) -> bool:
-        """Reserves cache for ``n_tokens`` in total. Returns False if ``session`` was preempted."""
+    def _grow(self, connection: Connection, session: Session, position: int, n_tokens: int) -> bool:
+        """Reserves cache for ``n_tokens`` more from ``position`` on; frees what was reserved beyond.
+
+        Returns False if ``session`` was preempted.
+        """
         owner = connection.number, session.key
-        if not self.admission.grow(owner, n_tokens):
+        if position < session.position:
+            self.admission.go_back(owner, position)
+            session.cached_tokens = min(session.cached_tokens, self.admission.cached_tokens(owner))
+        if not self.admission.grow(owner, position + n_tokens):
             return False
         wanted = self.admission.cached_tokens(owner)
         if wanted > session.cached_tokens:
@@ -292,7 +298,7 @@ class Sessions:
                 f"{len(frame.payload)} bytes for {n_tokens} hidden states of {self.compute.token_bytes} bytes",
                 frame.id,
             )
-        if position != session.position or session.running:
+        if position > session.position or session.running:
             raise wire.FrameError(
                 wire.WRONG_POSITION,
                 f"session {shown(key)} is at position {session.position}, not {position}",
@@ -304,9 +310,9 @@ class Sessions:
                 f"session {shown(key)} has room for {session.max_tokens} tokens",
                 frame.id,
             )
-        if not self._grow(connection, session, position + n_tokens):
+        if not self._grow(connection, session, position, n_tokens):
             return None
-        session.running = True
+        session.position, session.running = position, True
         return session
 
     @contextlib.asynccontextmanager

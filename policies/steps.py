@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeVar
 
+L = TypeVar("L", bound="StepLaw")
 Blocks = int | range
 """Blocks that a step goes through: how many, all like the law's own, or which ones of the model."""
 
@@ -58,7 +60,7 @@ class StepLaw:
             return self.prefill_least_s
         return self.prefill_least_s - self.experts_s * (1 - self.experts_ratio) ** n_tokens
 
-    def _attended(self, n_tokens: int) -> int:
+    def _attended(self, n_tokens: float) -> float:
         """Returns twice the number of pairs of tokens that a prompt's attention has: n² without a window."""
         beyond = max(0, n_tokens - self.window_tokens) if self.window_tokens else 0
         return n_tokens**2 - beyond**2
@@ -119,11 +121,43 @@ class StepLaw:
         """Returns the seconds of a whole step of one session: ``n_tokens`` tokens on ``blocks``.
 
         ``position`` is the number of tokens cached before; 0 means the prefill. Several tokens at another
-        position (a replay) are decoded one after another.
+        position (a draft that is verified) are computed together: see ``verify_at_s``.
         """
         if not position:
             return self.step_base_s + self.prefill_of_s(n_tokens, blocks)
-        return self.step_base_s + n_tokens * self.decode_of_s(position + (n_tokens - 1) / 2, blocks)
+        if n_tokens == 1:
+            return self.step_base_s + self.decode_of_s(position, blocks)
+        return self.step_base_s + self.verify_of_s(position, n_tokens, blocks)
+
+    def verify_of_s(self, cached_tokens: float, n_tokens: int, blocks: Blocks) -> float:
+        """Returns the seconds of ``n_tokens`` of one session on ``blocks``, without ``step_base_s``."""
+        return sum(n * law.verify_at_s(cached_tokens, n_tokens) for law, n in self.kinds(blocks))
+
+    def by_token(self: L, n_sent: int, n_made: float) -> L:
+        """Returns a law whose decode is a token's share of a step with ``n_sent`` tokens that makes ``n_made``.
+
+        It is exact where no window ends, and in a batch as far as sessions do not share experts.
+        """
+        context_tokens = self.decode_context_tokens
+        changed: L = replace(  # type: ignore[type-var]  # laws are dataclasses
+            self,
+            decode_s=self.verify_at_s(context_tokens, n_sent) / n_made,
+            context_slope_s=(self.context_slope_s + 2 * (n_sent - 1) * self.prefill_curve_s) / n_made,
+            session_slope_s=self.session_slope_s * n_sent / n_made,
+            others=tuple(other.by_token(n_sent, n_made) for other in self.others),
+        )
+        return changed
+
+    def verify_at_s(self, cached_tokens: float, n_tokens: int) -> float:
+        """Returns the seconds per block of ``n_tokens`` of one session in one step, after ``cached_tokens``.
+
+        A decode that reads the experts of all of them; every further token adds what one of a prompt adds.
+        """
+        more_s = self.further_s(n_tokens) - self.session_slope_s * (n_tokens - 1)
+        more_s += self.prefill_slope_s * (n_tokens - 1)
+        pairs = self._attended(cached_tokens + n_tokens) - self._attended(cached_tokens + 1)
+        more_s += self.prefill_curve_s * pairs
+        return self.decode_at_s(cached_tokens) + more_s
 
     def batch_s(self, blocks: Blocks, positions: Sequence[int], prompt: range) -> float:
         """Returns the seconds of a step of several sessions: a decode per position, and tokens of one prompt.

@@ -26,6 +26,7 @@ from nodes.blocks.spec import HubSpec, Sampling, WeightSource
 from nodes.blocks.weights import opened
 from nodes.compute import ComputeError
 from nodes.request import Generation, Request, SessionError
+from policies.decoding import Decoding
 
 
 def prompt_of(request: Request, vocabulary: int) -> list[int]:
@@ -103,6 +104,8 @@ class BlocksHub:
         torch.set_num_threads(spec.n_threads)
         self._queue = ThreadPoolExecutor(1, "hub")
 
+    decoding: Decoding | None = None
+
     def sequence(self, request: Request) -> _Sequence:
         """Returns the token sequence of a request.
 
@@ -157,6 +160,7 @@ class BlocksHub:
 class _Sequence:
     def __init__(self, hub: BlocksHub, prompt: list[int], generation: Generation) -> None:
         self.ended = False
+        self.n_accepted = 0
         self._hub = hub
         self._tokens = prompt
         self._n_sent = 0
@@ -171,11 +175,14 @@ class _Sequence:
         answer: bytes = await self._hub.run(self._hub.embed, tokens)
         return answer
 
-    async def take(self, payload: bytes) -> int:
+    async def draft(self, n_left: int) -> int:
+        return 0
+
+    async def take(self, payload: bytes) -> list[int]:
         token: int = await self._hub.run(self._choose, payload)
         self._tokens.append(token)
         self.ended = token in self._ends
-        return token
+        return [token]
 
     @torch.inference_mode()
     def _choose(self, payload: bytes) -> int:

@@ -34,7 +34,14 @@ from testbed.experiments.fields import (
     Weight,
     rule,
 )
-from testbed.experiments.limits import MAX_BLOCKS, MAX_HIDDEN_SIZE, MAX_NODES, MAX_REQUESTS, MAX_TOKENS
+from testbed.experiments.limits import (
+    MAX_BLOCKS,
+    MAX_DRAFTED,
+    MAX_HIDDEN_SIZE,
+    MAX_NODES,
+    MAX_REQUESTS,
+    MAX_TOKENS,
+)
 from testbed.experiments.network_tables import (
     ClustersTable,
     MatrixTable,
@@ -752,6 +759,23 @@ class CacheTable(Table):
         return self
 
 
+class DecodingTable(Table):
+    """``[decoding]``: speculative decoding, where clients draft tokens that the servers verify in one step.
+
+    - ``drafter``: "none"; "ngram" continues what followed the last tokens earlier in prompt and output; "model" is a
+      small model at the client; "petals" is one with PETALS' rule: no token of the large model after drafted ones that
+      agree.
+    - ``tokens``: how many to draft per round (default 5).
+    - ``acceptance``: the probability that a drafted token agrees, for the stub, which drafts no text.
+    - ``draft_token``: the client's time per drafted token (default 0).
+    """
+
+    drafter: Literal["none", "ngram", "model", "petals"] = "none"
+    tokens: Annotated[int, Field(ge=1, le=MAX_DRAFTED)] | None = None
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
+    draft_token: Seconds | None = None
+
+
 class CalibrationTable(Table):
     """``[calibration]``: published overheads that are added to the emulated network's times.
 
@@ -853,6 +877,7 @@ class Scenario(Table):
     policy: PolicyTable = PolicyTable(name="proposed")
     compute: ComputeTable = ComputeTable()
     cache: CacheTable = CacheTable()
+    decoding: DecodingTable | None = None
     calibration: CalibrationTable = CalibrationTable()
     backoff: BackoffTable = BackoffTable()
     fault: list[FaultTable] | None = None

@@ -171,6 +171,15 @@ class RequestRow(Record, kw_only=True):
             engines="emulation; null in simulations",
         ),
     ] = None
+    n_rounds: Annotated[
+        int | None,
+        column(
+            "rounds of speculative decoding, which are all steps but the prompt's ([speculation.md](speculation.md)); the "
+            "column is absent without `[decoding]`"
+        ),
+    ] = None
+    n_drafted: Annotated[int | None, column("tokens that the client drafted in them")] = None
+    n_accepted: Annotated[int | None, column("drafted tokens that agreed with the model's")] = None
     times: Annotated[Times, column("the metrics, measured or simulated")] = msgspec.field(
         default_factory=Times
     )
@@ -231,6 +240,8 @@ def request_columns() -> dict[str, tuple[Any, msgspec.Meta]]:
     return found
 
 
+OPTIONAL = ("n_rounds", "n_drafted", "n_accepted")
+"""Columns that a run's table lacks if no request has a value."""
 _ALWAYS = (
     "request",
     "client",

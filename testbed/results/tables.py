@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from testbed.experiments.experiment import Experiment
 from testbed.records.hops import hop_columns
 from testbed.records.links import LinksUsed, link_columns
-from testbed.records.requests import RequestRow, flat, request_columns, row_of
+from testbed.records.requests import OPTIONAL, RequestRow, flat, request_columns, row_of
 from testbed.records.summary import read_summary
 from testbed.results.model import HopTable
 from testbed.rundir import parquet_path, replacing
@@ -41,7 +41,8 @@ def request_schema() -> pa.Schema:
 
 def request_table(rows: Sequence[RequestRow]) -> pa.Table:
     """Return a table with a row per request of the scenario, with those that failed or never started."""
-    return pa.Table.from_pylist([flat(row) for row in rows], schema=request_schema())
+    table = pa.Table.from_pylist([flat(row) for row in rows], schema=request_schema())
+    return table.drop_columns([name for name in OPTIONAL if table[name].null_count == len(rows)])
 
 
 def write_requests(path: Path, rows: Sequence[RequestRow]) -> None:

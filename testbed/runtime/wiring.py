@@ -218,6 +218,7 @@ def client_config(
             model.token_bytes,
             model.n_blocks,
             experiment.problem.hub_s(experiment.problem.clients.index(client)),
+            experiment.problem.decoding,
         ),
         forwarding=experiment.problem.forwarding,
         rules=SessionRules(

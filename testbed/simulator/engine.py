@@ -167,6 +167,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             ),
             (experiment.compute.batching != "none", "compute.batching"),
             (experiment.compute.paging is not None, "cache.mode paged"),
+            (experiment.problem.decoding is not None, "decoding.drafter"),
             (has_hours(experiment), "servers.hours"),
             (bool(experiment.faults.planned), "fault or churn"),
             (bool(experiment.faults.absent), "servers.present = false"),

@@ -152,11 +152,6 @@ async def test_a_step_takes_its_base_once_and_more_per_block_for_cached_tokens_a
     }
 
 
-def test_several_tokens_in_one_step_find_one_more_cached_each() -> None:
-    alone_s = [REFINED.times.step_s(position, 1, 3) - REFINED.times.step_base_s for position in (5, 6, 7)]
-    assert REFINED.times.step_s(5, 3, 3) == REFINED.times.step_base_s + sum(alone_s)
-
-
 async def test_a_step_is_slowed_by_those_that_compute_as_it_arrives_and_by_no_others() -> None:
     profile = StubProfile(
         TOKEN_BYTES,

@@ -34,11 +34,6 @@ def test_the_decode_time_may_be_given_for_any_number_of_cached_tokens() -> None:
     assert [at_20.step_s(n, 1, 4) for n in (1, 20, 300)] == [TIMES.step_s(n, 1, 4) for n in (1, 20, 300)]
 
 
-def test_a_replay_in_one_step_computes_what_its_tokens_would_and_pays_the_base_once() -> None:
-    alone_s = [TIMES.step_s(position, 1, 3) - 0.5 for position in (5, 6, 7)]
-    assert TIMES.step_s(5, 3, 3) == 0.5 + sum(alone_s)
-
-
 @pytest.mark.parametrize("kind", ["hub-spoke", "forwarding", "forwarding over links"])
 def test_the_steps_of_a_request_add_up_to_its_service_time(kind: str) -> None:
     problem = make_problem(

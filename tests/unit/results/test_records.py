@@ -24,7 +24,7 @@ from testbed.records.events import (
 )
 from testbed.records.hops import HopRow
 from testbed.records.plan import Plan
-from testbed.records.requests import RequestRow, Times, flat, request_columns, row_of
+from testbed.records.requests import OPTIONAL, RequestRow, Times, flat, request_columns, row_of
 from testbed.records.summary import RunSummary, summary_from
 from testbed.results.tables import read_requests, request_table
 
@@ -78,7 +78,9 @@ def test_a_metric_follows_from_four_times_and_is_left_out_where_a_request_did_no
 def test_a_row_survives_its_table(tmp_path: Path) -> None:
     rows = [row(), row(request=4, status="failed", reason="no room", times=Times(), token_ids=[], chain="")]
     table = request_table(rows)
-    assert table.column_names == list(request_columns())
+    assert table.column_names == [name for name in request_columns() if name not in OPTIONAL]
+    drafted = request_table([*rows, row(n_rounds=3, n_drafted=9, n_accepted=2)])
+    assert drafted.column_names == list(request_columns())
     pq.write_table(table, tmp_path / "requests.parquet")
     assert read_requests(tmp_path / "requests.parquet") == rows
     assert (rows[0].waited_s, rows[1].waited_s) == (0.5, 2.5)

@@ -15,10 +15,10 @@ import pytest
 from testbed.cli.main import app
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
-from testbed.records.requests import flat
 from testbed.results.logs import RunRecords
 from testbed.results.model import hop_table
 from testbed.results.requests import request_rows
+from testbed.results.tables import request_table
 from testbed.simulator.text import comparison_text
 from tests.unit.simulator.test_instance import DOCUMENT
 
@@ -123,8 +123,8 @@ def test_tables_have_the_columns_of_an_emulation_and_hops_add_up_to_the_request(
     requests = pq.read_table(tmp_path / "o" / "requests.parquet")
     hops = pq.read_table(tmp_path / "o" / "hops.parquet")
     experiment, nothing = load_experiment("clustered"), RunRecords([], 0)
-    emulated = [flat(row) for row in request_rows(experiment, nothing, hop_table(experiment, nothing))]
-    assert requests.column_names == list(emulated[0])
+    emulated = request_table(request_rows(experiment, nothing, hop_table(experiment, nothing)))
+    assert requests.column_names == emulated.column_names
     spent: dict[int, float] = {}
     for row in hops.to_pylist():
         parts = row["hop_client_s"] + row["hop_network_s"] + row["hop_compute_s"]

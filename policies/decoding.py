@@ -1,0 +1,106 @@
+"""Speculative decoding: how many tokens a client drafts per round, and how many of them the model confirms.
+
+A round begins with one token that the servers have not seen. The client drafts more tokens after it and sends all of
+them in one step. The model's own tokens show how many drafted ones agree: those are kept, and after them the model's
+token. The servers go back to the end of what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Drafter = Literal["ngram", "model", "petals"]
+_MASK = (1 << 64) - 1
+
+
+class Round(NamedTuple):
+    """One round: ``drafted`` tokens, ``accepted`` of them, and ``made`` output tokens in all.
+
+    ``sent`` hidden states go through the chain in one step.
+    """
+
+    drafted: int
+    accepted: int
+    made: int
+    sent: int
+
+
+ONE_TOKEN = Round(0, 0, 1, 1)
+"""A step without drafting."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How clients draft: ``tokens`` per round, each in ``draft_token_s`` seconds of the client.
+
+    Where drafts are not computed, each agrees with the probability ``acceptance``, drawn from ``seed``, the request
+    and the token's number: so the same tokens agree in every engine, whatever the number of tokens per round.
+
+    ``drafter`` "petals" follows PETALS: it keeps the agreeing tokens only, or the model's token if none agrees. So it
+    need not send the last drafted token.
+    """
+
+    drafter: Drafter
+    tokens: int
+    acceptance: float
+    draft_token_s: float = 0.0
+    seed: int = 0
+
+    @property
+    def is_petals(self) -> bool:
+        return self.drafter == "petals"
+
+    def n_drafted(self, n_left: int) -> int:
+        """Returns how many tokens to draft for a request that lacks ``n_left`` >= 1 output tokens.
+
+        No more than it can use: the model adds one of its own to them, except under PETALS' rule.
+        """
+        return min(self.tokens, n_left if self.is_petals else n_left - 1)
+
+    def n_sent(self, n_drafted: int) -> int:
+        """Returns how many hidden states a round with ``n_drafted`` drafted tokens sends."""
+        return max(n_drafted, 1) if self.is_petals else n_drafted + 1
+
+    def n_made(self, n_accepted: int) -> int:
+        """Returns how many output tokens a round makes of which ``n_accepted`` drafted tokens agree."""
+        return max(n_accepted, 1) if self.is_petals else n_accepted + 1
+
+    def kept(self, chosen: Sequence[int], drafted: Sequence[int]) -> tuple[int, list[int]]:
+        """Returns how many of ``drafted`` agree, and the round's output tokens: those, and the model's after them.
+
+        ``chosen`` are the model's tokens, the first of which is compared with the first drafted one. Under PETALS'
+        rule the model's token counts only if none agrees.
+        """
+        n_accepted = 0
+        while n_accepted < len(drafted) and chosen[n_accepted] == drafted[n_accepted]:
+            n_accepted += 1
+        return n_accepted, list(chosen[: self.n_made(n_accepted)])
+
+    def agrees(self, request: int, token: int) -> bool:
+        """Returns whether the drafted output token number ``token`` of ``request`` agrees, as drawn."""
+        mixed = ((self.seed * 0x9E3779B97F4A7C15 + request) * 0xD1342543DE82EF95 + token) & _MASK
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # as splitmix64
+            mixed = ((mixed ^ (mixed >> shift)) * factor) & _MASK
+        return (mixed ^ (mixed >> 31)) < self.acceptance * 2**64
+
+    def drawn(self, request: int, n_done: int, n_left: int) -> Round:
+        """Returns the round of ``request`` after ``n_done`` output tokens, with drawn agreement."""
+        drafted = self.n_drafted(n_left)
+        accepted = 0
+        while accepted < drafted and self.agrees(request, n_done + accepted):
+            accepted += 1
+        return Round(drafted, accepted, self.n_made(accepted), self.n_sent(drafted))
+
+    def expected_tokens(self, n_drafted: int | None = None) -> float:
+        """Returns the mean output tokens of a round with ``n_drafted`` drafted tokens (``None``: ``tokens``).
+
+        (1 - a^(g+1)) / (1 - a) for acceptance a and g drafted tokens; under PETALS' rule a + … + a^g, and 1 - a for
+        the model's token if none agrees.
+        """
+        a, g = self.acceptance, self.tokens if n_drafted is None else n_drafted
+        kept = float(g) if a == 1.0 else a * (1 - a**g) / (1 - a)
+        if not g:
+            return 1.0
+        return kept + (1 - a) if self.is_petals else kept + 1
