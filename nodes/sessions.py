@@ -220,7 +220,6 @@ class Sessions:
         owner = connection.number, session.key
         if position < session.position:
             self.admission.go_back(owner, position)
-            session.cached_tokens = min(session.cached_tokens, self.admission.cached_tokens(owner))
         if not self.admission.grow(owner, position + n_tokens):
             return False
         wanted = self.admission.cached_tokens(owner)

@@ -356,7 +356,8 @@ class BlocksCompute:
         """Begins a step, and grows the session's cache if necessary.
 
         Until ``_finish`` the session keeps its memory, even if it is closed. Raises ``ComputeError`` if the
-        session is closed, if the step is not its next one, or without memory.
+        session is closed, if the step begins after its end, or without memory. One that begins before makes the rest
+        of the cache void.
         """
         with self._idle:
             if session.closed_by:
@@ -367,11 +368,13 @@ class BlocksCompute:
             if room > session.max_tokens:
                 self._set_aside(session, room)
             cached = session.cache.get_seq_length()
-            if position != cached or position + n_tokens > room:
+            if position > cached or position + n_tokens > room:
                 raise ComputeError(
                     f"{n_tokens} tokens at {position} do not follow the session's {cached} of {room}"
                 )
             session.running = True
+        if position < cached:
+            session.cache.set_length(position)
         if room > session.max_tokens:
             try:
                 with explaining_out_of_memory(_NO_CACHE):

@@ -168,7 +168,9 @@ def resolve(
     check_is_held(hours, specs, model, scenario.begins_at)
     by_hours = faults_of_hours(hours, server_names, max(request.arrival_at_s for request in requests))
     longest_output = max(request.n_output_tokens for request in requests)
-    decoding_table, decoding = resolve_decoding(scenario.decoding, scenario.seed, longest_output)
+    decoding_table, decoding = resolve_decoding(
+        scenario, longest_output, folder_of("decoding", "draft_model")
+    )
     recovery = resolve_recovery(scenario.recovery, blocks.dtype if blocks is not None else None)
     resolved = scenario.model_copy(
         update={
@@ -249,6 +251,7 @@ def resolve(
             paging=paging,
             expected_output=None if paging is None else scenario.cache.expected_output or expected_output,
             blocks=blocks,
+            draft_model=None if decoding_table is None or blocks is None else decoding_table.draft_model,
             is_measured=blocks is None or all(table.measured is not None for table in hardware.values()),
         ),
         policy=PolicyPart(

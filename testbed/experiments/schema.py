@@ -766,14 +766,17 @@ class DecodingTable(Table):
       small model at the client; "petals" is one with PETALS' rule: no token of the large model after drafted ones that
       agree.
     - ``tokens``: how many to draft per round (default 5).
-    - ``acceptance``: the probability that a drafted token agrees, for the stub, which drafts no text.
-    - ``draft_token``: the client's time per drafted token (default 0).
+    - ``acceptance``: the probability that a drafted token agrees, for the stub, which drafts no text. With real blocks
+      it is what policies expect (default 0.5).
+    - ``draft_token``: the client's time per drafted token (default 0). Real blocks take the time that they need.
+    - ``draft_model``: the folder of the small model's checkpoint, for real blocks with "model" or "petals".
     """
 
     drafter: Literal["none", "ngram", "model", "petals"] = "none"
     tokens: Annotated[int, Field(ge=1, le=MAX_DRAFTED)] | None = None
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
     draft_token: Seconds | None = None
+    draft_model: Annotated[str, Field(min_length=1)] | None = None
 
 
 class CalibrationTable(Table):
