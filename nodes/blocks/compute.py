@@ -427,7 +427,9 @@ class BlocksCompute:
         return int(max(1, min(context, self._prefill_bytes // token_bytes)))
 
     async def _pass(self, work: Work) -> float:
-        portions = [_Portion(s, job := self._jobs[s], s.position, 1, job.payload) for s in work.decodes]
+        portions = [
+            _Portion(s, job := self._jobs[s], s.position, s.n_tokens, job.payload) for s in work.decodes
+        ]
         if work.prompt is not None:
             job, start = self._jobs[work.prompt], work.chunk.start - work.prompt.position
             n_bytes = self.token_bytes

@@ -84,6 +84,18 @@ def test_verified_tokens_add_to_a_decode_what_tokens_of_a_prompt_add() -> None:
     assert times.verify_at_s(5, 1) == times.decode_at_s(5)
 
 
+def test_a_draft_alone_in_a_batch_takes_what_it_takes_without_and_drafts_read_their_experts_once() -> None:
+    times = StepTimes(
+        0.25, 2.0, 0.125, 0.5, 2**-6, 2**-4, session_slope_s=0.5, experts_s=8.0, experts_ratio=0.5
+    )
+    assert times.batch_s(2, [5], range(0), [3]) == times.step_s(5, 3, 2)
+    both_s = times.batch_s(2, [5, 9], range(0), [3, 1])
+    without_experts = replace(times, experts_s=0.0)
+    alone_s = sum(without_experts.verify_at_s(*of) for of in ((5, 3), (9, 1)))
+    experts_s = 8.0 * (0.5 - 0.5**4)
+    assert both_s == 0.5 + 2 * (alone_s - 0.25 + 0.5 + experts_s)
+
+
 @pytest.mark.parametrize("kind", ["hub-spoke", "forwarding", "forwarding over links"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_requests_time_is_that_of_its_rounds_shared_by_their_tokens(kind: str, drafter: str) -> None:

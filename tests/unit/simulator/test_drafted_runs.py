@@ -78,6 +78,16 @@ def test_preempted_sessions_replay_their_rounds_and_go_back(
     assert all(done == 48 for done in tables["requests.n_tokens_done"])
 
 
+@pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
+def test_drafts_are_verified_together_with_other_sessions_steps(tmp_path: Path, communication: str) -> None:
+    more = f"policy.communication={communication}", "compute.batching=continuous", "workload.rate=20"
+    few = "workload.n_requests=8", "workload.n_output_tokens=40", "model.hidden_size=112"
+    slow = "hardware.a100.decode=30 ms", "hardware.a100.base=a100", "hardware.a100.session_slope=1 ms"
+    _, tables = check_same(tmp_path, *DRAFTS, *WIDE, *few, *more, *slow, abs_s=1e-9)
+    assert max(tables["hops.batch_steps"]) > 2
+    assert max(tables["hops.batch_tokens"]) > 2 * 6
+
+
 def test_messages_of_several_tokens_take_their_links_as_in_the_testbed(tmp_path: Path) -> None:
     path = tmp_path / "drawn.toml"
     path.write_text(ASYMMETRIC)
