@@ -133,3 +133,18 @@ def test_without_drafts_all_is_as_if_there_were_no_such_table() -> None:
 def test_the_reference_has_no_drafts() -> None:
     with pytest.raises(UserError, match=r"decoding\.drafter has no meaning in the reference mode"):
         simulate(Case(load_experiment("clustered", DRAFTS)), "reference")
+
+
+@pytest.mark.parametrize(("policy", "knows"), [("proposed", True), ("petals", False)])
+def test_policies_that_count_drafts_place_and_route_otherwise_and_those_of_others_do_not(
+    policy: str, knows: bool
+) -> None:
+    """Where a token has a small share of a round trip, computing counts: more blocks go to fast servers' hops."""
+    many = "decoding.drafter=ngram", "decoding.tokens=16", "decoding.acceptance=1.0"
+    chosen = f"policy.name={policy}", "workload.n_requests=1"
+    plain, drafting = (
+        simulate(Case(load_experiment("clustered", [*chosen, *more])), "testbed") for more in ((), many)
+    )
+    assert plain.placement is not None and drafting.placement is not None
+    assert (plain.placement.ranges != drafting.placement.ranges) == knows
+    assert (plain.rows[0].chain != drafting.rows[0].chain) == knows
