@@ -29,8 +29,8 @@ class TokenSequence(Protocol):
     n_accepted: int
     """Drafted tokens of the last step that agreed."""
 
-    async def draft(self, n_left: int) -> int:
-        """Drafts tokens for a request that lacks ``n_left`` output tokens; returns how many. 0 without a drafter."""
+    async def draft(self, n_tokens: int) -> int:
+        """Drafts at most ``n_tokens`` tokens; returns how many."""
         ...
 
     async def embed(self) -> bytes:
@@ -89,12 +89,12 @@ class _StubSequence:
         self._values: list[int] = []
         self.n_accepted = 0
 
-    async def draft(self, n_left: int) -> int:
+    async def draft(self, n_tokens: int) -> int:
         self._drafts = []
-        if self._decoding is None or not self._n_taken:
+        if self._decoding is None or not n_tokens:
             return 0
         began_at_s = self._hub.now_s()
-        round_ = self._decoding.drawn(self._request, self._n_taken, n_left)
+        round_ = self._decoding.drawn(self._request, self._n_taken, n_tokens)
         self._drafts = self._foretold(round_.accepted, round_.drafted)
         await self._hub.wait_until_s(on_tick(began_at_s + round_.drafted * self._decoding.draft_token_s))
         return round_.drafted

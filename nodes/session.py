@@ -24,6 +24,7 @@ from nodes.records import (
 )
 from nodes.recovery import Observer, Recovery, Rerouter
 from nodes.request import Request
+from policies.decoding import RoundCosts, Seen
 from policies.rules import RecoveryRules
 from policies.workload import Backoff
 
@@ -76,6 +77,8 @@ class HubSession:
         self._chain = self.chain_kind(request, key, client, connections, clock, rules.recovery)
         self._recovery = Recovery(request, self._chain, reroute, rules.recovery, model, clock, observer)
         self.hops: list[OpenHop] = []
+        self._costs = RoundCosts(0.0, 0.0)
+        """What a round costs on the chain, as the coordinator expects it."""
         self._steps: list[int] = []
         """The number of tokens of every step so far, the present one included."""
 
@@ -122,7 +125,7 @@ class HubSession:
                 self._observe(Routed(index, attempt_at_s, answer.hops, *took_s))
                 opened = await self._chain.open(answer.hops, first_tokens, is_replacement=is_replacement)
                 if not isinstance(opened, Refusal):
-                    self.hops = opened
+                    self.hops, self._costs = opened, RoundCosts(*answer.round_s)
                     self._observe(Admitted(index, self._clock.now_s(), answer.hops))
                     return attempt_at_s
                 refusal = opened
@@ -153,9 +156,13 @@ class HubSession:
     async def _generate(self, ready_at_s: float) -> float:
         """Prefills and decode; returns the instant of the last token."""
         sequence = self._model.sequence(self.request)
+        decoding, seen = self._model.decoding, Seen()
         position = n_done = 0
         while n_done < self.request.n_output_tokens and not sequence.ended:
-            n_drafted = await sequence.draft(self.request.n_output_tokens - n_done)
+            n_drafted = 0
+            if decoding is not None and position:
+                n_left = self.request.n_output_tokens - n_done
+                n_drafted = await sequence.draft(decoding.n_drafted(n_left, self._costs, seen))
             payload = await sequence.embed()
             n_tokens = len(payload) // self._model.token_bytes
             self._steps.append(n_tokens)
@@ -166,9 +173,10 @@ class HubSession:
                 self._observe(Token(self.request.index, finished_at_s, n_done, ready_at_s, timings, token_id))
                 n_done += 1
                 ready_at_s, timings = finished_at_s, []
-            if self._model.decoding is not None and position:
+            if decoding is not None and position:
                 drafted = n_drafted, sequence.n_accepted
                 self._observe(Drafted(self.request.index, finished_at_s, *drafted))
+                seen.add(*drafted)
                 self._go_back(n_tokens - len(token_ids))
                 n_tokens = len(token_ids)
             position += n_tokens

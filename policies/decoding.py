@@ -8,7 +8,7 @@ token. The servers go back to the end of what is kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 Drafter = Literal["ngram", "model", "petals"]
@@ -29,6 +29,30 @@ class Round(NamedTuple):
 
 ONE_TOKEN = Round(0, 0, 1, 1)
 """A step without drafting."""
+MOST_TOKENS = 16
+"""Most tokens that are drafted per round where their number is chosen."""
+_TRUSTED = 8
+"""How many drafted tokens the expected acceptance counts for beside those that were seen."""
+
+
+class RoundCosts(NamedTuple):
+    """What a round costs a session on its chain: ``base_s`` without drafts, and ``token_s`` for every drafted token."""
+
+    base_s: float
+    token_s: float
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a session has seen of its drafts: ``n_tested`` drafted tokens were compared, of which some agreed."""
+
+    n_accepted: int = 0
+    n_tested: int = 0
+
+    def add(self, n_drafted: int, n_accepted: int) -> None:
+        """Counts a round. Of its drafted tokens, those after the first that differs were not compared."""
+        self.n_accepted += n_accepted
+        self.n_tested += min(n_accepted + 1, n_drafted)
 
 
 @dataclass(frozen=True)
@@ -40,6 +64,8 @@ class Decoding:
 
     ``drafter`` "petals" follows PETALS: it keeps the agreeing tokens only, or the model's token if none agrees. So it
     need not send the last drafted token.
+
+    With ``is_auto``, ``tokens`` is the most that a session drafts: see ``best_tokens``.
     """
 
     drafter: Drafter
@@ -47,17 +73,33 @@ class Decoding:
     acceptance: float
     draft_token_s: float = 0.0
     seed: int = 0
+    is_auto: bool = False
 
     @property
     def is_petals(self) -> bool:
         return self.drafter == "petals"
 
-    def n_drafted(self, n_left: int) -> int:
+    def n_drafted(self, n_left: int, costs: RoundCosts, seen: Seen) -> int:
         """Returns how many tokens to draft for a request that lacks ``n_left`` >= 1 output tokens.
 
-        No more than it can use: the model adds one of its own to them, except under PETALS' rule.
+        No more than it can use: the model adds one of its own to them, except under PETALS' rule. ``costs`` and ``seen``
+        are the session's: see ``best_tokens``.
         """
-        return min(self.tokens, n_left if self.is_petals else n_left - 1)
+        most = self.tokens
+        if self.is_auto:
+            known = self.acceptance * _TRUSTED + seen.n_accepted
+            most = self.best_tokens(costs, known / (_TRUSTED + seen.n_tested))
+        return min(most, n_left if self.is_petals else n_left - 1)
+
+    def best_tokens(self, costs: RoundCosts, acceptance: float) -> int:
+        """Returns how many drafted tokens per round, 0 to ``tokens``, make most tokens per second."""
+        if not costs.base_s:
+            return self.tokens
+        law = replace(self, acceptance=acceptance)
+        return max(
+            range(self.tokens + 1),
+            key=lambda n: law.expected_tokens(n) / (costs.base_s + n * costs.token_s),
+        )
 
     def n_sent(self, n_drafted: int) -> int:
         """Returns how many hidden states a round with ``n_drafted`` drafted tokens sends."""
@@ -85,9 +127,8 @@ class Decoding:
             mixed = ((mixed ^ (mixed >> shift)) * factor) & _MASK
         return (mixed ^ (mixed >> 31)) < self.acceptance * 2**64
 
-    def drawn(self, request: int, n_done: int, n_left: int) -> Round:
-        """Returns the round of ``request`` after ``n_done`` output tokens, with drawn agreement."""
-        drafted = self.n_drafted(n_left)
+    def drawn(self, request: int, n_done: int, drafted: int) -> Round:
+        """Returns a round of ``request`` after ``n_done`` output tokens with ``drafted`` tokens, by drawn agreement."""
         accepted = 0
         while accepted < drafted and self.agrees(request, n_done + accepted):
             accepted += 1

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import accumulate, repeat
+from statistics import median
 from typing import Literal, NamedTuple
 
-from policies.decoding import Decoding
+from policies.decoding import MOST_TOKENS, Decoding, RoundCosts
 from policies.link_rates import LinkRates
 from policies.steps import StepLaw, StepTimes
 
@@ -327,14 +328,15 @@ class Problem:
         decoding = self.decoding
         if decoding is None:
             return self
-        n_sent, n_made = decoding.n_sent(decoding.tokens), decoding.expected_tokens()
+        n_drafted = self._n_drafted
+        n_sent, n_made = decoding.n_sent(n_drafted), decoding.expected_tokens(n_drafted)
 
         def per_token(times_s: Sequence[float], more_s: Sequence[float]) -> tuple[float, ...]:
             pairs = zip(times_s, more_s, strict=True)
             return tuple((time_s + (n_sent - 1) * each_s) / n_made for time_s, each_s in pairs)
 
         no_time = (0.0,) * self.n_servers
-        draft_s = decoding.tokens * decoding.draft_token_s
+        draft_s = n_drafted * decoding.draft_token_s
         return replace(
             self,
             servers=tuple(server.by_token(n_sent, n_made) for server in self.servers),
@@ -344,6 +346,29 @@ class Problem:
             decoding=None,
             shared=SharedRounds(n_sent, n_made),
         )
+
+    @property
+    def _n_drafted(self) -> int:
+        """The drafted tokens per round. Where sessions choose it, what is best on a chain of servers of medium speed."""
+        decoding = self.decoding
+        if decoding is None or not decoding.is_auto:
+            return 0 if decoding is None else decoding.tokens
+        least_bytes = self.model.cache_bytes_per_token
+        n_held = median(self.model.most_blocks(s.memory_bytes, least_bytes) for s in self.servers)
+        n_hops = max(1.0, self.model.n_blocks / max(n_held, 1))
+        n_blocks, context = self.model.n_blocks, self.servers[0].decode_context_tokens
+
+        def on_chain_s(rows: Matrix) -> float:
+            return n_hops * median(time_s for row in rows for time_s in row)
+
+        alone_s = n_blocks * median(server.decode_at_s(context) for server in self.servers)
+        two_s = n_blocks * median(server.verify_at_s(context, 2) for server in self.servers)
+        hub_s = median(map(self.hub_s, range(len(self.clients))))
+        costs = RoundCosts(
+            hub_s + on_chain_s(self.token_rtt_s) + alone_s,
+            decoding.draft_token_s + on_chain_s(self.further_token_s or ((0.0,),)) + two_s - alone_s,
+        )
+        return decoding.best_tokens(costs, decoding.acceptance)
 
     def as_seen(self, *, counts_drafts: bool) -> Problem:
         """Returns the problem without ``decoding``: ``by_token`` for policies that count drafts."""
@@ -550,6 +575,19 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
         input_s, token_s = return_times_s(problem, request, previous)
         prefill, decode = prefill + input_s, decode + token_s
     return prefill, prefill + (request.n_output_tokens - 1) * decode
+
+
+def round_costs(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> RoundCosts:
+    """Returns what rounds of speculative decoding cost a request on a chain, as ``decode_step_s`` has it.
+
+    A drafted token costs the mean over ``MOST_TOKENS`` of them: the first reads more experts than the last.
+    """
+    one_s, most_s = (
+        decode_step_s(problem, request, hops, request.n_input_tokens, n_drafted)
+        for n_drafted in (1, MOST_TOKENS)
+    )
+    token_s = (most_s - one_s) / (MOST_TOKENS - 1)
+    return RoundCosts(one_s - token_s, token_s)
 
 
 def decode_step_s(

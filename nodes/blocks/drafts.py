@@ -53,8 +53,6 @@ class Drafts:
     @torch.inference_mode()
     def after(self, tokens: Sequence[int], n_tokens: int) -> list[int]:
         """Returns ``n_tokens`` tokens that may follow ``tokens``."""
-        if not n_tokens:
-            return []
         n_same = 0
         while n_same < min(len(self._seen), len(tokens) - 1) and self._seen[n_same] == tokens[n_same]:
             n_same += 1

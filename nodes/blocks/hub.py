@@ -174,10 +174,8 @@ class _Sequence:
         self._samples = sampling is not None
         self._generator = torch.Generator(hub.device).manual_seed(sampling.seed) if sampling else None
 
-    async def draft(self, n_left: int) -> int:
-        decoding, self._drafts = self._hub.decoding, []
-        if decoding is not None and self._n_sent:
-            self._drafts = await self._hub.run(self._drafted, decoding.n_drafted(n_left))
+    async def draft(self, n_tokens: int) -> int:
+        self._drafts = await self._hub.run(self._drafted, n_tokens) if n_tokens else []
         return len(self._drafts)
 
     def _drafted(self, n_tokens: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from policies.decoding import Decoding
+from policies.decoding import MOST_TOKENS, Decoding
 from testbed.errors import UserError
 from testbed.experiments.checkpoints import find_checkpoint, read_config
 from testbed.experiments.problems import Key, KeyedError
@@ -38,7 +38,7 @@ def resolve_decoding(
             "acceptance",
             "is missing: the stub drafts no text, so give the share of drafted tokens that agree, such as 0.7",
         )
-    if tokens > longest_output:
+    if tokens != "auto" and tokens > longest_output:
         raise _wrong(
             "tokens",
             f"is {tokens}, but no request has more than {longest_output} output tokens; draft fewer per round",
@@ -58,7 +58,9 @@ def resolve_decoding(
         "draft_token": table.draft_token or 0.0,
         "draft_model": draft_model,
     }
-    decoding = Decoding(drafter, tokens, acceptance, table.draft_token or 0.0, scenario.seed)
+    is_auto = tokens == "auto"
+    most = MOST_TOKENS if tokens == "auto" else tokens
+    decoding = Decoding(drafter, most, acceptance, table.draft_token or 0.0, scenario.seed, is_auto=is_auto)
     return table.model_copy(update=update), decoding
 
 

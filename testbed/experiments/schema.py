@@ -765,7 +765,8 @@ class DecodingTable(Table):
     - ``drafter``: "none"; "ngram" continues what followed the last tokens earlier in prompt and output; "model" is a
       small model at the client; "petals" is one with PETALS' rule: no token of the large model after drafted ones that
       agree.
-    - ``tokens``: how many to draft per round (default 5).
+    - ``tokens``: how many to draft per round (default 5). "auto": each session drafts as many as it expects to be best
+      on its chain, by the acceptance that it has seen.
     - ``acceptance``: the probability that a drafted token agrees, for the stub, which drafts no text. With real blocks
       it is what policies expect (default 0.5).
     - ``draft_token``: the client's time per drafted token (default 0). Real blocks take the time that they need.
@@ -773,7 +774,7 @@ class DecodingTable(Table):
     """
 
     drafter: Literal["none", "ngram", "model", "petals"] = "none"
-    tokens: Annotated[int, Field(ge=1, le=MAX_DRAFTED)] | None = None
+    tokens: Annotated[int | Literal["auto"], _int_or("auto", most=MAX_DRAFTED)] | None = None
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
     draft_token: Seconds | None = None
     draft_model: Annotated[str, Field(min_length=1)] | None = None

@@ -367,6 +367,7 @@ class _Run:
             delays, ways = overheads_of(self._experiment, sent, hops), self._links.ways(plan.client, hops)
         session.on_chain = on_chain = ChainSession(plan, key, hops, delays, ended, lost, ways)
         on_chain.parts, on_chain.ready_at_s = parts, ready_at_s
+        on_chain.costs = self._coordinator.round_costs(plan.index, hops)
         if before is not None:
             session.preempted_s += ready_at_s - session.attempts.since_s
             on_chain.rounds, on_chain.round = before.rounds, before.round

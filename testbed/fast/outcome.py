@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from policies.decoding import Seen
 from policies.problem import Route
 from policies.workload import RequestPlan
 from testbed.records.events import FaultEvent, Moved, ServerLeft
@@ -21,7 +22,7 @@ class Rounds:
     """A request's rounds of speculative decoding so far, on all its chains."""
 
     n_drafted: int = 0
-    n_accepted: int = 0
+    seen: Seen = field(default_factory=Seen)
     made: list[int] = field(default_factory=list)
     """Output tokens of each."""
 

@@ -12,7 +12,7 @@ from nodes.admission import Admission
 from nodes.batching import Batch, Batches, Composition, Step
 from nodes.clock import on_tick
 from nodes.records import HOP_COLUMNS, HopRecord
-from policies.decoding import ONE_TOKEN, Decoding, Round
+from policies.decoding import ONE_TOKEN, Decoding, Round, RoundCosts
 from policies.problem import Hop, RequestSpec, hop_times_s, return_times_s
 from policies.steps import StepLaw
 from policies.workload import RequestPlan
@@ -90,6 +90,7 @@ class ChainSession:
     records: list[HopRecord | None] = field(default_factory=list)
     """The present step's records; ``None``: it is not kept."""
     rounds: Rounds = field(default_factory=Rounds)
+    costs: RoundCosts = RoundCosts(0.0, 0.0)  # noqa: RUF009 - immutable
     round: Round = ONE_TOKEN
     """What the present step makes."""
     seen_tokens: int = 0
@@ -306,7 +307,7 @@ class Steps:
             self.gaps_s.append(done_at_s - session.ready_at_s)
         if session.token and self._decoding is not None:
             session.rounds.n_drafted += session.round.drafted
-            session.rounds.n_accepted += session.round.accepted
+            session.rounds.seen.add(session.round.drafted, session.round.accepted)
             session.rounds.made.append(session.round.made)
         session.seen_tokens = session.parts[-1].position + session.parts[-1].n_tokens
         session.token, session.at, session.ready_at_s = session.token + session.round.made, 0, done_at_s
@@ -317,7 +318,8 @@ class Steps:
             return
         draft_s = 0.0
         if self._decoding is not None:
-            session.round = self._decoding.drawn(plan.index, session.token, n_left)
+            n_drafted = self._decoding.n_drafted(n_left, session.costs, session.rounds.seen)
+            session.round = self._decoding.drawn(plan.index, session.token, n_drafted)
             draft_s = session.round.drafted * self._decoding.draft_token_s
         session.parts = (Part(plan.n_input_tokens + session.token - 1, session.round.sent),)
         if draft_s:

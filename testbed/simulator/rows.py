@@ -45,7 +45,7 @@ def outcome_rows(clients: Sequence[str], outcomes: Sequence[SimulatedRequest]) -
                 schedule_lag_s=0.0,
                 n_rounds=None if rounds is None else len(rounds.made),
                 n_drafted=None if rounds is None else rounds.n_drafted,
-                n_accepted=None if rounds is None else rounds.n_accepted,
+                n_accepted=None if rounds is None else rounds.seen.n_accepted,
                 wait_expected_s=r.wait_expected_s,
                 wsrr_cost_s=r.cost_s,
                 chain=chain_text(hops),

@@ -11,7 +11,7 @@ import pytest
 
 from nodes.blocks.spec import Sampling
 from nodes.request import Generation, Request
-from policies.decoding import Decoding
+from policies.decoding import Decoding, RoundCosts, Seen
 from tests.support.blocks import BLOOM, CONFIGS, LLAMA, Models, generated, hub_of, need_blocks, served
 
 need_blocks()
@@ -46,7 +46,9 @@ async def tokens_of(
         tokens: list[int] = []
         position = n_drafted = n_accepted = 0
         while len(tokens) < N:
-            n_drafted += await sequence.draft(N - len(tokens))
+            if position and decoding is not None:
+                most = decoding.n_drafted(N - len(tokens), RoundCosts(0.0, 0.0), Seen())
+                n_drafted += await sequence.draft(most)
             states = await sequence.embed()
             n_tokens = len(states) // hub.token_bytes
             for compute, session in chain:

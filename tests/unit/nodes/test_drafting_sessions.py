@@ -15,7 +15,7 @@ from nodes.hub import StubHub
 from nodes.records import Drafted
 from nodes.request import WrongTokenError
 from nodes.session import HubSession
-from policies.decoding import Decoding
+from policies.decoding import Decoding, RoundCosts, Seen
 from policies.rules import PagingRules
 from tests.support.data_plane import (
     INSTANT,
@@ -33,6 +33,7 @@ from tests.unit.nodes.test_session_recovery import RANGES, Kill
 
 N_OUTPUT = 24
 TOKENS = expected_tokens(6, n_output_tokens=N_OUTPUT)
+FREE = RoundCosts(0.0, 0.0)
 DECODING = Decoding("ngram", 4, 0.7, seed=1)
 KINDS = {"hub-spoke": (HubSession, farm), "forwarding": (ForwardingSession, forwarding_farm)}
 
@@ -64,7 +65,7 @@ async def test_tokens_are_the_whole_models_and_rounds_as_drawn(
     drafted = [(record.tokens, record.accepted) for record in records if isinstance(record, Drafted)]
     n_done, expected, sent = 1, [], [(0, 5)]
     while n_done < N_OUTPUT:
-        drawn = decoding.drawn(3, n_done, N_OUTPUT - n_done)
+        drawn = decoding.drawn(3, n_done, decoding.n_drafted(N_OUTPUT - n_done, FREE, Seen()))
         expected.append((drawn.drafted, drawn.accepted))
         sent.append((4 + n_done, drawn.sent))
         n_done += drawn.made
@@ -82,7 +83,7 @@ async def test_a_server_that_dies_in_a_round_changes_no_token(kind: str, replay:
     clock, rules = JumpClock(), replace(PATIENT, replay=replay)
     n_done = 1
     while n_done < 8:
-        n_done += DECODING.drawn(3, n_done, N_OUTPUT - n_done).made
+        n_done += DECODING.drawn(3, n_done, DECODING.tokens).made
     async with make(RANGES, clock) as servers:
         servers.happens = kill = Kill(servers, victim, 4 + n_done, [victim])
         options = {"n_output_tokens": N_OUTPUT, "kind": session_kind, "model": drafting()}

@@ -8,12 +8,13 @@ from itertools import pairwise
 import pytest
 
 from policies import Hop, RequestSpec, service_s
-from policies.decoding import Decoding
+from policies.decoding import MOST_TOKENS, Decoding, RoundCosts, Seen
 from policies.problem import decode_step_s
 from policies.steps import StepTimes
 from tests.support.problems import forwarded, make_problem
 
 DRAFTERS = ["ngram", "petals"]
+FREE = RoundCosts(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def test_the_mean_of_all_rounds_that_may_come_is_the_law(
 ) -> None:
     mean = 0.0
     for n_agree in range(tokens + 1):
-        made = Agreeing(drafter, tokens, acceptance, n_agree=n_agree).drawn(0, 1, 10**6).made
+        made = Agreeing(drafter, tokens, acceptance, n_agree=n_agree).drawn(0, 1, tokens).made
         odds = acceptance**n_agree * (1.0 if n_agree == tokens else 1 - acceptance)
         mean += odds * made
     assert Decoding(drafter, tokens, acceptance).expected_tokens() == pytest.approx(mean, rel=1e-12)
@@ -58,7 +59,7 @@ def test_rounds_end_with_the_request(drafter: str) -> None:
     decoding = Decoding(drafter, 5, 1.0)
     n_done, n_rounds = 1, 0
     while n_done < 24:
-        drawn = decoding.drawn(0, n_done, 24 - n_done)
+        drawn = decoding.drawn(0, n_done, decoding.n_drafted(24 - n_done, FREE, Seen()))
         assert drawn.accepted == drawn.drafted
         n_done, n_rounds = n_done + drawn.made, n_rounds + 1
     assert n_done == 24
@@ -127,3 +128,22 @@ def test_the_saving_per_token_is_that_of_dsd() -> None:
     saved_s = service_s(problem, request, hops)[1] - service_s(drafting, request, hops)[1]
     computed_s = sum(problem.servers[j].decode_s for j in range(n)) * (k - 1) / k
     assert saved_s / 60 - computed_s == pytest.approx((n - 1) * t * (k - 1) / k)
+
+
+def test_how_much_to_draft_follows_costs_and_what_was_seen() -> None:
+    auto = Decoding("ngram", MOST_TOKENS, 0.5, is_auto=True)
+    far, near = RoundCosts(1.0, 0.01), RoundCosts(0.01, 0.01)
+    for costs, acceptance in ((far, 0.0), (far, 0.5), (far, 0.9), (near, 0.5), (near, 0.95)):
+        law = [
+            Decoding("ngram", MOST_TOKENS, acceptance).expected_tokens(n) / (costs.base_s + n * costs.token_s)
+            for n in range(MOST_TOKENS + 1)
+        ]
+        assert auto.best_tokens(costs, acceptance) == law.index(max(law))
+    assert auto.best_tokens(near, 0.5) == 0 < auto.best_tokens(far, 0.5) < auto.best_tokens(far, 0.9)
+    assert auto.n_drafted(100, far, Seen()) == auto.best_tokens(far, 0.5)
+    seen = Seen()
+    seen.add(4, 4)
+    seen.add(4, 1)
+    assert (seen.n_accepted, seen.n_tested) == (5, 6)
+    assert auto.n_drafted(100, far, seen) == auto.best_tokens(far, (0.5 * 8 + 5) / (8 + 6))
+    assert auto.n_drafted(3, far, seen) == 2

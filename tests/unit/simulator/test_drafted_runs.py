@@ -79,6 +79,16 @@ def test_preempted_sessions_replay_their_rounds_and_go_back(
 
 
 @pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
+def test_sessions_that_choose_how_much_they_draft_choose_the_same_in_both_engines(
+    tmp_path: Path, communication: str
+) -> None:
+    more = f"policy.communication={communication}", "decoding.tokens=auto"
+    summary, _ = check_same(tmp_path, *SCARCE, *DRAFTS, *more, abs_s=1e-8)
+    drafts = summary["speculation"]
+    assert drafts["n_drafted"] > 2 * drafts["n_rounds"]
+
+
+@pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
 def test_drafts_are_verified_together_with_other_sessions_steps(tmp_path: Path, communication: str) -> None:
     more = f"policy.communication={communication}", "compute.batching=continuous", "workload.rate=20"
     few = "workload.n_requests=8", "workload.n_output_tokens=40", "model.hidden_size=112"
