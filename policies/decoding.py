@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 Drafter = Literal["ngram", "model", "petals"]
@@ -65,6 +66,9 @@ class Decoding:
     ``drafter`` "petals" follows PETALS: it keeps the agreeing tokens only, or the model's token if none agrees. So it
     need not send the last drafted token.
 
+    ``rates`` has the probability of each drafted token of a round, if all before it agree, where these differ; the last
+    one is that of all further tokens. ``acceptance`` is their mean then.
+
     With ``is_auto``, ``tokens`` is the most that a session drafts: see ``best_tokens``.
     """
 
@@ -74,6 +78,7 @@ class Decoding:
     draft_token_s: float = 0.0
     seed: int = 0
     is_auto: bool = False
+    rates: tuple[float, ...] = ()
 
     @property
     def is_petals(self) -> bool:
@@ -95,7 +100,7 @@ class Decoding:
         """Returns how many drafted tokens per round, 0 to ``tokens``, make most tokens per second."""
         if not costs.base_s:
             return self.tokens
-        law = replace(self, acceptance=acceptance)
+        law = self if self.rates else replace(self, acceptance=acceptance)
         return max(
             range(self.tokens + 1),
             key=lambda n: law.expected_tokens(n) / (costs.base_s + n * costs.token_s),
@@ -120,17 +125,21 @@ class Decoding:
             n_accepted += 1
         return n_accepted, list(chosen[: self.n_made(n_accepted)])
 
-    def agrees(self, request: int, token: int) -> bool:
-        """Returns whether the drafted output token number ``token`` of ``request`` agrees, as drawn."""
+    def rate(self, number: int) -> float:
+        """Returns the probability that drafted token ``number`` of a round agrees, from 0, if those before it do."""
+        return self.rates[min(number, len(self.rates) - 1)] if self.rates else self.acceptance
+
+    def agrees(self, request: int, token: int, number: int) -> bool:
+        """Returns whether output token ``token`` of ``request`` agrees as drafted token ``number`` of a round, as drawn."""
         mixed = ((self.seed * 0x9E3779B97F4A7C15 + request) * 0xD1342543DE82EF95 + token) & _MASK
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # as splitmix64
             mixed = ((mixed ^ (mixed >> shift)) * factor) & _MASK
-        return (mixed ^ (mixed >> 31)) < self.acceptance * 2**64
+        return (mixed ^ (mixed >> 31)) < self.rate(number) * 2**64
 
     def drawn(self, request: int, n_done: int, drafted: int) -> Round:
         """Returns a round of ``request`` after ``n_done`` output tokens with ``drafted`` tokens, by drawn agreement."""
         accepted = 0
-        while accepted < drafted and self.agrees(request, n_done + accepted):
+        while accepted < drafted and self.agrees(request, n_done + accepted, accepted):
             accepted += 1
         return Round(drafted, accepted, self.n_made(accepted), self.n_sent(drafted))
 
@@ -140,8 +149,20 @@ class Decoding:
         (1 - a^(g+1)) / (1 - a) for acceptance a and g drafted tokens; under PETALS' rule a + … + a^g, and 1 - a for
         the model's token if none agrees.
         """
-        a, g = self.acceptance, self.tokens if n_drafted is None else n_drafted
-        kept = float(g) if a == 1.0 else a * (1 - a**g) / (1 - a)
-        if not g:
-            return 1.0
-        return kept + (1 - a) if self.is_petals else kept + 1
+        kept, odds = 0.0, 1.0
+        for number in range(self.tokens if n_drafted is None else n_drafted):
+            odds *= self.rate(number)
+            kept += odds
+        if self.is_petals:
+            return kept + (1 - self.rate(0)) if n_drafted != 0 else 1.0
+        return kept + 1
+
+
+def measured_rates(accepted: Sequence[int]) -> tuple[float, ...]:
+    """Returns ``Decoding.rates`` of measured rounds, each with the number of drafted tokens that agreed.
+
+    The largest number is taken for that of drafted tokens: of a round with so many, nothing is known beyond.
+    """
+    at_least = [sum(n >= number for n in accepted) for number in range(max(accepted) + 1)]
+    rates = tuple(more / n for n, more in pairwise(at_least))
+    return rates or (0.0,)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from policies.decoding import MOST_TOKENS, Decoding
+from policies.decoding import MOST_TOKENS, Decoding, measured_rates
 from testbed.errors import UserError
 from testbed.experiments.checkpoints import find_checkpoint, read_config
+from testbed.experiments.limits import MAX_DRAFTED
 from testbed.experiments.problems import Key, KeyedError
 from testbed.experiments.schema import DecodingTable, Scenario
 
@@ -31,6 +32,8 @@ def resolve_decoding(
         return None, None
     is_real = scenario.compute.backend == "blocks"
     tokens, acceptance = table.tokens or _USUAL_TOKENS, table.acceptance
+    if isinstance(acceptance, str):
+        acceptance = _counts(acceptance, folder)
     if acceptance is None and is_real:
         acceptance = _EXPECTED
     if acceptance is None:
@@ -60,8 +63,30 @@ def resolve_decoding(
     }
     is_auto = tokens == "auto"
     most = MOST_TOKENS if tokens == "auto" else tokens
-    decoding = Decoding(drafter, most, acceptance, table.draft_token or 0.0, scenario.seed, is_auto=is_auto)
+    rates: tuple[float, ...] = ()
+    if isinstance(acceptance, list):
+        rates = measured_rates(acceptance)
+        acceptance = sum(rates) / len(rates)
+    draft_s, seed = table.draft_token or 0.0, scenario.seed
+    decoding = Decoding(drafter, most, acceptance, draft_s, seed, is_auto=is_auto, rates=rates)
     return table.model_copy(update=update), decoding
+
+
+def _counts(name: str, folder: Path) -> list[int]:
+    """Return the numbers in a file. Raises ``KeyedError``."""
+    path = folder / name
+    try:
+        lines = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(
+            "acceptance", f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    if not lines or not all(line.isdecimal() and int(line) <= MAX_DRAFTED for line in lines):
+        what = (
+            f"must have a line per measured round with how many drafted tokens agreed, 0 to {MAX_DRAFTED:,}"
+        )
+        raise _wrong("acceptance", f"{path} {what}")
+    return [int(line) for line in lines]
 
 
 def _checkpoint(draft_model: str, folder: Path, *, is_resolved: bool) -> str:

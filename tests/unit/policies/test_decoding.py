@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from policies import Hop, RequestSpec, service_s
-from policies.decoding import MOST_TOKENS, Decoding, RoundCosts, Seen
+from policies.decoding import MOST_TOKENS, Decoding, RoundCosts, Seen, measured_rates
 from policies.problem import decode_step_s
 from policies.steps import StepTimes
 from tests.support.problems import forwarded, make_problem
@@ -23,8 +23,8 @@ class Agreeing(Decoding):
 
     n_agree: int = 0
 
-    def agrees(self, request: int, token: int) -> bool:
-        return token < 1 + self.n_agree
+    def agrees(self, request: int, token: int, number: int) -> bool:
+        return number < self.n_agree
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -46,12 +46,12 @@ def test_the_mean_of_all_rounds_that_may_come_is_the_law(
 
 def test_drawn_agreement_has_its_rate_and_does_not_depend_on_the_tokens_per_round() -> None:
     few, many = Decoding("ngram", 1, 0.7, seed=3), Decoding("ngram", 9, 0.7, seed=3)
-    drawn = [few.agrees(request, token) for request in range(200) for token in range(1, 501)]
-    assert drawn == [many.agrees(request, token) for request in range(200) for token in range(1, 501)]
+    drawn = [few.agrees(request, token, 0) for request in range(200) for token in range(1, 501)]
+    assert drawn == [many.agrees(request, token, 7) for request in range(200) for token in range(1, 501)]
     assert sum(drawn) / len(drawn) == pytest.approx(0.7, abs=4 * (0.21 / len(drawn)) ** 0.5)
     together = [one and other for one, other in pairwise(drawn)]
     assert sum(together) / len(together) == pytest.approx(0.49, abs=0.01)
-    assert drawn[:500] != [replace(few, seed=4).agrees(0, token) for token in range(1, 501)]
+    assert drawn[:500] != [replace(few, seed=4).agrees(0, token, 0) for token in range(1, 501)]
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -147,3 +147,15 @@ def test_how_much_to_draft_follows_costs_and_what_was_seen() -> None:
     assert (seen.n_accepted, seen.n_tested) == (5, 6)
     assert auto.n_drafted(100, far, seen) == auto.best_tokens(far, (0.5 * 8 + 5) / (8 + 6))
     assert auto.n_drafted(3, far, seen) == 2
+
+
+def test_measured_rounds_give_each_drafted_token_its_rate() -> None:
+    counts = [0, 0, 1, 2, 2, 3, 3, 3]
+    rates = measured_rates(counts)
+    assert rates == (6 / 8, 5 / 6, 3 / 5)
+    decoding = Decoding("ngram", 3, 0.7, rates=rates)
+    assert decoding.expected_tokens() == pytest.approx(1 + sum(counts) / len(counts))
+    rounds = [decoding.drawn(request, 1, 3).accepted for request in range(20_000)]
+    assert sum(rounds) / len(rounds) == pytest.approx(sum(counts) / len(counts), abs=0.03)
+    assert rounds.count(3) / len(rounds) == pytest.approx(3 / 8, abs=0.015)
+    assert measured_rates([0, 0]) == (0.0,)

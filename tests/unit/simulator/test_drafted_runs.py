@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from testbed.errors import UserError
+from testbed.errors import ScenarioError, UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.simulator.cases import Case
@@ -158,3 +158,28 @@ def test_policies_that_count_drafts_place_and_route_otherwise_and_those_of_other
     assert plain.placement is not None and drafting.placement is not None
     assert (plain.placement.ranges != drafting.placement.ranges) == knows
     assert (plain.rows[0].chain != drafting.rows[0].chain) == knows
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["decoding.drafter=ngram"], "acceptance: is missing: the stub drafts no text"),
+        ([*DRAFTS, "decoding.acceptance=1.5"], "acceptance: must be a number from 0 to 1, a list"),
+        ([*DRAFTS, "decoding.acceptance=[2, -1]"], "acceptance: must be a number from 0 to 1, a list"),
+        ([*DRAFTS, "decoding.acceptance=no-such-file"], "acceptance: cannot read .*no-such-file"),
+        ([*DRAFTS, "decoding.tokens=129"], "tokens: is 129, but no request has more than 128 output tokens"),
+        ([*DRAFTS, "decoding.tokens=0"], 'tokens: must be "auto" or a whole number of at least 1'),
+        ([*DRAFTS, "decoding.draft_model=x"], 'draft_model: is only for drafter = "model" or "petals"'),
+    ],
+)
+def test_wrong_keys_are_refused_in_one_sentence(sets: list[str], message: str) -> None:
+    with pytest.raises(ScenarioError, match=rf"decoding\.{message}"):
+        load_experiment("clustered", sets)
+
+
+def test_acceptance_may_be_what_was_measured(tmp_path: Path) -> None:
+    (tmp_path / "rounds.txt").write_text("0\n3\n1\n")
+    of_file = load_experiment("clustered", [*DRAFTS, f"decoding.acceptance={tmp_path}/rounds.txt"])
+    assert of_file == load_experiment("clustered", [*DRAFTS, "decoding.acceptance=[0, 3, 1]"])
+    assert of_file.problem.decoding is not None
+    assert of_file.problem.decoding.rates == (2 / 3, 1 / 2, 1.0)
