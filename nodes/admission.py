@@ -211,6 +211,21 @@ class Admission(Generic[Key]):
             self._on_change(more_bytes)
         return True
 
+    def go_back(self, session: Key, n_tokens: int) -> None:
+        """Releases the pages that ``session`` does not need for ``n_tokens``, if it has more."""
+        held, paging = self._held.get(session), self.hosted.paging
+        if held is None or paging is None:
+            return
+        wanted = paging.paged(n_tokens, held.need.most_tokens)
+        if wanted >= held.cached_tokens:
+            return
+        each_bytes = self.hosted.cache_bytes_per_token * (held.last - held.first)
+        less_bytes = each_bytes * (held.cached_tokens - wanted)
+        self.account.shrink(session, less_bytes)
+        held.cached_tokens = wanted
+        if self._on_change:
+            self._on_change(-less_bytes)
+
     def _came(self, session: Key) -> tuple[float, str]:
         return self._held[session].need.came
 

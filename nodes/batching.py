@@ -17,8 +17,13 @@ from nodes.clock import on_tick
 class BatchTimes(Protocol):
     """How long a server's steps take: ``policies.steps.StepLaw``."""
 
-    def batch_s(self, blocks: range, positions: Sequence[int], prompt: range) -> float:
-        """Decodes steps at ``positions`` and the tokens ``prompt`` of one prompt (may be none), computed together."""
+    def batch_s(
+        self, blocks: range, positions: Sequence[int], prompt: range, sizes: Sequence[int] = ()
+    ) -> float:
+        """Decodes steps at ``positions`` and the tokens ``prompt`` of one prompt (may be none), computed together.
+
+        ``sizes`` are the decodes' tokens; empty: one each.
+        """
         ...
 
 
@@ -54,7 +59,8 @@ class Step:
 
     @property
     def is_decode(self) -> bool:
-        return self.position > 0 and self.n_tokens == 1
+        """Whether it is no prompt: one token, or those of a round of speculative decoding."""
+        return self.position > 0
 
 
 class Work(NamedTuple):
@@ -80,7 +86,7 @@ class Work(NamedTuple):
     def together(self) -> Composition:
         return Composition(
             len(self.steps),
-            len(self.decodes) + len(self.chunk),
+            sum(step.n_tokens for step in self.decodes) + len(self.chunk),
             sum(step.position for step in self.decodes),
             self.chunk.stop,
             max(step.n_blocks for step in self.steps),
@@ -93,8 +99,8 @@ class Composition(NamedTuple):
 
     All are 0 if a server makes no batches.
 
-    ``steps``: sessions' steps, at most one of them a prompt's. ``tokens``: one per decode, and those of the
-    prompt or its chunk. ``context_tokens``: tokens in the decodes' caches, in total. The prompt's tokens end
+    ``steps``: sessions' steps, at most one of them a prompt's. ``tokens``: one per decode (with speculative decoding
+    those of a round), and those of the prompt or its chunk. ``context_tokens``: tokens in the decodes' caches, in total. The prompt's tokens end
     before position ``prompt_end`` (0: no prompt). ``blocks``: the most blocks that a step has.
     ``began_at_s``: scenario seconds.
     """
@@ -131,7 +137,7 @@ class Batches:
     A free server begins as soon as a step arrives, with that one. A server that was busy takes all decode steps
     that arrived before it became free, and of prompts the one that came first (or the next ``chunk_tokens`` tokens
     of it). Steps that arrive at the very instant wait for the next batch, so that the order of events at an
-    instant does not matter. Several tokens at once (also of a replay) count as a prompt. Every block takes as long as the
+    instant does not matter. A replay counts as a prompt, and a draft that is verified as a decode. Every block takes as long as the
     law says of all of them together, and a batch has as many blocks as the longest of its steps.
     """
 
@@ -204,7 +210,8 @@ class Batches:
         """Returns the instant at which ``work`` ends by the law."""
         assert self._times is not None, "a server with a law"
         blocks = max((step.blocks for step in work.steps), key=lambda blocks: (len(blocks), -blocks.start))
-        busy_s = self._times.batch_s(blocks, [step.position for step in work.decodes], work.chunk)
+        positions, sizes = [s.position for s in work.decodes], [s.n_tokens for s in work.decodes]
+        busy_s = self._times.batch_s(blocks, positions, work.chunk, sizes)
         return on_tick(work.start_at_s + busy_s * max(step.factor for step in work.steps))
 
     def end(self, work: Work, end_at_s: float) -> Batch:

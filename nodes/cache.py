@@ -60,6 +60,11 @@ class CacheAccount:
             raise KeyError(session)
         self._take(session, n_bytes)
 
+    def shrink(self, session: Hashable, n_bytes: float) -> None:
+        """Releases ``n_bytes`` of what ``session`` has reserved."""
+        self._reserved[session] -= n_bytes
+        self._used_bytes -= n_bytes
+
     def leave_room(self, n_bytes: float, most_bytes: float, high_water: float) -> None:
         """Checks that a new session leaves room for the others to grow; reserves nothing.
 

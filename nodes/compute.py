@@ -78,7 +78,8 @@ class Compute(Protocol):
     ) -> Computed:
         """Computes a step: ``payload`` holds ``n_tokens`` hidden states from ``position`` on.
 
-        Position 0 is the prefill. Raises ``ComputeError``.
+        Position 0 is the prefill. A position before the end of the session's caches makes what they have from there
+        on void. Raises ``ComputeError``.
         """
         ...
 
@@ -168,14 +169,49 @@ class Turns:
 
 
 class _StubSession:
-    __slots__ = ("caches", "client", "first", "pages")
+    """A session's caches, and its inputs from ``origin`` on, so that it can go back.
 
-    def __init__(self, client: str, first: int, last: int) -> None:
+    ``start`` are the caches at ``origin``; before the last step of several tokens, at position and caches, they were
+    ``before``. ``pages``: the caches at the end of each whole page of ``size`` tokens, if pages are kept.
+    """
+
+    __slots__ = ("before", "caches", "client", "first", "origin", "pages", "seen", "size", "start")
+
+    def __init__(self, client: str, first: int, last: int, size: int | None) -> None:
         self.client = client
         self.first = first
         self.caches = [0] * (last - first)
+        self.size = size
         self.pages: list[list[int]] = []
-        """The caches at the end of each whole page, if pages are kept."""
+        self.begin(0)
+
+    def begin(self, origin: int) -> None:
+        """Begins to see inputs at position ``origin``, with the caches as they are."""
+        self.origin, self.start = origin, tuple(self.caches)
+        self.before = origin, self.start
+        self.seen: list[int] = []
+
+    def apply(self, position: int, values: list[int]) -> list[int]:
+        """Returns the results of ``values`` from ``position`` on; goes back there if it has seen more."""
+        if position < self.origin + len(self.seen):
+            before, caches = self.before
+            if before > position:
+                before, caches = self.origin, self.start
+            self.caches[:] = caches
+            if before < position:
+                apply_to_rows(
+                    self.seen[before - self.origin : position - self.origin], self.first, self.caches
+                )
+            del self.seen[position - self.origin :]
+            if self.size is not None:
+                del self.pages[position // self.size :]
+        if len(values) > 1:
+            self.before = position, tuple(self.caches)
+        self.seen += values
+        if self.size is None:
+            return apply_to_rows(values, self.first, self.caches)
+        ends = range(self.size - 1 - position % self.size, len(values), self.size)
+        return apply_to_rows(values, self.first, self.caches, ends, self.pages)
 
 
 class StubCompute:
@@ -201,7 +237,7 @@ class StubCompute:
         return other
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> _StubSession:
-        return _StubSession(client, first, last)
+        return _StubSession(client, first, last, self.profile.kept_tokens)
 
     def opening(self, session: _StubSession) -> None:
         return None
@@ -219,8 +255,10 @@ class StubCompute:
         pass
 
     def reuse(self, session: _StubSession, pages: Sequence[list[int]]) -> None:
+        assert session.size is not None, "only then pages are kept"
         session.pages = list(pages)
         session.caches = list(pages[-1])
+        session.begin(len(pages) * session.size)
 
     async def host(self, first: int, last: int) -> None:
         pass
@@ -237,12 +275,7 @@ class StubCompute:
     ) -> Computed:
         profile = self.profile
         blocks = range(session.first, session.first + len(session.caches))
-        rows, size = read_rows(payload, self.token_bytes), profile.kept_tokens
-        if size is None:
-            values = apply_to_rows(rows, session.first, session.caches)
-        else:
-            ends = range(size - 1 - position % size, n_tokens, size)
-            values = apply_to_rows(rows, session.first, session.caches, ends, session.pages)
+        values = session.apply(position, read_rows(payload, self.token_bytes))
         answer = write_rows(values, self.token_bytes)
         together = Composition()
         overhead_s = profile.overhead_s(session.client, position, n_tokens)

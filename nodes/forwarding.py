@@ -41,6 +41,16 @@ class Place:
     token: str
     peer: int
     next_token: str
+    n_timings: int | None = None
+    """How many hops a step has passed before it comes here; ``None`` before the first one."""
+
+    def is_passed_after(self, n_timings: int) -> bool:
+        """Returns whether a step may come here after ``n_timings`` hops: as many as before.
+
+        Steps may go back, so that a chain which a client has closed to a ring would go round for ever.
+        """
+        self.n_timings = n_timings if self.n_timings is None else self.n_timings
+        return n_timings == self.n_timings
 
     async def answer(self, frame: wire.Answer) -> None:
         """Sends the client a frame with ``join_id``; does nothing if the client has gone."""

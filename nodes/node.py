@@ -55,11 +55,12 @@ from nodes.messages import (
 )
 from nodes.moving import Moving
 from nodes.peering import Peering
-from nodes.records import ENDED, AnyRecord, Opening, Plan, Reused, Token
+from nodes.records import ENDED, AnyRecord, Drafted, Opening, Plan, Reused, Token
 from nodes.request import Request
 from nodes.server import Server, ServerLimits
 from nodes.session import HubSession, SessionRules
 from nodes.slow import slowed
+from policies.decoding import Decoding
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class StubHubSpec:
     token_bytes: int
     n_blocks: int
     token_s: float = 0.0
+    decoding: Decoding | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,9 @@ async def _compute(config: ServerConfig, clock: Clock) -> Compute:
 def _hub(config: ClientConfig, clock: Clock) -> HubModel:
     if isinstance(config.model, StubHubSpec):
         spec = config.model
-        return StubHub(spec.token_bytes, spec.n_blocks, clock=clock, token_s=spec.token_s)
+        return StubHub(
+            spec.token_bytes, spec.n_blocks, clock=clock, token_s=spec.token_s, decoding=spec.decoding
+        )
     from nodes.blocks.hub import BlocksHub  # imports torch
 
     return BlocksHub(config.model)
@@ -327,7 +331,7 @@ class _Client:
             if record.request in self._watched:
                 n_tokens = record.token + 1
                 self._notify(NewToken(record.request, n_tokens, record.token_id, record.at_s))
-        elif not isinstance(record, Opening | Reused):
+        elif not isinstance(record, Opening | Reused | Drafted):
             self._notify(Recorded(record))
             if isinstance(record, ENDED):
                 self._watched.discard(record.request)

@@ -21,6 +21,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
 
     ``wait_s`` is the expected wait for room, ``queued_s`` the time spent in the coordinator's queue, both in
     scenario seconds. ``cost_s`` is what the routing policy minimised. ``decision_s`` is the time that choosing the chain took, in real seconds.
+    ``round_s`` are the ``RoundCosts`` of a chain, if clients choose how much they draft.
     """
 
     hops: list[Hop]
@@ -28,6 +29,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     decision_s: float
     queued_s: float = 0.0
     cost_s: float = 0.0
+    round_s: tuple[float, float] = (0.0, 0.0)
 
 
 class HopRecord(NamedTuple):
@@ -147,6 +149,16 @@ class Token(Record, frozen=True, tag="token"):
     token_id: int = -1
 
 
+class Drafted(Record, frozen=True, tag="drafted"):
+    """A round has ended for which the client drafted ``tokens`` tokens, of which ``accepted`` agreed.
+
+    Follows the records of the round's output tokens, of which only the first has hops.
+    """
+
+    tokens: int
+    accepted: int
+
+
 class Completed(Record, frozen=True, tag="completed"):
     """The request has all its tokens."""
 
@@ -246,6 +258,6 @@ States = (
     | Interrupted
 )
 Recoveries = Detected | Rerouted | Replayed | Unreachable | Reachable
-AnyRecord = States | Recoveries | Opening | Reused | Token
+AnyRecord = States | Recoveries | Opening | Reused | Token | Drafted
 ENDED = (Completed, Failed, Cancelled, Interrupted)
 """The last record of a request is one of these."""

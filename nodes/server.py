@@ -278,6 +278,9 @@ class Server(Collector):
             return wire.Ok(frame.id)
         if place is None:
             return wire.Error(frame.id, wire.UNKNOWN_SESSION, "the session is not here any more")
+        if not place.is_passed_after(len(wire.unpack_timings(frame.timings))):
+            text = "the step has passed another number of hops than the one before it"
+            return wire.Error(frame.id, wire.WRONG_POSITION, text)
         connection, session = place.owner
         limits = self.limits
         if (

@@ -14,6 +14,7 @@ from nodes.prefixes import MAX_PAGES, page_ids, reusable
 from nodes.records import (
     Admitted,
     Completed,
+    Drafted,
     HopRecord,
     Opening,
     Plan,
@@ -25,6 +26,7 @@ from nodes.records import (
 )
 from nodes.recovery import Observer, Recovery, Rerouter
 from nodes.request import Request
+from policies.decoding import RoundCosts, Seen
 from policies.problem import Hop
 from policies.rules import RecoveryRules
 from policies.workload import Backoff
@@ -93,6 +95,8 @@ class HubSession:
         """The ids of the prompt and of the output so far, once it is served."""
         self._n_reused = 0
         """Tokens of the prompt that are not computed, because all servers have kept their caches."""
+        self._costs = RoundCosts(0.0, 0.0)
+        """What a round costs on the chain, as the coordinator expects it."""
         self._steps: list[int] = list(after._steps) if self.hops and after is not None else []
         """The number of tokens of every step so far, the present one included."""
 
@@ -173,7 +177,7 @@ class HubSession:
                 self._observe(Routed(index, attempt_at_s, answer.hops, *took_s))
                 opened = await self._chain.open(answer.hops, first_tokens, is_replacement=is_replacement)
                 if not isinstance(opened, Refusal):
-                    self.hops = opened
+                    self.hops, self._costs = opened, RoundCosts(*answer.round_s)
                     self._observe(Admitted(index, self._clock.now_s(), answer.hops))
                     return attempt_at_s
                 refusal = opened
@@ -215,23 +219,42 @@ class HubSession:
 
     async def _generate(self, sequence: TokenSequence, ready_at_s: float) -> float:
         """Prefills and decode; returns the instant of the last token."""
-        position = 0
-        for index in range(self.request.n_output_tokens):
+        decoding, seen = self._model.decoding, Seen()
+        position = n_done = 0
+        while n_done < self.request.n_output_tokens and not sequence.ended:
+            is_round, n_drafted = n_done > 0, 0
+            if decoding is not None and is_round:
+                n_left = self.request.n_output_tokens - n_done
+                n_drafted = await sequence.draft(decoding.n_drafted(n_left, self._costs, seen))
             payload = await sequence.embed()
             n_tokens = len(payload) // self._model.token_bytes
             self._steps.append(n_tokens)
             if self._n_reused and not position:
                 position, payload = self._n_reused, self._reuse(payload)
                 n_tokens -= position
-            answer, timings = await self._step(position, n_tokens, payload, index)
-            token_id = await sequence.take(answer)
+            answer, timings = await self._step(position, n_tokens, payload, n_done)
+            token_ids = await sequence.take(answer)
             finished_at_s = self._clock.now_s()
-            self._observe(Token(self.request.index, finished_at_s, index, ready_at_s, timings, token_id))
+            for token_id in token_ids:
+                self._observe(Token(self.request.index, finished_at_s, n_done, ready_at_s, timings, token_id))
+                n_done += 1
+                ready_at_s, timings = finished_at_s, []
+            if decoding is not None and is_round:
+                drafted = n_drafted, sequence.n_accepted
+                self._observe(Drafted(self.request.index, finished_at_s, *drafted))
+                seen.add(*drafted)
+                self._go_back(n_tokens - len(token_ids))
+                n_tokens = len(token_ids)
             position += n_tokens
-            ready_at_s = finished_at_s
-            if sequence.ended:
-                break
         return ready_at_s
+
+    def _go_back(self, n_void: int) -> None:
+        """Makes the last ``n_void`` tokens void that the chain has seen: the next step takes their place."""
+        self._steps[-1] -= n_void
+        for hop in self.hops:
+            n_held, kept = hop.n_cached - hop.begins_at, hop.n_cached - n_void
+            del hop.inputs[len(hop.inputs) * (kept - hop.begins_at) // n_held :]
+            hop.n_cached = kept
 
     async def _step(
         self, position: int, n_tokens: int, rows: bytes, n_done: int

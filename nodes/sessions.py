@@ -26,7 +26,7 @@ _ENDED_REMEMBERED = 10_000
 
 @dataclass
 class Session:
-    """One session on blocks ``[first, last)``. Its next step must begin at ``position``."""
+    """One session on blocks ``[first, last)``. Its next step begins at ``position``, or goes back before it."""
 
     key: str
     first: int
@@ -37,6 +37,8 @@ class Session:
     cached_tokens: int
     """Tokens for which ``state`` has cache now."""
     position: int = 0
+    begins_at: int = 0
+    """It has found the caches of so many tokens, and cannot go back before them."""
     running: bool = False
     step: asyncio.Task[None] | None = None
     """Computes and answers its present step."""
@@ -237,10 +239,15 @@ class Sessions:
         ended = wire.NO_CAPACITY, f"session {shown(session.key)} was closed before it was open"
         return wire.Error(frame.id, *connection.ended.get(session.key, ended))
 
-    def _grow(self, connection: Connection, session: Session, n_tokens: int) -> bool:
-        """Reserves cache for ``n_tokens`` in total. Returns False if ``session`` was preempted."""
+    def _grow(self, connection: Connection, session: Session, position: int, n_tokens: int) -> bool:
+        """Reserves cache for ``n_tokens`` more from ``position`` on; frees what was reserved beyond.
+
+        Returns False if ``session`` was preempted.
+        """
         owner = connection.number, session.key
-        if not self.admission.grow(owner, n_tokens):
+        if position < session.position:
+            self.admission.go_back(owner, position)
+        if not self.admission.grow(owner, position + n_tokens):
             return False
         wanted = self.admission.cached_tokens(owner)
         if wanted > session.cached_tokens:
@@ -309,7 +316,7 @@ class Sessions:
         if rest == 0:
             pages = (Page(session.first, session.last, each) for each in session.ids[:n_pages])
             self.compute.reuse(session.state, [self._pages[page] for page in pages])
-            session.position = position
+            session.position = session.begins_at = position
 
     def forget(self, connection: Connection, key: str, code: str, reason: str) -> None:
         """Ends a session that its client did not close. Later requests for it get ``code`` and ``reason``."""
@@ -340,7 +347,7 @@ class Sessions:
                 frame.id,
             )
         self._reuse(connection, session, position)
-        if position != session.position or session.running:
+        if not session.begins_at <= position <= session.position or session.running:
             raise wire.FrameError(
                 wire.WRONG_POSITION,
                 f"session {shown(key)} is at position {session.position}, not {position}",
@@ -352,9 +359,9 @@ class Sessions:
                 f"session {shown(key)} has room for {session.max_tokens} tokens",
                 frame.id,
             )
-        if not self._grow(connection, session, position + n_tokens):
+        if not self._grow(connection, session, position, n_tokens):
             return None
-        session.running = True
+        session.position, session.running = position, True
         return session
 
     @contextlib.asynccontextmanager

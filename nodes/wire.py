@@ -141,7 +141,11 @@ class JoinPages(Join, tag="join-pages"):
 
 
 class Step(Frame, tag="step"):
-    """A step of an ``Open`` session: ``n_tokens`` hidden states from ``position`` on; 0 is the prefill."""
+    """A step of an ``Open`` session: ``n_tokens`` hidden states from ``position`` on; 0 is the prefill.
+
+    A ``position`` before the session's present one makes the session go back: what it has cached from there on is
+    void. So it is with ``Push``.
+    """
 
     id: Count
     session: Name

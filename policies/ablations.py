@@ -23,6 +23,7 @@ class OptimizedOrder(PlacementPolicy):
 
     honour_block_cap: bool = True
     name: str = "petals-optimized-order"
+    counts_drafts: ClassVar[bool] = True
     sees_join_order: ClassVar[bool] = False
     session_setup: ClassVar[SessionSetup] = "petals"
     needs_petals_throughput: ClassVar[bool] = True
@@ -50,6 +51,7 @@ class OptimizedNumber(PlacementPolicy):
 
     honour_block_cap: bool = True
     name: str = "petals-optimized-number"
+    counts_drafts: ClassVar[bool] = True
     session_setup: ClassVar[SessionSetup] = "petals"
     needs_petals_throughput: ClassVar[bool] = True
 

@@ -24,6 +24,7 @@ class CgBp(PlacementPolicy):
     honour_block_cap: bool = True
     name: str = "cg-bp"
     sees_join_order: ClassVar[bool] = False
+    counts_drafts: ClassVar[bool] = True
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places the blocks for ``design_concurrency`` sessions; ``None`` chooses |R| as the paper does.

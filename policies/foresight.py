@@ -76,6 +76,7 @@ class ForesightPlacement(PlacementPolicy):
     """
 
     name: str = "foresight"
+    counts_drafts: ClassVar[bool] = True
     sees_join_order: ClassVar[bool] = False
     searches: ClassVar[bool] = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.chains import ChainGraph, Chains, Link, cheapest, route_of
 from policies.interfaces import RoutingPolicy
@@ -26,6 +27,7 @@ class ForesightRouting(RoutingPolicy):
 
     backoff: Backoff = Backoff()  # noqa: RUF009 - frozen
     name: str = "foresight"
+    counts_drafts: ClassVar[bool] = True
 
     def bind(self, problem: Problem, placement: Placement) -> ForesightRouter:
         return ForesightRouter(problem, placement, self.backoff, waits=LinkWaits.of(problem))

@@ -33,6 +33,11 @@ class PlacementPolicy(Protocol):
     """Sees servers that are absent at the start, too, and must give them no blocks. Else it sees the others."""
     needs_petals_throughput: ClassVar[bool] = False
     """Hardware must state PETALS' own measurements (tokens per second); else they are computed where missing."""
+    counts_drafts: ClassVar[bool] = False
+    """Where clients draft tokens, it sees a token's share of a round's times (``Problem.by_token``).
+
+    Else it sees those of steps of one token.
+    """
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Returns a placement that covers every block.
@@ -65,6 +70,8 @@ class RoutingPolicy(Protocol):
     """Who sends hidden states to the next server, the client or the server before (``policy.communication``)."""
     takes_cheapest: ClassVar[bool] = False
     """With room on all servers it takes the chain of the least service time, so that Theorem 1 is about it."""
+    counts_drafts: ClassVar[bool] = False
+    """As that of placement policies."""
 
     def bind(self, problem: Problem, placement: Placement) -> Router: ...
 

@@ -29,6 +29,7 @@ def among(problem: Problem, servers: Sequence[int]) -> Problem:
         servers=tuple(problem.servers[j] for j in servers),
         raw_rtt_s=columns(problem.raw_rtt_s),
         token_rtt_s=columns(problem.token_rtt_s),
+        further_token_s=columns(problem.further_token_s),
         input_rtt_base_s=columns(problem.input_rtt_base_s),
         input_rtt_slope_s=columns(problem.input_rtt_slope_s),
         server_rtt_s=columns(tuple(problem.server_rtt_s[j] for j in servers)),

@@ -163,6 +163,7 @@ class MilpPlacement(PlacementPolicy):
 
     max_nodes: int = MAX_NODES
     name: str = "milp"
+    counts_drafts: ClassVar[bool] = True
     sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
@@ -204,6 +205,7 @@ class LpRounding(PlacementPolicy):
     """
 
     name: str = "lp-rounding"
+    counts_drafts: ClassVar[bool] = True
     sees_join_order: ClassVar[bool] = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:

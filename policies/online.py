@@ -63,6 +63,8 @@ class OnlinePolicy(Protocol):
     at_once: int = 1
     needs_petals_throughput: ClassVar[bool] = False
     """As of a placement policy (``policies.interfaces``)."""
+    counts_drafts: ClassVar[bool] = False
+    """As of a placement policy."""
 
     def bind(self, problem: Problem, placement: Placement) -> Controller: ...
 
@@ -164,6 +166,7 @@ class TwoTimeScale(OnlinePolicy):
     at_once: int = 1
     drains: bool = True
     name: str = "two-time-scale"
+    counts_drafts: ClassVar[bool] = True
 
     def bind(self, problem: Problem, placement: Placement) -> TwoTimeScaleController:
         """Returns the controller. Raises ``PolicyError`` if ``placement`` has no design concurrency."""

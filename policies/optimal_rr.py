@@ -17,6 +17,7 @@ class OptimalRr(RoutingPolicy):
     """Chain with the smallest sum of its longest wait and its service time, exactly (Optimized RR)."""
 
     name = "optimal-rr"
+    counts_drafts = True
     takes_cheapest: ClassVar[bool] = True
 
     def bind(self, problem: Problem, placement: Placement) -> OptimalRrRouter:

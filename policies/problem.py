@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from itertools import accumulate, repeat
+from statistics import median
 from typing import Literal, NamedTuple
 
+from policies.decoding import MOST_TOKENS, Decoding, RoundCosts
 from policies.link_rates import LinkRates
 from policies.steps import StepLaw, StepTimes
 
@@ -223,6 +225,13 @@ class Transmissions:
         return sent_s - up_s - (self.down.of(client, server, n_tokens) if self.counts_down else 0.0)
 
 
+class SharedRounds(NamedTuple):
+    """Rounds of speculative decoding: each sends ``n_sent`` hidden states, and makes ``n_made`` tokens on average."""
+
+    n_sent: int = 1
+    n_made: float = 1.0
+
+
 class OneWayDelays(NamedTuple):
     """One-way propagation delays in seconds.
 
@@ -276,6 +285,9 @@ class Problem:
       ``ServerSpec.block_cap``. The reference simulator knows no such limit, and then finds no placement.
     - ``batching``: how a server computes several sessions. "none": each as if alone; "serial": one step after
       another; "continuous": all waiting ones in one step (``StepLaw.batch_s``).
+    - ``decoding``: how clients draft tokens, which servers verify together; ``None``: a step makes one token.
+    - ``further_token_s[c][j]``: what every hidden state after the first adds to a decode step's messages; empty: nothing.
+    - ``shared``: see ``by_token``.
     """
 
     model: ModelSpec
@@ -298,10 +310,71 @@ class Problem:
     length_samples: tuple[tuple[int, int], ...] = ()
     reserved_output_tokens: int | None = None
     batching: Batching = "none"
+    decoding: Decoding | None = None
+    further_token_s: Matrix = ()
+    shared: SharedRounds = SharedRounds()  # noqa: RUF009 - immutable
     objectives_s: tuple[tuple[str, float], ...] = ()
     one_way: OneWayDelays | None = None
     links: LinkRates | None = None
     caps_limit_concurrency: bool = True
+
+    @cached_property
+    def by_token(self) -> Problem:
+        """The same problem without ``decoding``, in which a token's times are its share of a round's.
+
+        A round makes ``Decoding.expected_tokens`` tokens on average. All times of a decode step, on links, servers and
+        clients, are those of a round divided by that; times of prompts are unchanged.
+        """
+        decoding = self.decoding
+        if decoding is None:
+            return self
+        n_drafted = self._n_drafted
+        n_sent, n_made = decoding.n_sent(n_drafted), decoding.expected_tokens(n_drafted)
+
+        def per_token(times_s: Sequence[float], more_s: Sequence[float]) -> tuple[float, ...]:
+            pairs = zip(times_s, more_s, strict=True)
+            return tuple((time_s + (n_sent - 1) * each_s) / n_made for time_s, each_s in pairs)
+
+        no_time = (0.0,) * self.n_servers
+        draft_s = n_drafted * decoding.draft_token_s
+        return replace(
+            self,
+            servers=tuple(server.by_token(n_sent, n_made) for server in self.servers),
+            token_rtt_s=tuple(map(per_token, self.token_rtt_s, self.further_token_s or repeat(no_time))),
+            hub_token_s=(self.hub_token_s + draft_s) / n_made,
+            hub_tokens_s=tuple((hub_s + draft_s) / n_made for hub_s in self.hub_tokens_s),
+            decoding=None,
+            shared=SharedRounds(n_sent, n_made),
+        )
+
+    @property
+    def _n_drafted(self) -> int:
+        """The drafted tokens per round. Where sessions choose it, what is best on a chain of servers of medium speed."""
+        decoding = self.decoding
+        if decoding is None or not decoding.is_auto:
+            return 0 if decoding is None else decoding.tokens
+        least_bytes = self.model.cache_bytes_per_token
+        n_held = median(self.model.most_blocks(s.memory_bytes, least_bytes) for s in self.servers)
+        n_hops = max(1.0, self.model.n_blocks / max(n_held, 1))
+        n_blocks, context = self.model.n_blocks, self.servers[0].decode_context_tokens
+
+        def on_chain_s(rows: Matrix) -> float:
+            return n_hops * median(time_s for row in rows for time_s in row)
+
+        alone_s = n_blocks * median(server.decode_at_s(context) for server in self.servers)
+        two_s = n_blocks * median(server.verify_at_s(context, 2) for server in self.servers)
+        hub_s = median(map(self.hub_s, range(len(self.clients))))
+        costs = RoundCosts(
+            hub_s + on_chain_s(self.token_rtt_s) + alone_s,
+            decoding.draft_token_s + on_chain_s(self.further_token_s or ((0.0,),)) + two_s - alone_s,
+        )
+        return decoding.best_tokens(costs, decoding.acceptance)
+
+    def as_seen(self, *, counts_drafts: bool) -> Problem:
+        """Returns the problem without ``decoding``: ``by_token`` for policies that count drafts."""
+        if self.decoding is None:
+            return self
+        return self.by_token if counts_drafts else replace(self, decoding=None)
 
     def stored(self, server: int) -> ModelSpec:
         """Returns the model with the bytes of its blocks on a server."""
@@ -448,11 +521,12 @@ def hop_times_s(
         return input_s, token_s
     way_s = problem.up_s(client, server) if previous is None else problem.across_s(previous, server)
     less_s = problem.raw_rtt_s[client][server] - way_s
-    input_s, token_s = input_s - less_s, token_s - less_s
+    n_sent, n_made = problem.shared
+    input_s, token_s = input_s - less_s, token_s - less_s / n_made
     sent = problem.transmissions
     if sent is not None:
         input_s += sent.instead_s(client, previous, server, request.n_input_tokens)
-        token_s += sent.instead_s(client, previous, server, 1)
+        token_s += sent.instead_s(client, previous, server, n_sent) / n_made
     return input_s, token_s
 
 
@@ -464,11 +538,12 @@ def return_times_s(problem: Problem, request: RequestSpec, server: int) -> tuple
     if not problem.forwarding:
         return 0.0, 0.0
     client, sent = request.client, problem.transmissions
+    n_sent, n_made = problem.shared
     way_s = problem.down_s(client, server)
     if sent is None:
-        return way_s, way_s
-    input_s, token_s = (sent.down.of(client, server, n) for n in (request.n_input_tokens, 1))
-    return way_s + input_s, way_s + token_s
+        return way_s, way_s / n_made
+    input_s, token_s = (sent.down.of(client, server, n) for n in (request.n_input_tokens, n_sent))
+    return way_s + input_s, (way_s + token_s) / n_made
 
 
 def returns_s(problem: Problem, request: RequestSpec, server: int) -> float:
@@ -480,11 +555,13 @@ def returns_s(problem: Problem, request: RequestSpec, server: int) -> float:
 def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tuple[float, float]:
     """Returns the modelled seconds of a request on a chain: (until its first token, until its last one).
 
-    Without queueing, session setup and contention. First token: the sum over hops of t^I_cj + k_j tau^I_j.
+    Without queueing, session setup and contention. With ``Problem.decoding``, the mean over all that drafts may come to,
+    as if no round had to be cut at the request's end (``Problem.by_token``). First token: the sum over hops of t^I_cj + k_j tau^I_j.
     Last token: that plus ``(l_out - 1) * sum(t_cj + k_j tau_j)``, with tau_j at the request's own mean
     context. For forwarding see ``hop_times_s``. Every token also takes ``hub_s``.
     """
-    prefill = decode = problem.hub_s(request.client)
+    prefill, problem = problem.hub_s(request.client), problem.by_token
+    decode = problem.hub_s(request.client)
     n_input = request.n_input_tokens
     previous: int | None = None
     for hop in hops:
@@ -500,12 +577,40 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
     return prefill, prefill + (request.n_output_tokens - 1) * decode
 
 
-def decode_step_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], cached_tokens: int) -> float:
-    """Returns the modelled seconds of a decode step with ``cached_tokens`` in the caches (``service_s``)."""
-    step_s = problem.hub_s(request.client)
+def round_costs(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> RoundCosts:
+    """Returns what rounds of speculative decoding cost a request on a chain, as ``decode_step_s`` has it.
+
+    A drafted token costs the mean over ``MOST_TOKENS`` of them: the first reads more experts than the last.
+    """
+    one_s, most_s = (
+        decode_step_s(problem, request, hops, request.n_input_tokens, n_drafted)
+        for n_drafted in (1, MOST_TOKENS)
+    )
+    token_s = (most_s - one_s) / (MOST_TOKENS - 1)
+    return RoundCosts(one_s - token_s, token_s)
+
+
+def decode_step_s(
+    problem: Problem, request: RequestSpec, hops: Sequence[Hop], cached_tokens: int, n_drafted: int = 0
+) -> float:
+    """Returns the modelled seconds of a decode step with ``cached_tokens`` in the caches (``service_s``).
+
+    With ``Problem.decoding`` it is a round with ``n_drafted`` drafted tokens.
+    """
+    step_s, n_sent = problem.hub_s(request.client), 1
+    if problem.decoding is not None:
+        n_sent = problem.decoding.n_sent(n_drafted)
+        step_s += n_drafted * problem.decoding.draft_token_s
+        problem = replace(problem, decoding=None, shared=SharedRounds(n_sent))
     previous: int | None = None
     for hop in hops:
         step_s += hop_times_s(problem, request, previous, hop.server)[1]
-        step_s += problem.servers[hop.server].decode_of_s(cached_tokens, hop.blocks)
+        server = problem.servers[hop.server]
+        if n_sent == 1:
+            step_s += server.decode_of_s(cached_tokens, hop.blocks)
+        else:
+            if problem.further_token_s:
+                step_s += (n_sent - 1) * problem.further_token_s[request.client][hop.server]
+            step_s += server.verify_of_s(cached_tokens, n_sent, hop.blocks)
         previous = hop.server
     return step_s + (0.0 if previous is None else return_times_s(problem, request, previous)[1])

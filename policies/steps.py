@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeVar
 
+L = TypeVar("L", bound="StepLaw")
 Blocks = int | range
 """Blocks that a step goes through: how many, all like the law's own, or which ones of the model."""
 
@@ -131,28 +133,47 @@ class StepLaw:
         """Returns the seconds of ``n_tokens`` of one session on ``blocks``, without ``step_base_s``."""
         return sum(n * law.verify_at_s(cached_tokens, n_tokens) for law, n in self.kinds(blocks))
 
+    def by_token(self: L, n_sent: int, n_made: float) -> L:
+        """Returns a law whose decode is a token's share of a step with ``n_sent`` tokens that makes ``n_made``.
+
+        It is exact where no window ends, and in a batch as far as sessions do not share experts.
+        """
+        context_tokens = self.decode_context_tokens
+        changed: L = replace(  # type: ignore[type-var]  # laws are dataclasses
+            self,
+            decode_s=self.verify_at_s(context_tokens, n_sent) / n_made,
+            context_slope_s=(self.context_slope_s + 2 * (n_sent - 1) * self.prefill_curve_s) / n_made,
+            session_slope_s=self.session_slope_s * n_sent / n_made,
+            others=tuple(other.by_token(n_sent, n_made) for other in self.others),
+        )
+        return changed
+
     def verify_at_s(self, cached_tokens: float, n_tokens: int) -> float:
         """Returns the seconds per block of ``n_tokens`` of one session in one step, after ``cached_tokens``.
 
         A decode that reads the experts of all of them; every further token adds what one of a prompt adds.
         """
-        more_s = self.further_s(n_tokens) - self.session_slope_s * (n_tokens - 1)
-        more_s += self.prefill_slope_s * (n_tokens - 1)
-        pairs = self._attended(cached_tokens + n_tokens) - self._attended(cached_tokens + 1)
-        more_s += self.prefill_curve_s * pairs
-        return self.decode_at_s(cached_tokens) + more_s
+        experts_s = self.further_s(n_tokens) - self.session_slope_s * (n_tokens - 1)
+        return self.decode_at_s(cached_tokens) + experts_s + self._verified_s(cached_tokens, n_tokens)
 
-    def batch_s(self, blocks: Blocks, positions: Sequence[int], prompt: range) -> float:
+    def _verified_s(self, cached_tokens: float, n_tokens: int) -> float:
+        """Returns the seconds per block that all but the first of ``n_tokens`` add, without reading experts."""
+        pairs = self._attended(cached_tokens + n_tokens) - self._attended(cached_tokens + 1)
+        return self.prefill_slope_s * (n_tokens - 1) + self.prefill_curve_s * pairs
+
+    def batch_s(
+        self, blocks: Blocks, positions: Sequence[int], prompt: range, sizes: Sequence[int] = ()
+    ) -> float:
         """Returns the seconds of a step of several sessions: a decode per position, and tokens of one prompt.
 
         ``positions`` are the tokens that each decoding session has cached before the step. ``prompt`` are the
-        positions of the prompt's tokens in this step: all of them, a chunk, or none. One decode alone,
-        or a whole prompt alone, takes as long as in ``step_s``.
+        positions of the prompt's tokens in this step: all of them, a chunk, or none. ``sizes`` are the tokens of each
+        decoding session; empty: one each. One decode alone, or a whole prompt alone, takes as long as in ``step_s``.
         """
-        blocks_s = sum(n * law._block_s(positions, prompt) for law, n in self.kinds(blocks))
+        blocks_s = sum(n * law._block_s(positions, prompt, sizes) for law, n in self.kinds(blocks))
         return self.step_base_s + blocks_s
 
-    def _block_s(self, positions: Sequence[int], prompt: range) -> float:
+    def _block_s(self, positions: Sequence[int], prompt: range, sizes: Sequence[int]) -> float:
         block_s, n, window = 0.0, len(positions), self.window_tokens
         if prompt:
             straight_s = self.prefill_base_s + self.prefill_slope_s * len(prompt)
@@ -162,6 +183,10 @@ class StepLaw:
             n_cached = sum(min(position, window) for position in positions) if window else sum(positions)
             block_s += self.decode_s + self.further_s(n)
             block_s += self.context_slope_s * (n_cached - self.decode_context_tokens)
+        n_more = sum(sizes) - n if sizes else 0
+        if n_more:  # further tokens of the sessions' drafts
+            block_s += self.further_s(n + n_more) - self.further_s(n) - self.session_slope_s * n_more
+            block_s += sum(map(self._verified_s, positions, sizes))
         return block_s
 
 

@@ -16,6 +16,7 @@ class WsRr(RoutingPolicy):
     """Cheapest chain for this request, waiting for cache included (WS-RR)."""
 
     name = "ws-rr"
+    counts_drafts = True
     takes_cheapest: ClassVar[bool] = True
 
     def bind(self, problem: Problem, placement: Placement) -> WsRrRouter:
@@ -50,6 +51,7 @@ class ShortestPath(RoutingPolicy):
     """Cheapest chain as if every server were idle; requests then wait for full servers (offline CG-BPRR)."""
 
     name = "shortest-path"
+    counts_drafts = True
     takes_cheapest: ClassVar[bool] = True
 
     def bind(self, problem: Problem, placement: Placement) -> ShortestPathRouter:

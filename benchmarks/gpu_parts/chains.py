@@ -75,7 +75,7 @@ class Walk:
         for _ in range(n_tokens):
             states = await self._sequence.embed()
             self._memory += self._hub.remember(states)
-            self.tokens.append(await self._sequence.take((await self.forward(states))[-1]))
+            self.tokens += await self._sequence.take((await self.forward(states))[-1])
 
     async def forward(self, states: bytes) -> list[bytes]:
         """Computes the next hidden states on all hops. Returns the result of each hop."""

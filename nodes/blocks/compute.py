@@ -373,7 +373,8 @@ class BlocksCompute:
         """Begins a step, and grows the session's cache if necessary.
 
         Until ``_finish`` the session keeps its memory, even if it is closed. Raises ``ComputeError`` if the
-        session is closed, if the step is not its next one, or without memory.
+        session is closed, if the step begins after its end, or without memory. One that begins before makes the rest
+        of the cache void.
         """
         with self._idle:
             if session.closed_by:
@@ -387,11 +388,13 @@ class BlocksCompute:
                 session.cache.begin_with(session.pages)
                 session.pages = ()
             cached = session.cache.get_seq_length()
-            if position != cached or position + n_tokens > room:
+            if position > cached or position + n_tokens > room:
                 raise ComputeError(
                     f"{n_tokens} tokens at {position} do not follow the session's {cached} of {room}"
                 )
             session.running = True
+        if position < cached:
+            session.cache.set_length(position)
         if room > session.max_tokens:
             try:
                 with explaining_out_of_memory(_NO_CACHE):
@@ -444,7 +447,9 @@ class BlocksCompute:
         return int(max(1, min(context, self._prefill_bytes // token_bytes)))
 
     async def _pass(self, work: Work) -> float:
-        portions = [_Portion(s, job := self._jobs[s], s.position, 1, job.payload) for s in work.decodes]
+        portions = [
+            _Portion(s, job := self._jobs[s], s.position, s.n_tokens, job.payload) for s in work.decodes
+        ]
         if work.prompt is not None:
             job, start = self._jobs[work.prompt], work.chunk.start - work.prompt.position
             n_bytes = self.token_bytes

@@ -19,12 +19,14 @@ from transformers.generation.logits_process import (
 )
 
 from nodes.blocks.device import from_bytes, open_device, to_bytes
+from nodes.blocks.drafts import DraftModel
 from nodes.blocks.family import family_of
 from nodes.blocks.files import read_generation_config
 from nodes.blocks.loading import fill
 from nodes.blocks.spec import HubSpec, Sampling, WeightSource
 from nodes.blocks.weights import opened
 from nodes.compute import ComputeError
+from nodes.drafting import continued
 from nodes.request import Generation, Request, SessionError
 
 
@@ -108,6 +110,10 @@ class BlocksHub:
         self._softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         torch.set_num_threads(spec.n_threads)
         self._queue = ThreadPoolExecutor(1, "hub")
+        self.decoding = spec.decoding
+        self.drafter: DraftModel | None = None
+        if spec.draft_folder is not None:
+            self.drafter = DraftModel(spec.draft_folder, self.config.vocab_size, self.dtype, self.device)
 
     def sequence(self, request: Request) -> _Sequence:
         """Returns the token sequence of a request.
@@ -127,7 +133,7 @@ class BlocksHub:
                 f"limit of {self.token_limit}"
             )
         try:
-            return _Sequence(self, prompt, request.generation)
+            return _Sequence(self, prompt, request.generation, n_tokens)
         except ComputeError as error:
             raise SessionError(str(error)) from error
 
@@ -144,10 +150,9 @@ class BlocksHub:
 
     @torch.inference_mode()
     def logits(self, payload: bytes) -> torch.Tensor:
-        """Returns the logits ``[1, vocabulary]`` for the last of the hidden states from the last block."""
-        n_tokens = len(payload) // self.token_bytes
-        last = from_bytes(payload, n_tokens, self.dtype, self.device)[-1:]
-        logits = torch.nn.functional.linear(self._final_norm(last), self._head, self._bias)
+        """Returns the logits ``[1, vocabulary]`` for one of the hidden states from the last block."""
+        state = from_bytes(payload, 1, self.dtype, self.device)
+        logits = torch.nn.functional.linear(self._final_norm(state), self._head, self._bias)
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits.float()
@@ -161,27 +166,68 @@ class BlocksHub:
 
 
 class _Sequence:
-    def __init__(self, hub: BlocksHub, prompt: list[int], generation: Generation) -> None:
+    def __init__(self, hub: BlocksHub, prompt: list[int], generation: Generation, most_tokens: int) -> None:
         self.ended = False
+        self.n_accepted = 0
         self._hub = hub
         self.tokens = prompt
         self._n_sent = 0
+        self._drafts: list[int] = []
+        self._drafter = None if hub.drafter is None else hub.drafter.begin(most_tokens)
         self._ends = hub.end_tokens if generation.stops else frozenset()
         sampling = generation.sampling
         self._processors = processors(sampling, len(prompt), generation.min_tokens, self._ends)
         self._samples = sampling is not None
         self._generator = torch.Generator(hub.device).manual_seed(sampling.seed) if sampling else None
 
+    async def draft(self, n_tokens: int) -> int:
+        self._drafts = await self._hub.run(self._drafted, n_tokens) if n_tokens else []
+        return len(self._drafts)
+
+    def _drafted(self, n_tokens: int) -> list[int]:
+        if self._drafter is not None:
+            return self._drafter.after(self.tokens, n_tokens)
+        return continued(self.tokens, n_tokens)
+
     async def embed(self) -> bytes:
-        tokens, self._n_sent = self.tokens[self._n_sent :], len(self.tokens)
+        tokens = self.tokens[self._n_sent :]
+        if self._drafts:
+            assert self._hub.decoding is not None, "only then it drafts"
+            tokens = [*tokens, *self._drafts][: self._hub.decoding.n_sent(len(self._drafts))]
         answer: bytes = await self._hub.run(self._hub.embed, tokens)
         return answer
 
-    async def take(self, payload: bytes) -> int:
-        token: int = await self._hub.run(self._choose, payload)
-        self.tokens.append(token)
-        self.ended = token in self._ends
-        return token
+    async def take(self, payload: bytes) -> list[int]:
+        tokens: list[int] = await self._hub.run(self._take, payload)
+        self.ended = tokens[-1] in self._ends
+        return tokens
+
+    def _take(self, payload: bytes) -> list[int]:
+        """Returns the new tokens: each as without drafts, for as long as the one before it agrees with its draft.
+
+        So a sampled draft that disagrees is replaced by a token of the model's distribution without the drafted one, as
+        rejection sampling has it, and the tokens are those that would be sampled without drafts.
+        """
+        drafts, decoding, n_bytes = self._drafts, self._hub.decoding, self._hub.token_bytes
+        n_sent = 1 if decoding is None else decoding.n_sent(len(drafts))
+        begin, self.n_accepted = len(payload) - n_sent * n_bytes, 0
+        new: list[int] = []
+        while begin < len(payload):
+            chosen = self._choose(payload[begin : begin + n_bytes])
+            self.tokens.append(chosen)
+            new.append(chosen)
+            begin += n_bytes
+            if self.n_accepted == len(drafts) or chosen != drafts[self.n_accepted]:
+                break
+            self.n_accepted += 1
+            if chosen in self._ends:
+                break
+        if decoding is not None and drafts and not self._samples:  # PETALS' rule is for greedy decoding only
+            n_void = len(new) - decoding.n_made(self.n_accepted)
+            if n_void > 0:
+                del new[-n_void:], self.tokens[-n_void:]
+        self._n_sent = len(self.tokens) - 1
+        return new
 
     @torch.inference_mode()
     def _choose(self, payload: bytes) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from policies.decoding import Decoding
+
 Weights = Literal["plain", "int8", "nf4"]
 """How blocks store their matrices: in the dtype of the activations, or in 8 or about 4 bits per value."""
 
@@ -75,3 +77,6 @@ class HubSpec:
     device: str = "cpu"
     dtype: str = "float32"
     n_threads: int = 1
+    decoding: Decoding | None = None
+    draft_folder: str | None = None
+    """The checkpoint of the model that drafts; ``None``: tokens are looked up in the request itself."""

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from policies.bans import Bans
+from policies.decoding import RoundCosts
 from policies.joining import join
 from policies.link_rates import Passage
 from policies.link_waits import LinkWaits
 from policies.membership import Membership
 from policies.prefixes import PrefixMap
-from policies.problem import BlockRange, Hop, Placement, PolicyError, RequestSpec, Route
+from policies.problem import BlockRange, Hop, Placement, PolicyError, RequestSpec, Route, round_costs
 from policies.replay import ServiceTimes
 from policies.subrange import SubrangeRouter
 from policies.waiting import fits
@@ -206,6 +207,13 @@ class Coordinator:
     def n_sessions(self) -> int:
         """The number of sessions that the coordinator believes to be there."""
         return len(self._chains)
+
+    def round_costs(self, index: int, hops: Sequence[Hop]) -> RoundCosts:
+        """Returns what rounds cost a request on a chain; 0 unless clients choose how much they draft."""
+        decoding, known = self._problem.decoding, self.requests[index].known
+        if decoding is None or not decoding.is_auto:
+            return RoundCosts(0.0, 0.0)
+        return round_costs(self._problem, known, hops)
 
     def release(self, index: int) -> None:
         """Release a session that has ended or was refused."""

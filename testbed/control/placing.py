@@ -242,9 +242,10 @@ def place(
     if experiment.policy.unread:
         _check_nothing_was_missed(experiment, policy, routing)
     started_at = time.perf_counter()
+    problem_of_placing = problem.as_seen(counts_drafts=trait(policy, PlacementPolicy, "counts_drafts"))
     present = [j for j in range(problem.n_servers) if j not in experiment.faults.absent]
     is_whole = len(present) == problem.n_servers or trait(policy, PlacementPolicy, "sees_absent_servers")
-    there = problem if is_whole else among(problem, present)
+    there = problem_of_placing if is_whole else among(problem_of_placing, present)
     if not trait(policy, PlacementPolicy, "sees_join_order"):  # every seed draws another one
         there = dataclasses.replace(there, join_order=())
 
@@ -272,7 +273,10 @@ def place(
                 "hours that begin later, and is not there at the start; give it none"
             )
 
+    counts_drafts = trait(routing, RoutingPolicy, "counts_drafts")
+
     def bind_to(problem: Problem, placement: Placement) -> CheckedRouter:
+        problem = problem.as_seen(counts_drafts=counts_drafts)
         with policy_code("routing", experiment.policy.routing):
             router = routing.bind(problem, placement)
         if not callable(getattr(router, "route", None)):

@@ -86,7 +86,8 @@ class Steering:
         self._asked_for_s = 0.0
         self._problem = problem
         with policy_code("online", policy.name):
-            self._controller = policy.bind(problem, placement)
+            seen = problem.as_seen(counts_drafts=trait(policy, OnlinePolicy, "counts_drafts"))
+            self._controller = policy.bind(seen, placement)
 
     def next_check_at_s(self) -> float:
         """Returns the instant of the next check, infinite if there is none.

@@ -207,6 +207,8 @@ class ComputePart:
     """With paging: output tokens that the coordinator counts for a session before they exist."""
     blocks: BlocksSettings | None = None
     """Settings of real blocks; ``None`` for the stub."""
+    draft_model: str | None = None
+    """With real blocks: the checkpoint of the model with which clients draft, if they do."""
     is_measured: bool = True
     """With real blocks: whether all servers' times were measured with blocks of this model."""
 

@@ -23,6 +23,8 @@ MAX_LINK_CHANGES = 5_000_000
 """Most changes that a trace makes with its repetitions, those of each pair of nodes counted; some 100 bytes each."""
 MAX_BLOCKS = 10_000
 MAX_TOKENS = 10_000_000
+MAX_DRAFTED = 1_000
+"""Most tokens that a client drafts per round."""
 MAX_HIDDEN_SIZE = 10_000_000
 MAX_TOML_BYTES = 512 * 1024**2
 """Large enough for a resolved scenario, which lists the requests of its trace: up to ten million rows."""

@@ -197,6 +197,7 @@ class Times:
 
     raw_rtt_s: Matrix
     token_rtt_s: Matrix
+    further_token_s: Matrix
     input_rtt_base_s: Matrix
     input_rtt_slope_s: Matrix
     server_rtt_s: Matrix
@@ -251,6 +252,10 @@ def policy_times(
             return calibration.input_overhead_slope_s
         return sent_more(a, b) + sent_more(b, a) + calibration.input_overhead_slope_s
 
+    def further(a: str, b: str) -> float:
+        back_s = sent_more(b, a) if counts_sent or not forwarding else 0.0
+        return sent_more(a, b) + back_s
+
     def base(a: str, b: str) -> float:
         if not counts_sent:
             return rtt(a, b) + calibration.input_overhead_base_s
@@ -272,6 +277,7 @@ def policy_times(
     return Times(
         raw_rtt_s=matrix(rtt, clients),
         token_rtt_s=with_base(matrix(token, clients)),
+        further_token_s=matrix(further, clients),
         input_rtt_base_s=with_base(matrix(base, clients)),
         input_rtt_slope_s=matrix(slope, clients),
         server_rtt_s=matrix(rtt, servers),

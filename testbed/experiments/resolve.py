@@ -16,6 +16,7 @@ from policies.problem import Batching, Problem
 from policies.rules import PagingRules, PrefixRules
 from policies.workload import Backoff, QueueRules, RequestPlan, longest_tokens
 from testbed.experiments.blocks import check_steps, resolve_blocks
+from testbed.experiments.decoding import resolve_decoding
 from testbed.experiments.events import check_changes, network_changes
 from testbed.experiments.experiment import (
     BlocksSettings,
@@ -177,6 +178,10 @@ def resolve(
     check_alone(hours, server_names, faults)
     check_is_held(hours, specs, model, scenario.begins_at)
     by_hours = faults_of_hours(hours, server_names, max(request.arrival_at_s for request in requests))
+    longest_output = max(request.n_output_tokens for request in requests)
+    decoding_table, decoding = resolve_decoding(
+        scenario, longest_output, folder_of("decoding", "draft_model")
+    )
     recovery = resolve_recovery(scenario.recovery, blocks.dtype if blocks is not None else None)
     resolved = scenario.model_copy(
         update={
@@ -193,6 +198,7 @@ def resolve(
             "workload": workload,
             "policy": policy,
             "compute": compute,
+            "decoding": decoding_table,
             "calibration": calibration_table,
             "fault": faults or None,
             "churn": None,
@@ -230,6 +236,7 @@ def resolve(
             length_samples=length_samples,
             reserved_output_tokens=_reserved_output(scenario, workload, length_samples),
             batching=_batching(compute, blocks),
+            decoding=decoding,
             objectives_s=_objectives(workload.slo),
         ),
         sites=where.sites,
@@ -256,6 +263,7 @@ def resolve(
             prefix=_prefix(scenario.cache, requests, sum(lengths)),
             expected_output=None if paging is None else scenario.cache.expected_output or expected_output,
             blocks=blocks,
+            draft_model=None if decoding_table is None or blocks is None else decoding_table.draft_model,
             is_measured=blocks is None or all(table.measured is not None for table in hardware.values()),
         ),
         policy=PolicyPart(

@@ -34,7 +34,14 @@ from testbed.experiments.fields import (
     Weight,
     rule,
 )
-from testbed.experiments.limits import MAX_BLOCKS, MAX_HIDDEN_SIZE, MAX_NODES, MAX_REQUESTS, MAX_TOKENS
+from testbed.experiments.limits import (
+    MAX_BLOCKS,
+    MAX_DRAFTED,
+    MAX_HIDDEN_SIZE,
+    MAX_NODES,
+    MAX_REQUESTS,
+    MAX_TOKENS,
+)
 from testbed.experiments.network_tables import (
     ClustersTable,
     MatrixTable,
@@ -809,6 +816,39 @@ class CacheTable(Table):
         return self
 
 
+def _acceptance(value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_counts = isinstance(value, list) and all(type(n) is int and 0 <= n <= MAX_DRAFTED for n in value)
+    if (is_number and 0 <= value <= 1) or (is_counts and value) or (isinstance(value, str) and value):
+        return value
+    raise rule(
+        "must be a number from 0 to 1, a list of how many drafted tokens agreed in each of some measured rounds, or a "
+        f"file with one such number per line, not {shown(value)}"
+    )
+
+
+class DecodingTable(Table):
+    """``[decoding]``: speculative decoding, where clients draft tokens that the servers verify in one step.
+
+    - ``drafter``: "none"; "ngram" continues what followed the last tokens earlier in prompt and output; "model" is a
+      small model at the client; "petals" is one with PETALS' rule: no token of the large model after drafted ones that
+      agree.
+    - ``tokens``: how many to draft per round (default 5). "auto": each session drafts as many as it expects to be best
+      on its chain, by the acceptance that it has seen.
+    - ``acceptance``: the probability that a drafted token agrees, for the stub, which drafts no text; or how many agreed
+      in each of some measured rounds, as a list or a file with a number per line. With real blocks it is what policies
+      expect (default 0.5).
+    - ``draft_token``: the client's time per drafted token (default 0). Real blocks take the time that they need.
+    - ``draft_model``: the folder of the small model's checkpoint, for real blocks with "model" or "petals".
+    """
+
+    drafter: Literal["none", "ngram", "model", "petals"] = "none"
+    tokens: Annotated[int | Literal["auto"], _int_or("auto", most=MAX_DRAFTED)] | None = None
+    acceptance: Annotated[float | list[int] | str, BeforeValidator(_acceptance)] | None = None
+    draft_token: Seconds | None = None
+    draft_model: Annotated[str, Field(min_length=1)] | None = None
+
+
 class CalibrationTable(Table):
     """``[calibration]``: published overheads that are added to the emulated network's times.
 
@@ -910,6 +950,7 @@ class Scenario(Table):
     policy: PolicyTable = PolicyTable(name="proposed")
     compute: ComputeTable = ComputeTable()
     cache: CacheTable = CacheTable()
+    decoding: DecodingTable | None = None
     calibration: CalibrationTable = CalibrationTable()
     backoff: BackoffTable = BackoffTable()
     fault: list[FaultTable] | None = None

@@ -170,6 +170,7 @@ class _Run:
                 notify=self._notify,
                 forwarding=problem.forwarding,
                 hub_s=problem.hub_s,
+                decoding=problem.decoding,
                 most=most_steps,
             )
         self._sessions: dict[int, _Session] = {}
@@ -269,7 +270,10 @@ class _Run:
         name = name_of_attempt(f"{plan.index}", session.n_chains)
         session.n_chains += 1
         n_done = session.on_chain.token if session.on_chain is not None else 0
-        need = Need(plan.n_input_tokens + n_done, plan.known.n_tokens, (plan.arrival_at_s, name))
+        n_sent = n_done
+        if session.on_chain is not None and n_done:  # it replays the step in which it lost its chain
+            n_sent += session.on_chain.round.sent - 1
+        need = Need(plan.n_input_tokens + n_sent, plan.known.n_tokens, (plan.arrival_at_s, name))
         session.n_unanswered = len(route.hops)
         size = framesizes.JOIN if self._problem.forwarding else framesizes.OPEN
         if self._meetings is not None:
@@ -363,8 +367,10 @@ class _Run:
             delays, ways = overheads_of(self._experiment, sent, hops), self._links.ways(plan.client, hops)
         session.on_chain = on_chain = ChainSession(plan, key, hops, delays, ended, lost, ways)
         on_chain.parts, on_chain.ready_at_s = parts, ready_at_s
+        on_chain.costs = self._coordinator.round_costs(plan.index, hops)
         if before is not None:
             session.preempted_s += ready_at_s - session.attempts.since_s
+            on_chain.rounds, on_chain.round = before.rounds, before.round
             on_chain.token, on_chain.first_at_s, on_chain.ready_at_s = (
                 before.token,
                 before.first_at_s,
@@ -489,6 +495,7 @@ class _Run:
             time_s=None if ended_at_s is None else ended_at_s - arrived_at_s,
             ended_s=now_s - arrived_at_s,
             reason=reason,
+            rounds=None if session.on_chain is None else session.on_chain.rounds,
             n_done=session.on_chain.token if session.on_chain is not None and ended_at_s is None else 0,
             n_preemptions=session.n_preemptions,
             preempted_tokens=session.preempted_tokens,
@@ -570,6 +577,8 @@ class _Run:
 
 def what_meets(experiment: Experiment) -> str:
     """Returns why sessions affect each other on servers, so that their times have no closed form; "" if they do not."""
+    if experiment.problem.decoding is not None:
+        return "tokens are drafted"
     if experiment.compute.paging is not None:
         return "caches grow"
     return "sessions share steps" if experiment.compute.batching == "continuous" else ""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from policies.decoding import Seen
 from policies.problem import Route
 from policies.workload import RequestPlan
 from testbed.records.events import FaultEvent, Moved, ServerLeft
@@ -13,6 +15,16 @@ from testbed.records.links import LinksUsed
 from testbed.records.summary import MoveRow
 
 ServerEvent = FaultEvent | ServerLeft | Moved
+
+
+@dataclass(slots=True, eq=False)
+class Rounds:
+    """A request's rounds of speculative decoding so far, on all its chains."""
+
+    n_drafted: int = 0
+    seen: Seen = field(default_factory=Seen)
+    made: list[int] = field(default_factory=list)
+    """Output tokens of each."""
 
 
 class Disturbed(Exception):
@@ -38,6 +50,8 @@ class SimulatedRequest(NamedTuple):
     """``time_s``, or when one that did not complete gave up."""
     reason: str = ""
     n_replays: int = 0
+    rounds: Rounds | None = None
+    """Those of speculative decoding; empty without it."""
     n_done: int = 0
     """Tokens of one that did not complete."""
     n_preemptions: int = 0

@@ -12,6 +12,7 @@ from nodes.admission import Admission
 from nodes.batching import Batch, Batches, Composition, Step
 from nodes.clock import on_tick
 from nodes.records import HOP_COLUMNS, HopRecord
+from policies.decoding import ONE_TOKEN, Decoding, Round, RoundCosts
 from policies.problem import Hop, RequestSpec, hop_times_s, return_times_s
 from policies.steps import StepLaw
 from policies.workload import RequestPlan
@@ -19,6 +20,7 @@ from testbed.experiments.experiment import Experiment
 from testbed.experiments.stub import stub_profile
 from testbed.fast.events import EventQueue
 from testbed.fast.links import Way
+from testbed.fast.outcome import Rounds
 
 Key = tuple[int, int]
 """A request's number, and which of its attempts to open a session this is."""
@@ -87,6 +89,12 @@ class ChainSession:
     first_at_s: float = 0.0
     records: list[HopRecord | None] = field(default_factory=list)
     """The present step's records; ``None``: it is not kept."""
+    rounds: Rounds = field(default_factory=Rounds)
+    costs: RoundCosts = RoundCosts(0.0, 0.0)  # noqa: RUF009 - immutable
+    round: Round = ONE_TOKEN
+    """What the present step makes."""
+    seen_tokens: int = 0
+    """Tokens that the servers had seen before the present step, void ones included."""
     is_away: bool = False
     """With forwarding: whether the client waits for a result."""
     preempted_by: int | None = None
@@ -102,7 +110,7 @@ class ChainSession:
 class Steps:
     """The steps of all servers: each on its own, by the servers' ``laws`` of times, or in ``batches``.
 
-    Every token takes its client ``hub_s(client)``. Where caches grow, they are in ``caches``, and
+    Every step takes its client ``hub_s(client)``, and its drafts what ``decoding`` says. Where caches grow, they are in ``caches``, and
     ``notify(client, server, call, *args)`` sends that a session has lost its there. ``rows`` has a row for each hop of each token,
     with ``COLUMNS``, or is ``None`` if there are more than ``most``; ``n_rows`` counts them. ``gaps_s`` are
     the seconds from every token to the next one of its request.
@@ -119,6 +127,7 @@ class Steps:
         notify: Notify = lambda client, server, call, *args: None,
         forwarding: bool = False,
         hub_s: Callable[[int], float] = lambda client: 0.0,
+        decoding: Decoding | None = None,
         most: int = 0,
     ) -> None:
         self._queue = queue
@@ -130,6 +139,7 @@ class Steps:
         self._notify = notify
         self._token_bytes = token_bytes
         self._hub_s = hub_s
+        self._decoding = decoding
         self._forwarding = forwarding
         self.n_rows = 0
         self.rows: array[float] | None = array("d") if most else None
@@ -188,9 +198,7 @@ class Steps:
         hop, part, now_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
         if session.ways and (accepts := session.ways[session.at].accepts) is not None:
             accepts.send(framesizes.OK, _nothing)
-        if self._caches is not None and not self._caches[hop.server].grow(
-            session.key, part.position + part.n_tokens
-        ):
+        if self._caches is not None and not self._grow(self._caches[hop.server], session, part):
             if not self._forwarding:  # else the client is notified at once: see ``notify_preempted``
                 self._notify(session.plan.client, hop.server, self._lose, session, hop.server)
             return
@@ -203,6 +211,12 @@ class Steps:
         self._batches[hop.server].add(step)
         if hop.server not in self._busy:
             self._begin(self._batches[hop.server], hop.server)
+
+    def _grow(self, caches: Admission[Key], session: ChainSession, part: Part) -> bool:
+        """Reserves cache for ``part``, in place of void tokens. Returns False if the session has lost its cache."""
+        if not session.part and part.position < session.seen_tokens:
+            caches.go_back(session.key, part.position)
+        return caches.grow(session.key, part.position + part.n_tokens)
 
     def _begin(self, batches: Batches, server: int) -> None:
         batch = batches.next()
@@ -291,13 +305,27 @@ class Steps:
             session.first_at_s = done_at_s
         else:
             self.gaps_s.append(done_at_s - session.ready_at_s)
-        session.token, session.at, session.ready_at_s = session.token + 1, 0, done_at_s
-        session.parts = (Part(plan.n_input_tokens + session.token - 1, 1),)
-        if session.token < plan.n_output_tokens:
-            self._send(session)
-        else:
+        if session.token and self._decoding is not None:
+            session.rounds.n_drafted += session.round.drafted
+            session.rounds.seen.add(session.round.drafted, session.round.accepted)
+            session.rounds.made.append(session.round.made)
+        session.seen_tokens = session.parts[-1].position + session.parts[-1].n_tokens
+        session.token, session.at, session.ready_at_s = session.token + session.round.made, 0, done_at_s
+        n_left = plan.n_output_tokens - session.token
+        if not n_left:
             session.is_over = True
             session.ended(session.first_at_s)
+            return
+        draft_s = 0.0
+        if self._decoding is not None:
+            n_drafted = self._decoding.n_drafted(n_left, session.costs, session.rounds.seen)
+            session.round = self._decoding.drawn(plan.index, session.token, n_drafted)
+            draft_s = session.round.drafted * self._decoding.draft_token_s
+        session.parts = (Part(plan.n_input_tokens + session.token - 1, session.round.sent),)
+        if draft_s:
+            self._queue.at(done_at_s + draft_s, self._send, session)
+        else:
+            self._send(session)
 
     def _write(self, session: ChainSession) -> None:
         self.n_rows += len(session.records)
@@ -319,10 +347,15 @@ def _nothing() -> None:
 
 def replay_of(session: ChainSession, *, in_steps: bool) -> list[Part]:
     """Returns the replay of all inputs of ``session`` to a new chain: in one message, or as the steps were."""
-    n_input, n_more = session.plan.n_input_tokens, session.token
+    n_input, (position, n_last, _) = session.plan.n_input_tokens, session.parts[-1]
     if not in_steps:
-        return [Part(0, n_input + n_more, True)]
-    return [Part(0, n_input, True), *(Part(n_input + i, 1, True) for i in range(n_more))]
+        return [Part(0, position + n_last, True)]
+    parts = [Part(0, n_input, True)]
+    if session.token:
+        sizes = session.rounds.made or [1] * (session.token - 1)
+        for n_tokens in (*sizes, n_last):
+            parts.append(Part(parts[-1].position + parts[-1].n_tokens, n_tokens, True))
+    return parts
 
 
 def delays_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -> ChainDelays:

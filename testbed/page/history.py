@@ -130,7 +130,8 @@ class History:
                         ]
                     )
                     previous_s = hop.received_at_s
-                self.token_parts(request, record.token, record.ready_at_s, hops)
+                if hops:  # others of a round have come with its first token
+                    self.token_parts(request, record.token, record.ready_at_s, hops)
             case Arrived():
                 client = self._clients.get(record.client, 0)
                 self.add("a", request, at_s, client, record.n_input_tokens, record.n_output_tokens)

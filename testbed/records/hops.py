@@ -49,7 +49,11 @@ class HopRow(Record, kw_only=True):
     ] = UNSET
     batch_tokens: Annotated[
         int | UnsetType,
-        column("their tokens: one of each decode, and those of the prompt or its chunk", engines=_BATCHED),
+        column(
+            "their tokens: one of each decode (with `[decoding]` those that it verifies), and those of the prompt or its "
+            "chunk",
+            engines=_BATCHED,
+        ),
     ] = UNSET
     batch_context_tokens: Annotated[
         int | UnsetType,
@@ -61,8 +65,8 @@ class HopRow(Record, kw_only=True):
     batch_prompt_end: Annotated[
         int | UnsetType,
         column(
-            "where the prompt's tokens end, counted from the session's first; 0: no prompt. There are `batch_tokens` - "
-            "`batch_steps` + 1 of them, and `batch_steps` - 1 decodes",
+            "where the prompt's tokens end, counted from the session's first; 0: no prompt. Without `[decoding]` there are "
+            "`batch_tokens` - `batch_steps` + 1 of them, and `batch_steps` - 1 decodes",
             engines=_BATCHED,
         ),
     ] = UNSET

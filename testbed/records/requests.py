@@ -185,6 +185,15 @@ class RequestRow(Record, kw_only=True):
     ] = None
     conversation: Annotated[int | None, column("number of its conversation, from 0", engines=_IF_ANY)] = None
     turn: Annotated[int | None, column("its number in the conversation, from 0", engines=_IF_ANY)] = None
+    n_rounds: Annotated[
+        int | None,
+        column(
+            "rounds of speculative decoding, which are all steps but the prompt's ([speculation.md](speculation.md)); the "
+            "column is absent without `[decoding]`"
+        ),
+    ] = None
+    n_drafted: Annotated[int | None, column("tokens that the client drafted in them")] = None
+    n_accepted: Annotated[int | None, column("drafted tokens that agreed with the model's")] = None
     times: Annotated[Times, column("the metrics, measured or simulated")] = msgspec.field(
         default_factory=Times
     )
@@ -230,7 +239,7 @@ def hops_of(chain: str) -> tuple[Hop, ...]:
     )
 
 
-OPTIONAL = ("n_cached_tokens", "conversation", "turn")
+OPTIONAL = ("n_cached_tokens", "conversation", "turn", "n_rounds", "n_drafted", "n_accepted")
 """Columns that tables have only if a row has a value."""
 PREFIXES = {"times": "", "model": "model_", "unqueued": "unqueued_"}
 """Fields of ``RequestRow`` that are several columns, with the prefix of these."""

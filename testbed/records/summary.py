@@ -98,6 +98,19 @@ class PrefixUse(Record, kw_only=True):
     tokens_reused: int
 
 
+class Speculation(Record, kw_only=True):
+    """What speculative decoding came to, over all rounds of all requests."""
+
+    drafter: str
+    n_rounds: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    tokens_per_round: float | None = None
+    """Output tokens per round; null: there was no round."""
+    acceptance_ratio: float | None = None
+    """Drafted tokens that agreed, of all drafted ones, those after a wrong one included."""
+
+
 class UnusedBlocks(Record, kw_only=True):
     """Blocks that servers hold, how many of them no request used, and the servers with only unused ones.
 
@@ -412,6 +425,14 @@ class RunSummary(Record, kw_only=True):
             "statistics of `ttft_s` of every turn of the conversations, the first turn first",
             "s",
             "only if the scenario has conversations",
+        ),
+    ] = UNSET
+    speculation: Annotated[
+        Speculation | UnsetType,
+        column(
+            "what drafting came to ([speculation.md](speculation.md)): output tokens per round, and the share of drafted "
+            "tokens that agreed",
+            engines="with `[decoding]`",
         ),
     ] = UNSET
     unused_blocks: Annotated[

@@ -112,8 +112,9 @@ def _has_lower_bound(experiment: Experiment) -> bool:
     links_are_steady = not network.changes and not any(
         link.jitter_s for pair, link in network.links.items() if experiment.uses(pair)
     )
-    is_exact = experiment.compute.backend == "stub" and experiment.compute.prefix is None
-    return not experiment.problem.forwarding and links_are_steady and is_exact
+    problem = experiment.problem
+    is_plain = not problem.forwarding and problem.decoding is None and experiment.compute.prefix is None
+    return is_plain and links_are_steady and experiment.compute.backend == "stub"
 
 
 def _why_not(experiment: Experiment, placement: Placement, is_reference: bool) -> Iterator[str]:
@@ -126,6 +127,8 @@ def _why_not(experiment: Experiment, placement: Placement, is_reference: bool) -
         yield "there are no requests"
     if problem.forwarding:
         yield "servers send to each other, and the theorem is about hub-spoke"
+    if problem.decoding is not None:
+        yield "clients draft tokens, and how many agree is left to chance"
     if greedy_plan_of(problem, placement) is None:
         yield f"the placement, {policy.placement}, is not CG-BP's for its |R|"
     if routing is None or not trait(routing, RoutingPolicy, "takes_cheapest"):

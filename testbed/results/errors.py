@@ -150,7 +150,7 @@ def _gaps(run: Tables) -> _Keyed:
     found = [
         (_key(int(run.ranks[record.index]), token.token), token.at_s - token.ready_at_s)
         for record in run.records.requests
-        for token in record.tokens[1:]
+        for token in record.decode_steps
     ]
     return _Keyed(
         np.array([key for key, _ in found], dtype=np.int64), np.array([value for _, value in found])

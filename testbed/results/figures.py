@@ -158,7 +158,7 @@ def _held(record: RequestRecord) -> list[tuple[int, float, float]]:
 def _gaps(records: RunRecords, hops: HopTable) -> tuple[Array, Array]:
     """Return the times of all decode tokens in seconds, measured and modelled."""
     sums = hops.tokens()
-    measured = [t.at_s - t.ready_at_s for r in records.requests for t in r.tokens[1:]]
+    measured = [t.at_s - t.ready_at_s for r in records.requests for t in r.decode_steps]
     return np.array(measured), sums.model_s[sums.token > 0]
 
 

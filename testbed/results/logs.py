@@ -18,6 +18,7 @@ from nodes.records import (
     Arrived,
     Cancelled,
     Completed,
+    Drafted,
     Failed,
     Interrupted,
     Opening,
@@ -56,6 +57,8 @@ class TokenTimes(NamedTuple):
     ready_at_s: float
     at_s: float
     token_id: int
+    has_step: bool = True
+    """Whether it is its step's first token. Others come with the first in a round of speculative decoding."""
 
 
 class LoggedHops:
@@ -124,7 +127,13 @@ class RequestRecord:
     ended_at_s: float | None = None
     chain: list[Hop] = field(default_factory=list)
     tokens: list[TokenTimes] = field(default_factory=list)
+    rounds: list[Drafted] = field(default_factory=list)
     recoveries: list[Recoveries] = field(default_factory=list)
+
+    @property
+    def decode_steps(self) -> list[TokenTimes]:
+        """The first tokens of all steps but the prompt's."""
+        return [token for token in self.tokens[1:] if token.has_step]
 
     @property
     def n_recoveries(self) -> int:
@@ -193,10 +202,14 @@ def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyReco
     request = requests[record.request]
     match record:
         case Token():
-            request.tokens.append(TokenTimes(record.token, record.ready_at_s, record.at_s, record.token_id))
+            request.tokens.append(
+                TokenTimes(record.token, record.ready_at_s, record.at_s, record.token_id, bool(record.hops))
+            )
             hops.add(record)
         case Reused():
             request.n_cached_tokens, request.was_open = record.tokens, record.was_open
+        case Drafted():
+            request.rounds.append(record)
         case Opening():
             request.opening_at_s, request.opened_at_s = record.at_s, record.opened_at_s
         case Routed():

@@ -152,6 +152,7 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
     )
     clients = clients_of(experiment, records, table)
     table.model_client_s = hub_times_s(experiment, clients, columns["last"])
+    table.model_client_s += _draft_times_s(experiment, table)
     _fill_network(experiment, records, table, clients)
     slow = SlowServers(records.faults, [s.name for s in experiment.problem.servers])
     _fill_compute(experiment, records, table, clients, slow)
@@ -171,6 +172,17 @@ def hub_times_s(experiment: Experiment, clients: NDArray[np.int64], last: NDArra
     problem = experiment.problem
     hubs_s = np.array([problem.hub_s(client) for client in range(len(problem.clients))])
     return np.where(last == problem.model.n_blocks, hubs_s[clients], 0.0)
+
+
+def _draft_times_s(experiment: Experiment, table: HopTable) -> Array:
+    """Return the clients' drafting in seconds, in the rows of hops at the model's end."""
+    decoding, model = experiment.problem.decoding, experiment.problem.model
+    if decoding is None:
+        return np.zeros(len(table.request))
+    n_sent = table.up_bytes // model.token_bytes
+    drafts_s = (n_sent - decoding.n_sent(1) + 1) * decoding.draft_token_s
+    has_drafts = (table.token > 0) & (table.last == model.n_blocks) & ~table.is_replay
+    return np.where(has_drafts, drafts_s, 0.0)
 
 
 class Messages(NamedTuple):
@@ -345,18 +357,24 @@ def _fill_compute(
         chosen = chosen[np.argsort(table.arrived_at_s[chosen], kind="stable")]
         n_replayed: defaultdict[tuple[int, int, int], int] = defaultdict(int)
         steps, overheads_s = [], []
-        columns = (table.request, table.token, table.first, table.last, table.replayed_tokens, clients)
+        columns = (
+            *(table.request, table.token, table.first, table.last),
+            *(table.up_bytes, table.replayed_tokens, clients),
+        )
         rows = zip(*(column[chosen].tolist() for column in (*columns, table.arrived_at_s)), strict=True)
-        for request, token, first, last, replayed, client, arrived_at_s in rows:
+        for request, token, first, last, up_bytes, replayed, client, arrived_at_s in rows:
             n_input_tokens = lengths[request]
             position, n_tokens = n_input_tokens + token - 1, 1
             if not token:
                 position, n_tokens = cached[request], n_input_tokens - cached[request]
+            elif experiment.problem.decoding is not None:
+                n_tokens = up_bytes // experiment.problem.model.token_bytes
             if replayed:
                 # A replay is one message, or one per step. After the last of them another replay can follow.
                 key = request, token, first
                 position, n_tokens = n_replayed[key], replayed
-                n_replayed[key] = (position + replayed) % (n_input_tokens + token)
+                end = position + replayed
+                n_replayed[key] = 0 if end >= n_input_tokens + token else end
             factor = slow.factor(server, arrived_at_s)
             steps.append(Step(arrived_at_s, position, n_tokens, range(first, last), factor))
             overheads_s.append(profile.overhead_s(names[client], position, n_tokens))

@@ -62,6 +62,10 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         row.wait_expected_s = record.wait_expected_s
         row.wsrr_cost_s = record.cost_s
         row.chain = chain_text(record.chain)
+        if experiment.problem.decoding is not None:
+            row.n_rounds = len(record.rounds)
+            row.n_drafted = sum(round_.tokens for round_ in record.rounds)
+            row.n_accepted = sum(round_.accepted for round_ in record.rounds)
         row.token_ids = [token.token_id for token in record.tokens]
         row.times = _measured(record)
         tokens_s = first_s.get(plan.index), float(rest_s[plan.index])

@@ -43,6 +43,7 @@ from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable
 from testbed.results.requests import stats, times_stats
 from testbed.results.slo import goodput_rps
+from testbed.results.speculation import speculation_of
 from testbed.results.unused import unused_blocks
 
 _MOST_REASONS = 3
@@ -178,6 +179,7 @@ def common_summary(
             tokens=sum(row.preempted_tokens for row in preempted),
             waited_s=stats(row.preempted_s for row in preempted),
         ),
+        speculation=speculation_of(experiment.problem.decoding, rows),
         unused_blocks=unused_blocks(plan, rows),
         achieved_concurrency=active_sessions(rows),
         goodput_rps=goodput_rps(rows, objectives),
@@ -210,9 +212,9 @@ def _memory(servers: dict[str, dict[str, float]]) -> MemoryUse:
 def _gaps(
     experiment: Experiment, records: RunRecords, hops: HopTable
 ) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
-    """Return the times of all decode tokens in seconds, in three columns, and which tokens had no replay.
+    """Return the times of all decode steps in seconds, in three columns, and which steps had no replay.
 
-    The columns are measured, by the closed model, and by the closed form without queueing.
+    A step makes one token, or those of a round of speculative decoding. The columns are measured, by the closed model, and by the closed form without queueing.
     """
     problem = experiment.problem
     clients = {name: i for i, name in enumerate(problem.clients)}
@@ -220,16 +222,18 @@ def _gaps(
     sums = hops.tokens()  # in the order of the requests and of their tokens, as below
     measured: list[float] = []
     alone: list[float] = []
-    times_s: dict[tuple[int, tuple[Hop, ...], int], float] = {}
+    times_s: dict[tuple[int, tuple[Hop, ...], int, int], float] = {}
     for record in records.requests:
         client, chain = clients[record.client], tuple(Hop(*hop) for hop in record.chain)
         n_input_tokens = lengths[record.index]
         request = RequestSpec(client, n_input_tokens, len(record.tokens))
-        for token in record.tokens[1:]:
+        rounds = iter(record.rounds)
+        for token in record.decode_steps:
             measured.append(token.at_s - token.ready_at_s)
-            key = client, chain, n_input_tokens + token.token - 1
+            round_ = next(rounds, None)
+            key = client, chain, n_input_tokens + token.token - 1, 0 if round_ is None else round_.tokens
             if key not in times_s:
-                times_s[key] = decode_step_s(problem, request, chain, key[-1])
+                times_s[key] = decode_step_s(problem, request, chain, *key[2:])
             alone.append(times_s[key])
     is_later = sums.token > 0
     return np.array(measured), sums.model_s[is_later], np.array(alone), ~sums.has_replay[is_later]

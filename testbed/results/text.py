@@ -16,6 +16,7 @@ from testbed.results.conversations import conversations_text
 from testbed.results.costs import COSTS, costs_text
 from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
+from testbed.results.speculation import speculation_text
 from testbed.results.unused import unused_text
 from testbed.results.verified import ties, too_many_ties
 from testbed.terminal import console_to
@@ -158,6 +159,7 @@ def _footer(summary: RunSummary) -> str:
     lines = [f"{count} failed: {reason}" for reason, count in summary.failed_because.items()]
     lines += failure_text(summary)
     lines += clients_text(summary.clients)
+    lines += speculation_text(summary.speculation)
     lines += costs_text({name: summary.get(name) for name in COSTS if name in summary})
     lines += busy_text(summary.links or ())
     lines += unused_text(summary.unused_blocks)

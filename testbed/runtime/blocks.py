@@ -11,6 +11,7 @@ from pathlib import Path
 from nodes.blocks.memory import amount
 from nodes.blocks.spec import BlocksSpec, HubSpec, WeightSource
 from nodes.request import Generation
+from policies.decoding import Decoding
 from policies.problem import Placement
 from policies.workload import longest_tokens
 from testbed.errors import UserError
@@ -56,14 +57,16 @@ class BlocksModel:
             has_graphs=settings.has_graphs,
         )
 
-    def hub_spec(self) -> HubSpec:
-        """Return how the client computes its part of the model (embedding and head)."""
+    def hub_spec(self, decoding: Decoding | None = None, draft_model: str | None = None) -> HubSpec:
+        """Return how the client computes its part of the model (embedding and head), and how it drafts."""
         settings = self.settings
         return HubSpec(
             source=self.source,
             device=settings.devices[0],
             dtype=settings.dtype,
             n_threads=settings.n_threads,
+            decoding=decoding,
+            draft_folder=None if draft_model is None else str(checkpoint_folder(draft_model)),
         )
 
     @property
@@ -105,6 +108,7 @@ def blocks_model(experiment: Experiment, run_dir: Path) -> BlocksModel | None:
         source = WeightSource(read_config(str(folder)), str(folder), settings.seed)
     blocks = BlocksModel(settings, source)
     _check(experiment, blocks.sizes, source.folder or "the model")
+    _check_drafts(experiment, blocks.sizes)
     if source.folder is not None:
         require_weights(source.folder, blocks.sizes.n_blocks)
     return blocks
@@ -160,6 +164,25 @@ def _check(experiment: Experiment, sizes: ModelSizes, name: str) -> None:
         raise UserError(
             f"a request has {longest} tokens, input and output, but the model is made for "
             f"{sizes.max_tokens} at most; lower workload.n_input_tokens or n_output_tokens"
+        )
+
+
+def _check_drafts(experiment: Experiment, sizes: ModelSizes) -> None:
+    """Raise ``UserError`` if the model that drafts has other tokens, or is made for shorter sequences."""
+    draft_model = experiment.compute.draft_model
+    if draft_model is None:
+        return
+    drafts = checkpoint_sizes(read_config(draft_model), draft_model)
+    if drafts.vocabulary != sizes.vocabulary:
+        raise UserError(
+            f"decoding.draft_model: {draft_model} has a vocabulary of {drafts.vocabulary:,} tokens, but the model has "
+            f"one of {sizes.vocabulary:,}; give a checkpoint with the same tokens"
+        )
+    longest = max(longest_tokens(experiment.workload.requests), experiment.workload.endpoint_tokens)
+    if drafts.max_tokens is not None and longest > drafts.max_tokens:
+        raise UserError(
+            f"decoding.draft_model: {draft_model} is made for {drafts.max_tokens} tokens at most, but a request may have "
+            f"{longest}; lower the lengths of requests, or give another checkpoint"
         )
 
 

@@ -216,12 +216,13 @@ def client_config(
         port=0,
         time_scale=experiment.time_scale,
         log_path=log,
-        model=blocks.hub_spec()
+        model=blocks.hub_spec(experiment.problem.decoding, experiment.compute.draft_model)
         if blocks
         else StubHubSpec(
             model.token_bytes,
             model.n_blocks,
             experiment.problem.hub_s(experiment.problem.clients.index(client)),
+            experiment.problem.decoding,
         ),
         forwarding=experiment.problem.forwarding,
         rules=SessionRules(

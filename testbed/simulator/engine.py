@@ -168,6 +168,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             (experiment.compute.batching != "none", "compute.batching"),
             (experiment.compute.paging is not None, "cache.mode paged"),
             (experiment.compute.prefix is not None, "cache.prefix"),
+            (experiment.problem.decoding is not None, "decoding.drafter"),
             (has_hours(experiment), "servers.hours"),
             (has_further_turns(experiment), "workload.turns"),
             (bool(experiment.faults.planned), "fault or churn"),

@@ -23,6 +23,7 @@ def outcome_rows(clients: Sequence[str], outcomes: Sequence[SimulatedRequest]) -
         times = Times()
         if r.route is not None:
             times = Times.of(r.waiting_s, r.setup_s or 0.0, r.ttft_s, r.time_s, plan.n_output_tokens)
+        rounds = None if r.rounds is None or not r.rounds.made else r.rounds
         rows.append(
             RequestRow(
                 request=plan.index,
@@ -42,6 +43,9 @@ def outcome_rows(clients: Sequence[str], outcomes: Sequence[SimulatedRequest]) -
                 preempted_tokens=r.preempted_tokens,
                 preempted_s=r.preempted_s,
                 schedule_lag_s=0.0,
+                n_rounds=None if rounds is None else len(rounds.made),
+                n_drafted=None if rounds is None else rounds.n_drafted,
+                n_accepted=None if rounds is None else rounds.seen.n_accepted,
                 wait_expected_s=r.wait_expected_s,
                 wsrr_cost_s=r.cost_s,
                 chain=chain_text(hops),

@@ -188,7 +188,7 @@ class Walk:
         """Generate so many tokens more; answers all so far."""
         for _ in range(n_tokens):
             states = await self._sequence.embed()
-            self.tokens.append(await self._sequence.take(await self.forward(states)))
+            self.tokens += await self._sequence.take(await self.forward(states))
         return self.tokens
 
     async def forward(self, states: bytes) -> bytes:

@@ -185,7 +185,9 @@ class MeasuredTimes:
         self._prompt = prompt
         self._least_s = decode[0][1]
 
-    def batch_s(self, blocks: Blocks, positions: Sequence[int], prompt: range) -> float:
+    def batch_s(
+        self, blocks: Blocks, positions: Sequence[int], prompt: range, sizes: Sequence[int] = ()
+    ) -> float:
         layer_s = 0.0
         if prompt:
             layer_s += max(self._least_s, _at([(0.0, 0.0), *self._prompt], len(prompt)))

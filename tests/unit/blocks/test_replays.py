@@ -71,10 +71,10 @@ class _Hub:
         sequence = self._hub.sequence(request)
         take = sequence.take
 
-        async def kept(payload: bytes) -> int:
+        async def kept(payload: bytes) -> list[int]:
             self.outputs.append(payload)
-            token: int = await take(payload)
-            return token
+            tokens: list[int] = await take(payload)
+            return tokens
 
         sequence.take = kept
         answer: TokenSequence = sequence

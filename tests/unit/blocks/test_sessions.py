@@ -421,10 +421,23 @@ async def test_steps_that_do_not_follow_one_another_are_refused(models: Models) 
     compute = await served(models.source(BLOOM), 0, 3)
     session = await open_session(compute, "c", 0, 3, 5)
     await compute.step(session, 0, 4, STATES, 0.0)
-    for position, n_tokens in ((0, 1), (5, 1), (4, 2)):
+    for position, n_tokens in ((5, 1), (4, 2), (0, 6)):
         with pytest.raises(ComputeError, match=f"{n_tokens} tokens at {position} do not follow .* 4 of 5"):
-            await compute.step(session, position, n_tokens, STATES[: 256 * n_tokens], 0.0)
+            await compute.step(session, position, n_tokens, (2 * STATES)[: 256 * n_tokens], 0.0)
     await compute.step(session, 4, 1, STATES[:256], 0.0)
+
+
+async def test_a_step_that_begins_before_the_end_takes_the_place_of_what_was_there(models: Models) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    session, other = [await open_session(compute, "c", 0, 3, 5) for _ in range(2)]
+    whole = (await compute.step(session, 0, 4, STATES, 0.0)).payload
+    await compute.step(other, 0, 3, STATES[:768][::-1], 0.0)
+    again = (await compute.step(other, 0, 4, STATES, 0.0)).payload
+    assert again == whole
+    await compute.step(session, 2, 1, STATES[:256], 0.0)
+    changed = (await compute.step(session, 2, 2, STATES[512:], 0.0)).payload
+    one, two = (torch.frombuffer(bytearray(each), dtype=torch.float32) for each in (changed, whole[512:]))
+    assert torch.allclose(one, two, atol=1e-5)
 
 
 async def test_real_memory_is_what_the_model_says(models: Models) -> None:

@@ -46,8 +46,10 @@ Calibrate = Callable[..., Fit]
 class Superlinear(StepTimes):
     """A step's time grows with the square of its decodes."""
 
-    def batch_s(self, blocks: Blocks, positions: Sequence[int], prompt: range) -> float:
-        return super().batch_s(blocks, positions, prompt) * (1 + len(positions) ** 2)
+    def batch_s(
+        self, blocks: Blocks, positions: Sequence[int], prompt: range, sizes: Sequence[int] = ()
+    ) -> float:
+        return super().batch_s(blocks, positions, prompt, sizes) * (1 + len(positions) ** 2)
 
 
 async def measured(times: StepTimes, n_blocks: int) -> BatchFit:

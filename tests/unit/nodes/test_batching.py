@@ -91,12 +91,14 @@ def test_steps_of_one_instant_do_not_depend_on_what_the_machine_does_first() -> 
     assert [batch.ended for batch in run([decode(0.0), second, third])][1:] == [(second,), (third,)]
 
 
-def test_a_replay_above_the_start_goes_as_a_prompt() -> None:
-    busy, replay, other = decode(0.0), Step(0.5, 6, 4, range(2)), decode(1.0)
-    batches = run([busy, replay, other])
-    assert batches[1].ended == (other, replay)
-    replay_s = 2.0 + 0.5 * 4 + 0.03125 * (100 - 36)
-    assert batches[1].end_at_s - batches[1].together.began_at_s == 0.25 + 2 * (replay_s + 1.0)
+def test_a_draft_that_is_verified_goes_with_the_decodes() -> None:
+    busy, draft, other = decode(0.0), Step(0.5, 8, 4, range(2)), decode(1.0)
+    batches = run([busy, draft, other], chunk_tokens=2)
+    assert batches[1].ended == (draft, other)
+    assert batches[1].together.tokens == 5
+    draft_s = 3 * 0.5 + 0.03125 * (12**2 - 9**2)
+    further_s = 0.125 + 8 * 0.0625
+    assert batches[1].end_at_s - batches[1].together.began_at_s == 0.25 + 2 * (1.0 + further_s + draft_s)
 
 
 def test_many_short_sessions_take_longer_than_one_of_the_length_that_the_law_is_for() -> None:

@@ -107,7 +107,10 @@ async def test_a_chain_of_servers_gives_the_tokens_of_the_whole_model() -> None:
     clock, recorder, chain = JumpClock(), Recorder(), servers()
     async with connected(chain, clock) as connections:
         run = session(connections, clock, recorder)
+        run.stays_open = True
         await run.run()
+        chosen = list(run.hops)
+        await run.close()
     assert [state for state, _, _ in recorder.states] == ["routed", "admitted", "completed"]
     assert [token for token, *_ in recorder.tokens] == [0, 1, 2, 3]
     for token, _, _, hops in recorder.tokens:
@@ -120,9 +123,9 @@ async def test_a_chain_of_servers_gives_the_tokens_of_the_whole_model() -> None:
     for position in range(5, 8):
         expected.append(embed(token_of(value), position))
         value = apply_blocks(expected[-1], 0, caches)
-    first = bytes(run.hops[0].inputs)
+    first = bytes(chosen[0].inputs)
     assert read_rows(first, DIGEST_BYTES) == expected, "the first hop was sent the tokens of the model"
-    assert [len(hop.inputs) for hop in run.hops] == [8 * DIGEST_BYTES] * 3
+    assert [len(hop.inputs) for hop in chosen] == [8 * DIGEST_BYTES] * 3
     sent = MODEL.recall(first)
     assert (len(sent), MODEL.remember(sent)) == (8 * TOKEN_BYTES, first)
     assert is_free(chain)

@@ -1,0 +1,105 @@
+"""``[decoding]``: how clients draft tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from policies.decoding import MOST_TOKENS, Decoding, measured_rates
+from testbed.errors import UserError
+from testbed.experiments.checkpoints import find_checkpoint, read_config
+from testbed.experiments.limits import MAX_DRAFTED
+from testbed.experiments.problems import Key, KeyedError
+from testbed.experiments.schema import DecodingTable, Scenario
+
+_USUAL_TOKENS = 5
+_EXPECTED = 0.5
+"""The share of drafted tokens that policies expect to agree if real blocks draft and nothing is stated."""
+
+
+def resolve_decoding(
+    scenario: Scenario, longest_output: int, folder: Path
+) -> tuple[DecodingTable | None, Decoding | None]:
+    """Return the table with its defaults filled in, and how clients draft; both are None if they do not.
+
+    ``longest_output`` is the most output tokens of a request; a relative path starts at ``folder``. Raises
+    ``KeyedError``.
+    """
+    table = scenario.decoding
+    if table is None:
+        return None, None
+    drafter = table.drafter
+    if drafter == "none":
+        return None, None
+    is_real = scenario.compute.backend == "blocks"
+    tokens, acceptance = table.tokens or _USUAL_TOKENS, table.acceptance
+    if isinstance(acceptance, str):
+        acceptance = _counts(acceptance, folder)
+    if acceptance is None and is_real:
+        acceptance = _EXPECTED
+    if acceptance is None:
+        raise _wrong(
+            "acceptance",
+            "is missing: the stub drafts no text, so give the share of drafted tokens that agree, such as 0.7",
+        )
+    if tokens != "auto" and tokens > longest_output:
+        raise _wrong(
+            "tokens",
+            f"is {tokens}, but no request has more than {longest_output} output tokens; draft fewer per round",
+        )
+    draft_model = table.draft_model
+    if draft_model is not None and drafter == "ngram":
+        raise _wrong("draft_model", 'is only for drafter = "model" or "petals"')
+    if is_real and drafter != "ngram":
+        if draft_model is None:
+            raise _wrong(
+                "draft_model", f'is missing: give the checkpoint that drafts for drafter = "{drafter}"'
+            )
+        draft_model = _checkpoint(draft_model, folder, is_resolved=scenario.resolved)
+    update = {
+        "tokens": tokens,
+        "acceptance": acceptance,
+        "draft_token": table.draft_token or 0.0,
+        "draft_model": draft_model,
+    }
+    is_auto = tokens == "auto"
+    most = MOST_TOKENS if tokens == "auto" else tokens
+    rates: tuple[float, ...] = ()
+    if isinstance(acceptance, list):
+        rates = measured_rates(acceptance)
+        acceptance = sum(rates) / len(rates)
+    draft_s, seed = table.draft_token or 0.0, scenario.seed
+    decoding = Decoding(drafter, most, acceptance, draft_s, seed, is_auto=is_auto, rates=rates)
+    return table.model_copy(update=update), decoding
+
+
+def _counts(name: str, folder: Path) -> list[int]:
+    """Return the numbers in a file. Raises ``KeyedError``."""
+    path = folder / name
+    try:
+        lines = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(
+            "acceptance", f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    if not lines or not all(line.isdecimal() and int(line) <= MAX_DRAFTED for line in lines):
+        what = (
+            f"must have a line per measured round with how many drafted tokens agreed, 0 to {MAX_DRAFTED:,}"
+        )
+        raise _wrong("acceptance", f"{path} {what}")
+    return [int(line) for line in lines]
+
+
+def _checkpoint(draft_model: str, folder: Path, *, is_resolved: bool) -> str:
+    try:
+        found = find_checkpoint(draft_model, folder)
+        read_config(found)
+    except UserError as error:
+        if not is_resolved:  # a stored run can be read without its checkpoint
+            raise _wrong("draft_model", str(error)) from None
+        return draft_model
+    return found
+
+
+def _wrong(key: str, what: str) -> KeyedError:
+    path: Key = ("decoding", key)
+    return KeyedError(path, what)

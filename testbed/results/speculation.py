@@ -1,0 +1,45 @@
+"""What speculative decoding came to in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType
+
+from policies.decoding import Decoding
+from testbed.records.requests import RequestRow
+from testbed.records.summary import Speculation
+
+
+def speculation_of(decoding: Decoding | None, rows: Sequence[RequestRow]) -> Speculation | UnsetType:
+    """Return the figures of all rounds of the requests; ``UNSET`` without speculative decoding.
+
+    A request's first token is the prompt's, and every further one a round's.
+    """
+    if decoding is None:
+        return UNSET
+    n_rounds, n_drafted, n_accepted = (
+        sum(getattr(row, name) or 0 for row in rows) for name in ("n_rounds", "n_drafted", "n_accepted")
+    )
+    n_made = sum(max(row.n_tokens_done - 1, 0) for row in rows)
+    return Speculation(
+        drafter=decoding.drafter,
+        n_rounds=n_rounds,
+        n_drafted=n_drafted,
+        n_accepted=n_accepted,
+        tokens_per_round=n_made / n_rounds if n_rounds else None,
+        acceptance_ratio=n_accepted / n_drafted if n_drafted else None,
+    )
+
+
+def speculation_text(figures: Speculation | UnsetType) -> list[str]:
+    """Return the line about it; none without speculative decoding."""
+    if isinstance(figures, UnsetType) or figures.tokens_per_round is None:
+        return []
+    accepted = figures.acceptance_ratio
+    text = (
+        f"drafts ({figures.drafter}): {figures.tokens_per_round:.2f} tokens per round of {figures.n_rounds:,}"
+    )
+    return [
+        text if accepted is None else f"{text}; {accepted:.1%} of {figures.n_drafted:,} drafted tokens agreed"
+    ]

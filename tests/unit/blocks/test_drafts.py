@@ -1,0 +1,106 @@
+"""Real blocks with drafted tokens: the tokens are transformers' own, however many agree and whatever computes them."""
+
+# ruff: noqa: E402 - what needs torch is imported once it is known to be there
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodes.blocks.spec import Sampling
+from nodes.request import Generation, Request
+from policies.decoding import Decoding, RoundCosts, Seen
+from tests.support.blocks import BLOOM, CONFIGS, LLAMA, Models, generated, hub_of, need_blocks, served
+
+need_blocks()
+
+from nodes.blocks.tiny import make_tiny
+from nodes.compute import ComputeError
+
+PROMPT = (5, 9, 200, 11, 7, 5, 9, 200, 11)
+SPLIT = ((0, 3), (3, 4), (4, 6))
+N = 24
+
+
+async def tokens_of(
+    models: Models,
+    name: str,
+    decoding: Decoding | None,
+    draft: Path | None = None,
+    sampling: Sampling | None = None,
+    **spec: Any,
+) -> tuple[list[int], int, int]:
+    """Returns the tokens of a walk with drafts, and how many were drafted and accepted."""
+    source = models.source(name)
+    async with contextlib.AsyncExitStack() as stack:
+        folder = None if draft is None else str(draft)
+        hub = stack.enter_context(contextlib.closing(hub_of(source, decoding=decoding, draft_folder=folder)))
+        chain = []
+        for first, last in SPLIT:
+            compute = await served(source, first, last, **spec)
+            stack.enter_context(contextlib.closing(compute))
+            chain.append((compute, compute.new_session("c", first, last, len(PROMPT) + N)))
+        sequence = hub.sequence(Request(0, 0.0, len(PROMPT), N, Generation(PROMPT, sampling)))
+        tokens: list[int] = []
+        position = n_drafted = n_accepted = 0
+        while len(tokens) < N:
+            if position and decoding is not None:
+                most = decoding.n_drafted(N - len(tokens), RoundCosts(0.0, 0.0), Seen())
+                n_drafted += await sequence.draft(most)
+            states = await sequence.embed()
+            n_tokens = len(states) // hub.token_bytes
+            for compute, session in chain:
+                states = (await compute.step(session, position, n_tokens, states, 0.0)).payload
+            new = await sequence.take(states)
+            position += len(new) if position else n_tokens
+            tokens += new
+            n_accepted += sequence.n_accepted
+    return tokens, n_drafted, n_accepted
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"is_batched": True}, {"has_graphs": True}], ids=["alone", "batched", "graphs"]
+)
+@pytest.mark.parametrize("drafter", ["ngram", "model", "petals", "another model"])
+@pytest.mark.parametrize("name", [BLOOM, LLAMA])
+async def test_drafted_tokens_change_nothing(
+    models: Models, tmp_path: Path, name: str, drafter: str, how: dict[str, bool]
+) -> None:
+    expected = generated(models.whole(name, "float32"), PROMPT, N)
+    draft = None if drafter == "ngram" else models.folder(name)
+    if drafter == "another model":
+        drafter, draft = "model", tmp_path / "draft"
+        make_tiny(draft, CONFIGS[name], seed=5, n_shards=1)
+    decoding = Decoding(drafter, 4, 0.5)
+    tokens, n_drafted, n_accepted = await tokens_of(models, name, decoding, draft, **how)
+    assert tokens == expected
+    assert n_drafted
+    if draft == models.folder(name):
+        assert n_accepted == n_drafted, "the model agrees with itself"
+    else:
+        assert n_accepted < n_drafted, "servers must go back"
+
+
+@pytest.mark.parametrize("name", [BLOOM, LLAMA])
+@pytest.mark.parametrize("drafter", ["ngram", "model"])
+async def test_sampled_tokens_are_those_that_are_sampled_without_drafts(
+    models: Models, name: str, drafter: str
+) -> None:
+    """Rejection sampling where a draft is certain: its tokens have the model's distribution, since they are the same."""
+    sampling = Sampling(temperature=0.3, top_k=20, seed=7)
+    draft = models.folder(name) if drafter == "model" else None
+    drafts = await tokens_of(models, name, Decoding(drafter, 3, 0.5), draft, sampling)
+    assert drafts[0] == generated(models.whole(name, "float32"), PROMPT, N, sampling)
+    assert drafts[1] > 0
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused(models: Models, tmp_path: Path) -> None:
+    make_tiny(tmp_path / "draft", CONFIGS[LLAMA] | {"vocab_size": 200}, seed=5, n_shards=1)
+    with pytest.raises(ComputeError, match="has a vocabulary of 200 tokens, the model of 300"):
+        hub_of(
+            models.source(LLAMA),
+            decoding=Decoding("model", 4, 0.5),
+            draft_folder=str(tmp_path / "draft"),
+        )

@@ -1,0 +1,161 @@
+"""Speculative decoding: what a round makes, by its law and as drawn, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+
+from policies import Hop, RequestSpec, service_s
+from policies.decoding import MOST_TOKENS, Decoding, RoundCosts, Seen, measured_rates
+from policies.problem import decode_step_s
+from policies.steps import StepTimes
+from tests.support.problems import forwarded, make_problem
+
+DRAFTERS = ["ngram", "petals"]
+FREE = RoundCosts(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Agreeing(Decoding):
+    """The first ``n_agree`` drafted tokens of every round agree, and no others."""
+
+    n_agree: int = 0
+
+    def agrees(self, request: int, token: int, number: int) -> bool:
+        return number < self.n_agree
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.7, 0.95, 1.0])
+@pytest.mark.parametrize("tokens", [1, 2, 5, 16])
+def test_the_mean_of_all_rounds_that_may_come_is_the_law(
+    drafter: str, acceptance: float, tokens: int
+) -> None:
+    mean = 0.0
+    for n_agree in range(tokens + 1):
+        made = Agreeing(drafter, tokens, acceptance, n_agree=n_agree).drawn(0, 1, tokens).made
+        odds = acceptance**n_agree * (1.0 if n_agree == tokens else 1 - acceptance)
+        mean += odds * made
+    assert Decoding(drafter, tokens, acceptance).expected_tokens() == pytest.approx(mean, rel=1e-12)
+    if drafter == "ngram" and acceptance < 1:
+        law = (1 - acceptance ** (tokens + 1)) / (1 - acceptance)
+        assert mean == pytest.approx(law, rel=1e-12)
+
+
+def test_drawn_agreement_has_its_rate_and_does_not_depend_on_the_tokens_per_round() -> None:
+    few, many = Decoding("ngram", 1, 0.7, seed=3), Decoding("ngram", 9, 0.7, seed=3)
+    drawn = [few.agrees(request, token, 0) for request in range(200) for token in range(1, 501)]
+    assert drawn == [many.agrees(request, token, 7) for request in range(200) for token in range(1, 501)]
+    assert sum(drawn) / len(drawn) == pytest.approx(0.7, abs=4 * (0.21 / len(drawn)) ** 0.5)
+    together = [one and other for one, other in pairwise(drawn)]
+    assert sum(together) / len(together) == pytest.approx(0.49, abs=0.01)
+    assert drawn[:500] != [replace(few, seed=4).agrees(0, token, 0) for token in range(1, 501)]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_rounds_end_with_the_request(drafter: str) -> None:
+    decoding = Decoding(drafter, 5, 1.0)
+    n_done, n_rounds = 1, 0
+    while n_done < 24:
+        drawn = decoding.drawn(0, n_done, decoding.n_drafted(24 - n_done, FREE, Seen()))
+        assert drawn.accepted == drawn.drafted
+        n_done, n_rounds = n_done + drawn.made, n_rounds + 1
+    assert n_done == 24
+    assert n_rounds == (4 if drafter == "ngram" else 5)  # 6, 6, 6, 5 and 5, 5, 5, 5, 3
+
+
+def test_the_models_token_follows_those_that_agree_and_under_petals_rule_only_if_none_does() -> None:
+    usual, petals = (Decoding(drafter, 3, 0.5) for drafter in DRAFTERS)
+    assert usual.kept([4, 5, 6, 7], [4, 5, 6]) == (3, [4, 5, 6, 7])
+    assert usual.kept([4, 5, 6, 7], [4, 9, 6]) == (1, [4, 5])
+    assert usual.kept([4, 5, 6, 7], [9, 5, 6]) == (0, [4])
+    assert petals.kept([4, 5, 6], [4, 5, 6]) == (3, [4, 5, 6])
+    assert petals.kept([4, 5, 6], [4, 9, 6]) == (1, [4])
+    assert petals.kept([4, 5, 6], [9, 5, 6]) == (0, [4])
+
+
+def test_verified_tokens_add_to_a_decode_what_tokens_of_a_prompt_add() -> None:
+    times = StepTimes(0.25, 2.0, 0.125, 0.5, 2**-6, 2**-4)
+    pairs = (5 + 3) ** 2 - (5 + 1) ** 2
+    assert times.step_s(5, 3, 2) == 0.5 + 2 * (0.25 + 5 * 2**-6 + 2 * 0.125 + pairs * 2**-4)
+    experts = replace(times, experts_s=8.0, experts_ratio=0.5, prefill_curve_s=0.0)
+    assert experts.verify_at_s(5, 3) == 0.25 + 5 * 2**-6 + 2 * 0.125 + 8.0 * (0.5 - 0.5**3)
+    assert times.verify_at_s(5, 1) == times.decode_at_s(5)
+
+
+def test_a_draft_alone_in_a_batch_takes_what_it_takes_without_and_drafts_read_their_experts_once() -> None:
+    times = StepTimes(
+        0.25, 2.0, 0.125, 0.5, 2**-6, 2**-4, session_slope_s=0.5, experts_s=8.0, experts_ratio=0.5
+    )
+    assert times.batch_s(2, [5], range(0), [3]) == times.step_s(5, 3, 2)
+    both_s = times.batch_s(2, [5, 9], range(0), [3, 1])
+    without_experts = replace(times, experts_s=0.0)
+    alone_s = sum(without_experts.verify_at_s(*of) for of in ((5, 3), (9, 1)))
+    experts_s = 8.0 * (0.5 - 0.5**4)
+    assert both_s == 0.5 + 2 * (alone_s - 0.25 + 0.5 + experts_s)
+
+
+@pytest.mark.parametrize("kind", ["hub-spoke", "forwarding", "forwarding over links"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_requests_time_is_that_of_its_rounds_shared_by_their_tokens(kind: str, drafter: str) -> None:
+    problem = make_problem(
+        [99.0, 99.0], rtt_s=[[0.1, 0.4]], prefill_slope_s=0.01, server_rtt_s=[[0.0, 0.3]] * 2
+    )
+    servers = tuple(replace(s, context_slope_s=0.125, decode_context_tokens=3.0) for s in problem.servers)
+    decoding = Decoding(drafter, 4, 0.8, draft_token_s=0.02)
+    problem = replace(
+        problem, servers=servers, hub_token_s=0.25, decoding=decoding, further_token_s=((0.01, 0.03),)
+    )
+    if kind != "hub-spoke":
+        problem = forwarded(problem, over_links=kind == "forwarding over links")
+    request, hops = RequestSpec(0, 3, 7), [Hop(0, 0, 2), Hop(1, 2, 4)]
+    first_s, all_s = service_s(problem, request, hops)
+    assert first_s == service_s(replace(problem, decoding=None), request, hops)[0]
+    rounds_s = [decode_step_s(problem, request, hops, 3 + n, 4) for n in range(6)]
+    assert all_s - first_s == pytest.approx(sum(rounds_s) / decoding.expected_tokens())
+    assert problem.by_token.decoding is None
+
+
+def test_the_saving_per_token_is_that_of_dsd() -> None:
+    """(N - 1) t (k - 1) / k for N nodes and k tokens per round, where forwarding takes t from each to the next."""
+    n, t, k = 4, 0.05, 6
+    problem = make_problem([99.0] * n, rtt_s=[[0.0] * n], prefill_slope_s=0.0, server_rtt_s=[[2 * t] * n] * n)
+    problem = replace(forwarded(problem), token_rtt_s=problem.raw_rtt_s)
+    request, hops = RequestSpec(0, 3, 61), [Hop(j, j, j + 1) for j in range(n)]
+    drafting = replace(problem, decoding=Decoding("ngram", k - 1, 1.0))
+    saved_s = service_s(problem, request, hops)[1] - service_s(drafting, request, hops)[1]
+    computed_s = sum(problem.servers[j].decode_s for j in range(n)) * (k - 1) / k
+    assert saved_s / 60 - computed_s == pytest.approx((n - 1) * t * (k - 1) / k)
+
+
+def test_how_much_to_draft_follows_costs_and_what_was_seen() -> None:
+    auto = Decoding("ngram", MOST_TOKENS, 0.5, is_auto=True)
+    far, near = RoundCosts(1.0, 0.01), RoundCosts(0.01, 0.01)
+    for costs, acceptance in ((far, 0.0), (far, 0.5), (far, 0.9), (near, 0.5), (near, 0.95)):
+        law = [
+            Decoding("ngram", MOST_TOKENS, acceptance).expected_tokens(n) / (costs.base_s + n * costs.token_s)
+            for n in range(MOST_TOKENS + 1)
+        ]
+        assert auto.best_tokens(costs, acceptance) == law.index(max(law))
+    assert auto.best_tokens(near, 0.5) == 0 < auto.best_tokens(far, 0.5) < auto.best_tokens(far, 0.9)
+    assert auto.n_drafted(100, far, Seen()) == auto.best_tokens(far, 0.5)
+    seen = Seen()
+    seen.add(4, 4)
+    seen.add(4, 1)
+    assert (seen.n_accepted, seen.n_tested) == (5, 6)
+    assert auto.n_drafted(100, far, seen) == auto.best_tokens(far, (0.5 * 8 + 5) / (8 + 6))
+    assert auto.n_drafted(3, far, seen) == 2
+
+
+def test_measured_rounds_give_each_drafted_token_its_rate() -> None:
+    counts = [0, 0, 1, 2, 2, 3, 3, 3]
+    rates = measured_rates(counts)
+    assert rates == (6 / 8, 5 / 6, 3 / 5)
+    decoding = Decoding("ngram", 3, 0.7, rates=rates)
+    assert decoding.expected_tokens() == pytest.approx(1 + sum(counts) / len(counts))
+    rounds = [decoding.drawn(request, 1, 3).accepted for request in range(20_000)]
+    assert sum(rounds) / len(rounds) == pytest.approx(sum(counts) / len(counts), abs=0.03)
+    assert rounds.count(3) / len(rounds) == pytest.approx(3 / 8, abs=0.015)
+    assert measured_rates([0, 0]) == (0.0,)
