@@ -268,10 +268,11 @@ class JffcRouter:
             wait_s = max(waiting_s(state, server, need, now_s) for server, need in needs)
             if wait_s == math.inf:  # the chain can never hold the request
                 continue
-            ends = sorted(_sessions(state, chain.hops))
-            n_over = len(ends) - chain.capacity
-            if n_over >= 0:
-                wait_s = max(wait_s, ends[n_over] - now_s, math.ulp(0.0))
+            if min(state.n_active(hop.server) for hop in chain.hops) >= chain.capacity:
+                ends = sorted(_sessions(state, chain.hops))
+                n_over = len(ends) - chain.capacity
+                if n_over >= 0:
+                    wait_s = max(wait_s, ends[n_over] - now_s, math.ulp(0.0))
             if best is None or wait_s < best.wait_s:
                 service = service_s(self._problem, request, chain.hops)[1]
                 best = Route(chain.hops, wait_s, wait_s + service)
@@ -284,8 +285,7 @@ def _sessions(state: SystemState, hops: Sequence[Hop]) -> list[float]:
     """Returns the expected ends of sessions on this chain: those with its number of blocks on each server."""
     ends: dict[object, float] = {}
     for at, hop in enumerate(hops):
-        here = {
-            held.key: held.ends_at_s for held in state.sessions(hop.server) if held.n_blocks == hop.n_blocks
-        }
+        n_blocks = hop.n_blocks
+        here = {held.key: held.ends_at_s for held in state.sessions(hop.server) if held.n_blocks == n_blocks}
         ends = here if at == 0 else {key: ends[key] for key in ends if key in here}
     return list(ends.values())
