@@ -268,6 +268,41 @@ def capacity(
     raise typer.Exit(code)
 
 
+def score(
+    policy: Annotated[
+        str,
+        typer.Argument(
+            metavar="POLICY",
+            help="A pair by its name, PLACEMENT+ROUTING (each a name or module:Class), or a module:Class that is both.",
+        ),
+    ],
+    suite: Annotated[
+        str, typer.Option("--suite", metavar="SUITE", help="A shipped suite, or a folder with one.")
+    ] = "geo-1",
+    quick: Annotated[bool, typer.Option("--quick", help="A few small settings, with one seed.")] = False,
+    seeds: Annotated[
+        str,
+        typer.Option(
+            "--seeds",
+            metavar="SEEDS",
+            help="frozen: the suite's own; fresh: these, and as many that are drawn now; or numbers, 20,21,22.",
+        ),
+    ] = "frozen",
+    jobs: JobsOption = None,
+    out: KeptRunsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a policy on a frozen suite of settings, against reference policies; exit code 0 if it broke no rule.
+
+    A stopped score goes on when the same command is started again.
+    """
+    from testbed.studies.score.command import Options, score_command
+
+    answer, text, code = score_command(policy, Options(suite, quick, seeds, jobs, out))
+    print_answer(answer, lambda: text, as_json)
+    raise typer.Exit(code)
+
+
 def advise(
     scenario: ScenarioArg,
     budget: Annotated[
