@@ -14,7 +14,7 @@ import msgspec
 from testbed.experiments.provenance import n_cpus
 from testbed.studies.score.command import RUNS, run_all
 from testbed.studies.score.marks import Figures, best_of
-from testbed.studies.score.running import broken_rule, figures_in
+from testbed.studies.score.running import Limits, broken_rule, figures_in
 from testbed.studies.score.suite import REFERENCE, Reference, read_suite
 from testbed.studies.sweep.disk import save_text
 from testbed.studies.sweep.runs import OK, Record
@@ -33,10 +33,12 @@ def run(arguments: Sequence[str]) -> int:
     suite = read_suite(options.folder)
     settings = [setting for setting in suite.settings if not options.only or setting.name in options.only]
     with kept_runs(options.out, options.out, RUNS) as kept:
-        found = run_all(settings, suite.references, range(suite.n_seeds), options.jobs, kept)
+        found = run_all(suite, settings, suite.references, range(suite.n_seeds), options.jobs, kept)
     policies = {
         setting.name: {
-            policy: _figures([found[policy][setting.name, seed] for seed in range(suite.n_seeds)])
+            policy: _figures(
+                [found[policy][setting.name, seed] for seed in range(suite.n_seeds)], suite.limits
+            )
             for policy in suite.references
         }
         for setting in settings
@@ -55,8 +57,8 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _figures(records: Sequence[Record]) -> list[Figures]:
+def _figures(records: Sequence[Record], limits: Limits) -> list[Figures]:
     """Returns the figures by seed; none if a seed has none: the policy cannot serve the setting, or broke a rule."""
-    if any(record.status != OK or broken_rule(record) for record in records):
+    if any(record.status != OK or broken_rule(record, limits) for record in records):
         return []
     return [figures_in(record) for record in records]

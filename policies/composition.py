@@ -262,7 +262,7 @@ class JffcRouter:
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """Returns the fastest chain with a free slot and room now, else the one that has them first."""
         block_bytes = self._problem.model.cache_bytes(request.n_tokens)
-        best: Route | None = None
+        best: tuple[Chain, float] | None = None
         for chain in self.chains:
             needs = [(hop.server, hop.n_blocks * block_bytes) for hop in chain.hops]
             wait_s = max(waiting_s(state, server, need, now_s) for server, need in needs)
@@ -273,12 +273,14 @@ class JffcRouter:
                 n_over = len(ends) - chain.capacity
                 if n_over >= 0:
                     wait_s = max(wait_s, ends[n_over] - now_s, math.ulp(0.0))
-            if best is None or wait_s < best.wait_s:
-                service = service_s(self._problem, request, chain.hops)[1]
-                best = Route(chain.hops, wait_s, wait_s + service)
+            if best is None or wait_s < best[1]:
+                best = chain, wait_s
             if wait_s == 0.0:
                 break
-        return best
+        if best is None:
+            return None
+        chain, wait_s = best
+        return Route(chain.hops, wait_s, wait_s + service_s(self._problem, request, chain.hops)[1])
 
 
 def _sessions(state: SystemState, hops: Sequence[Hop]) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from testbed.errors import UserError
 from testbed.experiments.provenance import n_cpus
 from testbed.results.intervals import Mean, mean_of
 from testbed.studies.score.marks import Best, score_of
-from testbed.studies.score.running import LimitedRunner, broken_rule, figures_in, lost
+from testbed.studies.score.running import LimitedRunner, Limits, broken_rule, figures_in, lost
 from testbed.studies.score.suite import Setting, Suite, all_changes, read_suite
 from testbed.studies.score.text import score_text
 from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
@@ -72,13 +73,13 @@ def score_command(policy: str, options: Options) -> tuple[dict[str, Any], str, i
         kept_runs(options.out, default_folder("score", suite.name, policy), RUNS) as kept,
     ):
         try:
-            records = run_all(settings, [policy], (*frozen, *fresh), jobs, kept)[policy]
+            records = run_all(suite, settings, [policy], (*frozen, *fresh), jobs, kept)[policy]
         except KeyboardInterrupt:
             raise KeyboardInterrupt(kept.stopped()) from None
-        differing = _repeated(settings, policy, frozen[0], jobs, records)
-    scored = scored_of(settings, frozen, records, best)
-    anew = scored_of(settings, fresh, records, best) if fresh else None
-    why = scored.why or ("" if anew is None else anew.why) or differing
+        scored = scored_of(suite, settings, frozen, records)
+        anew = scored_of(suite, settings, fresh, records) if fresh else None
+        why = scored.why or ("" if anew is None else anew.why)
+        why = why or _repeated(suite, settings, policy, frozen[0], jobs, records)
     answer = {
         "suite": suite.name,
         "policy": policy,
@@ -125,7 +126,12 @@ def _seeds(suite: Suite, options: Options) -> tuple[Sequence[int], Sequence[int]
 
 
 def run_all(
-    settings: Sequence[Setting], policies: Sequence[str], seeds: Sequence[int], jobs: int, kept: KeptRuns
+    suite: Suite,
+    settings: Sequence[Setting],
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    jobs: int,
+    kept: KeptRuns,
 ) -> dict[str, dict[tuple[str, int], Record]]:
     """Do the runs of all policies that are not kept yet; returns the records by policy, setting and seed."""
     asked: dict[Run, tuple[str, str, int]] = {}
@@ -139,8 +145,9 @@ def run_all(
             groups.append(list(group))
             asked |= group
     found: dict[str, dict[tuple[str, int], Record]] = {policy: {} for policy in policies}
+    begin = partial(LimitedRunner, limits=suite.limits)
     setup = Setup(settings[0].target, known=frozenset(kept.known))
-    results = Local(jobs, is_apart=True).results(LimitedRunner, setup, groups, lost)
+    results = Local(jobs, is_apart=True).results(begin, setup, groups, lost)
     for run, record in with_progress(results, len(asked)):
         kept.keep(record)
         of, name, seed = asked[run]
@@ -148,12 +155,11 @@ def run_all(
     return found
 
 
-def scored_of(
-    settings: Sequence[Setting], seeds: Sequence[int], records: Records, best: Mapping[str, Best]
-) -> Scored:
+def scored_of(suite: Suite, settings: Sequence[Setting], seeds: Sequence[int], records: Records) -> Scored:
     """Return the score of a policy: per seed the mean over settings, and of these the mean with its interval."""
+    best = suite.best()
     scores = {
-        (setting.name, seed): _score(records[setting.name, seed], best[setting.name])
+        (setting.name, seed): _score(records[setting.name, seed], best[setting.name], suite.limits)
         for setting in settings
         for seed in seeds
     }
@@ -163,12 +169,12 @@ def scored_of(
     for setting in settings:
         found = [records[setting.name, seed] for seed in seeds]
         score = fmean(scores[setting.name, seed] for seed in seeds)
-        rows.append({"name": setting.name, "score": score, **_row(found)})
+        rows.append({"name": setting.name, "score": score, **_row(found, suite.limits)})
     return Scored(mean, rows)
 
 
-def _score(record: Record, best: Best) -> float:
-    if record.status != OK or broken_rule(record):
+def _score(record: Record, best: Best, limits: Limits) -> float:
+    if record.status != OK or broken_rule(record, limits):
         return 0.0
     return score_of(figures_in(record), best)
 
@@ -176,7 +182,7 @@ def _score(record: Record, best: Best) -> float:
 _MEANS = ("met_ratio", "goodput", "given_up_ratio", "ttft_p95_s", "tpot_p95_s", "tpot_p50_s")
 
 
-def _row(records: Sequence[Record]) -> dict[str, Any]:
+def _row(records: Sequence[Record], limits: Limits) -> dict[str, Any]:
     """Return a setting's figures, means over seeds; ``None`` where a seed has none."""
     row: dict[str, Any] = {}
     done = [figures_in(record) for record in records if record.status == OK]
@@ -190,7 +196,7 @@ def _row(records: Sequence[Record]) -> dict[str, Any]:
         values = [getattr(record, key) for record in records if getattr(record, key) is not None]
         row[name] = factor * fmean(values) if values else None
     failed = [record for record in records if record.status != OK]
-    broken = next((text for text in map(broken_rule, records) if text), "")
+    broken = next((text for record in records if (text := broken_rule(record, limits))), "")
     row["why"] = next((record.reason for record in failed), "") or broken
     row["is_broken"] = bool(broken) or any(_is_at_fault(record) for record in failed)
     return row
@@ -201,7 +207,9 @@ def _is_at_fault(record: Record) -> bool:
     return record.status != INFEASIBLE and bool(record.key or record.again)
 
 
-def _repeated(settings: Sequence[Setting], policy: str, seed: int, jobs: int, records: Records) -> str:
+def _repeated(
+    suite: Suite, settings: Sequence[Setting], policy: str, seed: int, jobs: int, records: Records
+) -> str:
     """Serve the quick settings once more in other processes; returns how the figures differ, or nothing.
 
     A policy whose decisions depend on more than what it is given (a clock, a hash, a draw of its own) differs.
@@ -210,9 +218,9 @@ def _repeated(settings: Sequence[Setting], policy: str, seed: int, jobs: int, re
     runs = {Run(all_changes(setting), policy, seed, setting.target): setting.name for setting in again}
     if not runs:
         return ""
-    results = Local(jobs, is_apart=True).results(
-        LimitedRunner, Setup(again[0].target), [[run] for run in runs], lost
-    )
+    begin = partial(LimitedRunner, limits=suite.limits)
+    setup = Setup(again[0].target)
+    results = Local(jobs, is_apart=True).results(begin, setup, [[run] for run in runs], lost)
     for run, record in results:
         name = runs[run]
         if record.status == OK and record.measures != records[name, seed].measures:

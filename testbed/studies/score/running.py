@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import msgspec
 
@@ -20,14 +20,21 @@ from testbed.simulator.engine import Simulation
 from testbed.studies.score.marks import PERCENTILE, Figures, percentile
 from testbed.studies.sweep.runs import FAILED, Measures, Record, Run, Runner, Setup
 
-PLACEMENT_CPU_S = 30.0
-"""Most CPU time of a placement, in seconds."""
-ROUTE_CPU_S = 0.005
-"""Most CPU time of a routing decision in the mean over a run, in seconds."""
-RUN_CPU_S = 120.0
-"""Most CPU time of a whole run: a policy without end, or a system in which requests wait without end."""
+
+class Limits(NamedTuple):
+    """How much CPU time a policy may take, in seconds.
+
+    - ``placement_s``: a placement; ``route_s``: a routing decision, in the mean over a run
+    - ``run_s``: a whole run: a policy without end, or a system in which requests wait without end
+    """
+
+    placement_s: float = 30.0
+    route_s: float = 0.005
+    run_s: float = 120.0
+
+
 _WALL_FACTOR = 4
-"""A run that does not even use the CPU is ended after so many times ``RUN_CPU_S``."""
+"""A run that does not even use the CPU is ended after so many times ``Limits.run_s``."""
 _TICK_S = 0.5
 
 
@@ -65,34 +72,35 @@ class LimitedRunner:
     ends with its process.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, limits: Limits) -> None:
         os.dup2(2, 1)  # what a policy prints is not part of the command's output
         self._runner = Runner(setup, figures_of)
+        self._limits = limits
         self._trace = open(os.devnull, "w")
 
     def __call__(self, run: Run) -> Record:
-        with _limited(self._trace):
+        with _limited(self._limits, self._trace):
             return self._runner(run)
 
 
 @contextmanager
-def _limited(trace: TextIO) -> Iterator[None]:
+def _limited(limits: Limits, trace: TextIO) -> Iterator[None]:
     began_cpu_s, began_s = time.process_time(), time.monotonic()
 
     def check(number: int, frame: FrameType | None) -> None:
         cpu_s, wall_s = time.process_time() - began_cpu_s, time.monotonic() - began_s
         is_placing = (deciding() or "").startswith("placement")
         if (
-            is_placing and cpu_s > PLACEMENT_CPU_S + 1
+            is_placing and cpu_s > limits.placement_s + 1
         ):  # a little more, so that the measured time says so, too
             interrupt_policy()
-        if cpu_s > RUN_CPU_S or wall_s > _WALL_FACTOR * RUN_CPU_S:
+        if cpu_s > limits.run_s or wall_s > _WALL_FACTOR * limits.run_s:
             interrupt_policy()
-            raise UserError(f"the run took more than {RUN_CPU_S:g} s of CPU time, and was ended")
+            raise UserError(f"the run took more than {limits.run_s:g} s of CPU time, and was ended")
 
     before = signal.signal(signal.SIGALRM, check)
     signal.setitimer(signal.ITIMER_REAL, _TICK_S, _TICK_S)
-    faulthandler.dump_traceback_later((_WALL_FACTOR + 1) * RUN_CPU_S, exit=True, file=trace)
+    faulthandler.dump_traceback_later((_WALL_FACTOR + 1) * limits.run_s, exit=True, file=trace)
     try:
         yield
     finally:
@@ -101,22 +109,17 @@ def _limited(trace: TextIO) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def broken_rule(record: Record) -> str:
+def broken_rule(record: Record, limits: Limits) -> str:
     """Return which rule on decision times a run has broken; empty if none."""
     placement_s, route_s = record.placement_cpu_s or 0.0, record.routing_cpu_s or 0.0
-    if placement_s > PLACEMENT_CPU_S:
-        return (
-            f"the placement took {placement_s:.3g} s of CPU time; at most {PLACEMENT_CPU_S:g} s are allowed"
-        )
-    if route_s > ROUTE_CPU_S:
-        return f"a route took {1e3 * route_s:.3g} ms of CPU time in the mean; at most {1e3 * ROUTE_CPU_S:g} ms are allowed"
+    if placement_s > limits.placement_s:
+        return f"the placement took {placement_s:.3g} s of CPU time; at most {limits.placement_s:g} s are allowed"
+    if route_s > limits.route_s:
+        return f"a route took {1e3 * route_s:.3g} ms of CPU time in the mean; at most {1e3 * limits.route_s:g} ms are allowed"
     return ""
 
 
 def lost(run: Run) -> Record:
     """Return the record of a run whose process ended twice. It is not stored."""
-    why = (
-        f"its process ended twice: by the policy itself, for want of memory, or after "
-        f"{(_WALL_FACTOR + 1) * RUN_CPU_S:g} s inside of a library"
-    )
+    why = "its process ended twice: by the policy itself, for want of memory, or by the time limit inside of a library"
     return Record("", FAILED, why, run.policy or "", again=True)

@@ -21,6 +21,7 @@ from testbed.experiments.fields import Table
 from testbed.experiments.problems import explain, unknown
 from testbed.experiments.sources import read_toml
 from testbed.studies.score.marks import Best, Figures
+from testbed.studies.score.running import Limits
 
 SUITE, REFERENCE = "suite.toml", "reference.json"
 
@@ -40,6 +41,14 @@ class SettingTable(Table):
     quick: bool = False
 
 
+class LimitsTable(Table):
+    """``[limits]``: the CPU time that a policy may take, in seconds; see ``Limits``."""
+
+    placement_s: Annotated[float, Field(strict=False, gt=0)] = Limits().placement_s
+    route_s: Annotated[float, Field(strict=False, gt=0)] = Limits().route_s
+    run_s: Annotated[float, Field(strict=False, gt=0)] = Limits().run_s
+
+
 class SuiteTable(Table):
     """A suite's file. ``seeds``: how many frozen seeds every setting has, from 0 on; ``quick_seeds``: with
     ``--quick``. ``set``: changes to all settings. ``references``: the policies whose best figures are 1.
@@ -51,6 +60,7 @@ class SuiteTable(Table):
     quick_seeds: Annotated[int, Field(ge=1)] = 1
     references: Annotated[list[str], Field(min_length=1)]
     set: list[str] = Field(default_factory=list)
+    limits: LimitsTable = LimitsTable()
     setting: Annotated[list[SettingTable], Field(min_length=1)]
 
 
@@ -86,6 +96,7 @@ class Suite:
     n_quick_seeds: int
     references: tuple[str, ...]
     settings: tuple[Setting, ...]
+    limits: Limits
     reference: Reference | None
 
     def best(self) -> Mapping[str, Best]:
@@ -151,6 +162,7 @@ def read_suite(name: str) -> Suite:
         table.quick_seeds,
         tuple(table.references),
         settings,
+        Limits(**table.limits.model_dump()),
         _read_reference(folder / REFERENCE),
     )
 

@@ -123,7 +123,7 @@ class Local:
                         except EOFError:
                             if asked():
                                 raise KeyboardInterrupt from None
-                            if lost is None or not has_answered:
+                            if lost is None or not (has_answered or self._is_apart):
                                 raise RunError(
                                     "a worker process died; run the same command again to go on"
                                 ) from None
