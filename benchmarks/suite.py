@@ -33,12 +33,10 @@ def run(arguments: Sequence[str]) -> int:
     suite = read_suite(options.folder)
     settings = [setting for setting in suite.settings if not options.only or setting.name in options.only]
     with kept_runs(options.out, options.out, RUNS) as kept:
-        found = run_all(suite, settings, suite.references, range(suite.n_seeds), options.jobs, kept)
+        found = run_all(suite, settings, suite.references, suite.seeds, options.jobs, kept)
     policies = {
         setting.name: {
-            policy: _figures(
-                [found[policy][setting.name, seed] for seed in range(suite.n_seeds)], suite.limits
-            )
+            policy: _figures([found[policy][setting.name, seed] for seed in suite.seeds], suite.limits)
             for policy in suite.references
         }
         for setting in settings

@@ -106,14 +106,14 @@ def _jobs(options: Options) -> int:
 
 def _seeds(suite: Suite, options: Options) -> tuple[Sequence[int], Sequence[int]]:
     """Return the seeds in the place of the frozen ones, and the fresh ones. Raises ``UserError``."""
-    n = suite.n_quick_seeds if options.is_quick else suite.n_seeds
+    frozen = suite.quick_seeds if options.is_quick else suite.seeds
     if options.seeds == FROZEN:
-        return range(n), ()
+        return frozen, ()
     if options.seeds == FRESH:
         drawn: dict[int, None] = {}
-        while len(drawn) < n:
+        while len(drawn) < len(frozen):
             drawn[FIRST_FRESH_SEED + secrets.randbelow(N_FRESH_SEEDS)] = None
-        return range(n), tuple(drawn)
+        return frozen, tuple(drawn)
     try:
         found = tuple(int(seed) for seed in options.seeds.split(","))
     except ValueError:

@@ -50,14 +50,12 @@ class LimitsTable(Table):
 
 
 class SuiteTable(Table):
-    """A suite's file. ``seeds``: how many frozen seeds every setting has, from 0 on; ``quick_seeds``: with
-    ``--quick``. ``set``: changes to all settings. ``references``: the policies whose best figures are 1.
-    """
+    """A suite's file. ``seeds``: the frozen seeds of every setting; ``quick_seeds``: those of ``--quick``. ``set``: changes to all settings. ``references``: the policies whose best figures are 1."""
 
     name: str
     description: str
-    seeds: Annotated[int, Field(ge=1)]
-    quick_seeds: Annotated[int, Field(ge=1)] = 1
+    seeds: Annotated[list[int], Field(min_length=1)]
+    quick_seeds: Annotated[list[int], Field(min_length=1)]
     references: Annotated[list[str], Field(min_length=1)]
     set: list[str] = Field(default_factory=list)
     limits: LimitsTable = LimitsTable()
@@ -92,8 +90,8 @@ class Suite:
     name: str
     description: str
     folder: Path
-    n_seeds: int
-    n_quick_seeds: int
+    seeds: tuple[int, ...]
+    quick_seeds: tuple[int, ...]
     references: tuple[str, ...]
     settings: tuple[Setting, ...]
     limits: Limits
@@ -158,8 +156,8 @@ def read_suite(name: str) -> Suite:
         table.name,
         table.description,
         folder,
-        table.seeds,
-        table.quick_seeds,
+        tuple(table.seeds),
+        tuple(table.quick_seeds),
         tuple(table.references),
         settings,
         Limits(**table.limits.model_dump()),

@@ -16,7 +16,8 @@ from testbed.studies.score.suite import read_suite
 SUITE = """
 name = "small"
 description = "two settings of a few requests"
-seeds = 2
+seeds = [0, 1]
+quick_seeds = [0]
 references = ["proposed", "petals", "whole-model"]
 set = ['workload.n_requests=8', 'workload.n_output_tokens={{p50=6,p95=12,max=16}}', 'workload.lengths="hidden"']
 
