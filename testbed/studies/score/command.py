@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -14,11 +14,12 @@ from testbed.control.choice import check_policy
 from testbed.errors import UserError
 from testbed.experiments.provenance import n_cpus
 from testbed.results.intervals import Mean, mean_of
-from testbed.studies.score.marks import Best, score_of
+from testbed.studies.score import leaderboard
 from testbed.studies.score.running import LimitedRunner, Limits, broken_rule, figures_in, lost
 from testbed.studies.score.suite import Setting, Suite, all_changes, read_suite
-from testbed.studies.score.text import score_text
-from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
+from testbed.studies.score.text import leaderboard_text, score_text
+from testbed.studies.sweep.command import Shown
+from testbed.studies.sweep.pool import Local, digest_of, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import INFEASIBLE, OK, Record, Run, Setup
 from testbed.studies.sweep.store import KeptRuns, default_folder, kept_runs
@@ -32,13 +33,26 @@ DEFAULT_SUITE = "geo-1"
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command line. ``seeds``: frozen, fresh (both are scored), or numbers in their place."""
+    """The options of the command line. ``seeds``: frozen, fresh (both are scored), or numbers in their place.
+
+    Programs may give policies that are ``objects``, by kind and name.
+    """
 
     suite: str = DEFAULT_SUITE
     is_quick: bool = False
     seeds: str = FROZEN
     jobs: int | None = None
     out: Path | None = None
+    objects: Mapping[tuple[str, str], object] = field(default_factory=dict)
+
+
+SETUP = Setup("")
+"""Every run states its own scenario."""
+
+
+def _setup(options: Options) -> Setup:
+    digests = {name: digest_of(policy) for (_, name), policy in options.objects.items()}
+    return replace(SETUP, objects=options.objects, digests=digests)
 
 
 class Scored(NamedTuple):
@@ -65,22 +79,78 @@ def score_command(policy: str, options: Options) -> tuple[dict[str, Any], str, i
     suite = read_suite(options.suite)
     best = suite.best()
     check_policy(policy)
+    default = default_folder("score", suite.name, policy)
+    with sigterm_as_ctrl_c():
+        answer, kept = score(suite, policy, options, default)
+    return answer, f"{score_text(answer, best)}\n{kept}", 0 if answer["valid"] else 1
+
+
+def score(
+    suite: Suite, policy: str, options: Options, default: Path, shown: Shown = with_progress
+) -> tuple[dict[str, Any], str]:
+    """Return the object of a policy's score, and what was computed and kept, in words.
+
+    Without ``options.out`` runs are kept in the folder ``default``. ``shown`` shows the progress. Raises as
+    ``score_command``.
+    """
+    with kept_runs(options.out, default, RUNS) as kept:
+        (answer,), _ = _answers(suite, [policy], options, kept, shown)
+    return answer, kept.in_words
+
+
+def leaderboard_command(policies: Sequence[str], options: Options) -> tuple[dict[str, Any], str, int]:
+    """Score the suite's reference policies and ``policies``, and write the leaderboard into ``options.out``.
+
+    Returns and raises as ``score_command``; the object has an answer per policy.
+    """
+    suite = read_suite(options.suite)
+    best = suite.best()
+    names = list(dict.fromkeys([*suite.references, *policies]))
+    for name in policies:
+        check_policy(name)
+    default = default_folder("leaderboard", suite.name, *policies)
+    with sigterm_as_ctrl_c(), kept_runs(options.out, default, RUNS) as kept:
+        answers, records = _answers(suite, names, options, kept)
+        leaderboard.save(kept.folder, suite.name, suite.description, answers, records, best, suite.limits)
+    text = leaderboard_text(*leaderboard.header_and_rows(answers))
+    text += f"\n{kept.folder}: {leaderboard.PAGE}, {leaderboard.TEXT}, {leaderboard.TABLE}; {kept.in_words}"
+    given = [answer for answer in answers if answer["policy"] in policies]
+    answer = {"suite": suite.name, "out": str(kept.folder), "policies": answers}
+    return answer, text, 0 if all(one["valid"] for one in given) else 1
+
+
+def _answers(
+    suite: Suite, policies: Sequence[str], options: Options, kept: KeptRuns, shown: Shown = with_progress
+) -> tuple[list[dict[str, Any]], dict[str, dict[tuple[str, int], Record]]]:
+    """Return an answer per policy, and the records of all runs."""
     settings = suite.quick_settings() if options.is_quick else suite.settings
     frozen, fresh = _seeds(suite, options)
+    shared = _setup(options)
     jobs = _jobs(options)
-    with (
-        sigterm_as_ctrl_c(),
-        kept_runs(options.out, default_folder("score", suite.name, policy), RUNS) as kept,
-    ):
-        try:
-            records = run_all(suite, settings, [policy], (*frozen, *fresh), jobs, kept)[policy]
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(kept.stopped()) from None
-        scored = scored_of(suite, settings, frozen, records)
-        anew = scored_of(suite, settings, fresh, records) if fresh else None
-        why = scored.why or ("" if anew is None else anew.why)
-        why = why or _repeated(suite, settings, policy, frozen[0], jobs, records)
-    answer = {
+    try:
+        records = run_all(suite, settings, policies, (*frozen, *fresh), jobs, kept, shared, shown)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(kept.stopped()) from None
+    return [
+        _answer(suite, settings, policy, frozen, fresh, records[policy], options, kept) for policy in policies
+    ], records
+
+
+def _answer(
+    suite: Suite,
+    settings: Sequence[Setting],
+    policy: str,
+    frozen: Sequence[int],
+    fresh: Sequence[int],
+    records: Records,
+    options: Options,
+    kept: KeptRuns,
+) -> dict[str, Any]:
+    scored = scored_of(suite, settings, frozen, records)
+    anew = scored_of(suite, settings, fresh, records) if fresh else None
+    why = scored.why or ("" if anew is None else anew.why)
+    why = why or _repeated(suite, settings, policy, frozen[0], records, options)
+    return {
         "suite": suite.name,
         "policy": policy,
         "quick": options.is_quick,
@@ -95,7 +165,6 @@ def score_command(policy: str, options: Options) -> tuple[dict[str, Any], str, i
         "settings": [{k: v for k, v in row.items() if k != "is_broken"} for row in scored.rows],
         "out": str(kept.folder),
     }
-    return answer, f"{score_text(answer, best)}\n{kept.in_words}", 0 if answer["valid"] else 1
 
 
 def _jobs(options: Options) -> int:
@@ -132,6 +201,8 @@ def run_all(
     seeds: Sequence[int],
     jobs: int,
     kept: KeptRuns,
+    shared: Setup = SETUP,
+    shown: Shown = with_progress,
 ) -> dict[str, dict[tuple[str, int], Record]]:
     """Do the runs of all policies that are not kept yet; returns the records by policy, setting and seed."""
     asked: dict[Run, tuple[str, str, int]] = {}
@@ -146,9 +217,9 @@ def run_all(
             asked |= group
     found: dict[str, dict[tuple[str, int], Record]] = {policy: {} for policy in policies}
     begin = partial(LimitedRunner, limits=suite.limits)
-    setup = Setup(settings[0].target, known=frozenset(kept.known))
+    setup = replace(shared, known=frozenset(kept.known))
     results = Local(jobs, is_apart=True).results(begin, setup, groups, lost)
-    for run, record in with_progress(results, len(asked)):
+    for run, record in shown(results, len(asked)):
         kept.keep(record)
         of, name, seed = asked[run]
         found[of][name, seed] = kept.result(record)
@@ -159,7 +230,9 @@ def scored_of(suite: Suite, settings: Sequence[Setting], seeds: Sequence[int], r
     """Return the score of a policy: per seed the mean over settings, and of these the mean with its interval."""
     best = suite.best()
     scores = {
-        (setting.name, seed): _score(records[setting.name, seed], best[setting.name], suite.limits)
+        (setting.name, seed): leaderboard.score_in(
+            records[setting.name, seed], best[setting.name], suite.limits
+        )
         for setting in settings
         for seed in seeds
     }
@@ -171,12 +244,6 @@ def scored_of(suite: Suite, settings: Sequence[Setting], seeds: Sequence[int], r
         score = fmean(scores[setting.name, seed] for seed in seeds)
         rows.append({"name": setting.name, "score": score, **_row(found, suite.limits)})
     return Scored(mean, rows)
-
-
-def _score(record: Record, best: Best, limits: Limits) -> float:
-    if record.status != OK or broken_rule(record, limits):
-        return 0.0
-    return score_of(figures_in(record), best)
 
 
 _MEANS = ("met_ratio", "goodput", "given_up_ratio", "ttft_p95_s", "tpot_p95_s", "tpot_p50_s")
@@ -208,7 +275,7 @@ def _is_at_fault(record: Record) -> bool:
 
 
 def _repeated(
-    suite: Suite, settings: Sequence[Setting], policy: str, seed: int, jobs: int, records: Records
+    suite: Suite, settings: Sequence[Setting], policy: str, seed: int, records: Records, options: Options
 ) -> str:
     """Serve the quick settings once more in other processes; returns how the figures differ, or nothing.
 
@@ -219,8 +286,9 @@ def _repeated(
     if not runs:
         return ""
     begin = partial(LimitedRunner, limits=suite.limits)
-    setup = Setup(again[0].target)
-    results = Local(jobs, is_apart=True).results(begin, setup, [[run] for run in runs], lost)
+    results = Local(_jobs(options), is_apart=True).results(
+        begin, _setup(options), [[run] for run in runs], lost
+    )
     for run, record in results:
         name = runs[run]
         if record.status == OK and record.measures != records[name, seed].measures:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -54,6 +54,16 @@ def score_text(answer: dict[str, Any], best: Mapping[str, Best]) -> str:
         console.print(note)
     if not answer["valid"]:
         console.print(f"not valid: {answer['why']}")
+    return buffer.getvalue().rstrip()
+
+
+def leaderboard_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return the leaderboard's table."""
+    table = Table(*header, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    buffer = io.StringIO()
+    console_to(buffer, _WIDTH).print(table)
     return buffer.getvalue().rstrip()
 
 

@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
+import testbed as tb
 from benchmarks.suite import run as make_reference
+from policies.cgbp import CgBp
+from policies.problem import Placement, Problem
 from testbed.errors import UserError
-from testbed.studies.score.command import Options, score_command
+from testbed.studies.score.command import Options, leaderboard_command, score_command
 from testbed.studies.score.suite import read_suite
 
 SUITE = """
@@ -213,3 +217,38 @@ def test_bad_suites_and_policies_get_a_sentence(suite: Path) -> None:
     (bare / "suite.toml").write_text('name = "x"\n')
     with pytest.raises(UserError, match=r"suite\.toml"):
         read_suite("bare")
+
+
+def test_the_leaderboard_has_all_references_and_what_is_given(suite: Path) -> None:
+    options = Options(str(suite), is_quick=True, jobs=1, out=Path("board"))
+    answer, text, code = leaderboard_command(["scored:Good"], options)
+    assert code == 0 and [one["policy"] for one in answer["policies"]] == [
+        *("proposed", "petals", "whole-model", "scored:Good")
+    ]
+    table = pq.read_table("board/leaderboard.parquet").to_pylist()
+    assert len(table) == 4 and {row["setting"] for row in table} == {"few"}
+    by_policy = {row["policy"]: row for row in table}
+    assert by_policy["whole-model"]["status"] == "infeasible" and by_policy["whole-model"]["score"] == 0
+    assert (
+        by_policy["proposed"]["score"] == by_policy["scored:Good"]["score"] > by_policy["petals"]["score"] > 0
+    )
+    for document in (text, Path("board/leaderboard.md").read_text(), Path("board/index.html").read_text()):
+        places = [document.index(name) for name in ("proposed", "petals", "whole-model")]
+        assert places == sorted(places), "the best first"
+
+
+def test_programs_score_objects(suite: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class Few:
+        name = "few-sessions"
+
+        def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+            return CgBp().place(problem, 1)
+
+    told: list[tb.Progress] = []
+    found = tb.score((Few, "ws-rr"), suite, quick=True, jobs=1, progress=told.append)
+    assert found.valid and found["policy"] == "few-sessions+ws-rr" and found.score > 0.5
+    assert [(one.n_done, one.n_total) for one in told] == [(1, 1)] and not capfd.readouterr().err
+    assert dict(found)["combined_score"] == found.score and found["out"] is None
+    assert found.settings[0]["name"] == "few" and "few-sessions+ws-rr on small" in found._repr_html_()
+    with pytest.raises(tb.UserError, match="None is no policy"):
+        tb.score(None, suite)
