@@ -24,7 +24,18 @@ NAMES = (
     "endpoint",
     "page",
 )
-_OWN = ("batches", "bloombee", "gpu", "optimality", "petals", "rivals", "scale", "speculation", "sweep")
+_OWN = (
+    "batches",
+    "bloombee",
+    "gpu",
+    "optimality",
+    "petals",
+    "rivals",
+    "scale",
+    "speculation",
+    "suite",
+    "sweep",
+)
 _STRESS = ("chaos", "chaos-mutations", "fuzz", "soak")
 COMMANDS = {name: f"benchmarks.{name}" for name in _OWN} | {
     name: f"tests.stress.{name.replace('-', '_')}" for name in _STRESS

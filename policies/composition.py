@@ -262,30 +262,32 @@ class JffcRouter:
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """Returns the fastest chain with a free slot and room now, else the one that has them first."""
         block_bytes = self._problem.model.cache_bytes(request.n_tokens)
-        best: Route | None = None
+        best: tuple[Chain, float] | None = None
         for chain in self.chains:
             needs = [(hop.server, hop.n_blocks * block_bytes) for hop in chain.hops]
             wait_s = max(waiting_s(state, server, need, now_s) for server, need in needs)
             if wait_s == math.inf:  # the chain can never hold the request
                 continue
-            ends = sorted(_sessions(state, chain.hops))
-            n_over = len(ends) - chain.capacity
-            if n_over >= 0:
-                wait_s = max(wait_s, ends[n_over] - now_s, math.ulp(0.0))
-            if best is None or wait_s < best.wait_s:
-                service = service_s(self._problem, request, chain.hops)[1]
-                best = Route(chain.hops, wait_s, wait_s + service)
+            if min(state.n_active(hop.server) for hop in chain.hops) >= chain.capacity:
+                ends = sorted(_sessions(state, chain.hops))
+                n_over = len(ends) - chain.capacity
+                if n_over >= 0:
+                    wait_s = max(wait_s, ends[n_over] - now_s, math.ulp(0.0))
+            if best is None or wait_s < best[1]:
+                best = chain, wait_s
             if wait_s == 0.0:
                 break
-        return best
+        if best is None:
+            return None
+        chain, wait_s = best
+        return Route(chain.hops, wait_s, wait_s + service_s(self._problem, request, chain.hops)[1])
 
 
 def _sessions(state: SystemState, hops: Sequence[Hop]) -> list[float]:
     """Returns the expected ends of sessions on this chain: those with its number of blocks on each server."""
     ends: dict[object, float] = {}
     for at, hop in enumerate(hops):
-        here = {
-            held.key: held.ends_at_s for held in state.sessions(hop.server) if held.n_blocks == hop.n_blocks
-        }
+        n_blocks = hop.n_blocks
+        here = {held.key: held.ends_at_s for held in state.sessions(hop.server) if held.n_blocks == n_blocks}
         ends = here if at == 0 else {key: ends[key] for key in ends if key in here}
     return list(ends.values())

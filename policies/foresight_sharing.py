@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -56,22 +56,29 @@ class Cost(NamedTuple):
     missed: float
     per_token_s: float
 
-    def is_clearly_less(self, other: Cost) -> bool:
-        """Whether it is less than ``other`` by more than chance."""
-        if abs(self.missed - other.missed) > _UNCLEAR_MISSED:
-            return self.missed < other.missed
-        return self.missed <= other.missed and self.per_token_s < (1 - _UNCLEAR_RATIO) * other.per_token_s
-
 
 _IMPOSSIBLE = Cost(1.0, math.inf)
 """The cost if some request has no chain."""
 
 
+def ranked(costs: Mapping[Ranges, Cost]) -> list[Ranges]:
+    """Returns placements from the best to the worst: those that meet the objectives as often as any, by the time
+    per token; then all others, by how often they miss.
+    """
+    least = min(cost.missed for cost in costs.values()) + _UNCLEAR_MISSED
+
+    def rank(ranges: Ranges) -> tuple[float, float]:
+        cost = costs[ranges]
+        return (0.0 if cost.missed <= least else cost.missed, cost.per_token_s)
+
+    return sorted(costs, key=rank)
+
+
 class SharedSearch:
     """One search. Counts limit its work, not a clock.
 
-    In the best placement the most requests meet the objectives; of equally good ones it has the least mean
-    time per token.
+    The best placement has the least mean time per token of those in which as many requests meet the objectives as
+    in any; a difference of ``_UNCLEAR_MISSED`` is none.
     """
 
     def __init__(self, problem: Problem, name: str) -> None:
@@ -95,13 +102,20 @@ class SharedSearch:
         """Returns the best placement found. Raises ``InfeasiblePlacement`` if no policy has a placement."""
         check_design_concurrency(design_concurrency)
         seeds = self._seeds(design_concurrency)
-        best = sorted(seeds, key=lambda placement: self.cost(placement, _FITTING))[:_N_FINALISTS]
-        improved = self._improved(best[0])
-        # The first seed is CG-BP's, if it has a placement.
-        chosen = seeds[0]
-        for placement in (*sorted(best, key=self.judged), improved):
-            if self.judged(placement).is_clearly_less(self.judged(chosen)):
-                chosen = placement
+        of = {placement.ranges: placement for placement in seeds}
+        best = ranked({ranges: self.cost(placement, _FITTING) for ranges, placement in of.items()})[
+            :_N_FINALISTS
+        ]
+        improved = self._improved(of[best[0]])
+        of[improved.ranges] = improved
+        first = seeds[
+            0
+        ].ranges  # CG-BP's, if it has a placement: it stays unless another is better by more than chance
+        judged = {ranges: self.judged(of[ranges]) for ranges in (first, *best, improved.ranges)}
+        chosen = of[ranked(judged)[0]]
+        least_s, first_s = judged[chosen.ranges].per_token_s, judged[first].per_token_s
+        if judged[first].missed <= judged[chosen.ranges].missed and least_s >= (1 - _UNCLEAR_RATIO) * first_s:
+            chosen = of[first]
         is_exact = self._problem.batching == "none" and self._waits is None
         return self._away_from_the_edge(chosen, seeds) if is_exact else chosen
 
@@ -179,13 +193,19 @@ class SharedSearch:
     def _improved(self, placement: Placement) -> Placement:
         neighbours = Neighbours(self._problem, random.Random("foresight"))
         cost = self.cost(placement, _FITTING)
+        least = cost.missed
         for _ in range(self._n_draws):
             ranges = neighbours.draw(placement.ranges)
-            if ranges is not None:
-                changed = self._placed(ranges, placement.design_concurrency)
-                changed_cost = self.cost(changed, _FITTING)
-                if changed_cost < cost:
-                    placement, cost = changed, changed_cost
+            if ranges is None:
+                continue
+            changed = self._placed(ranges, placement.design_concurrency)
+            changed_cost = self.cost(changed, _FITTING)
+            least = min(least, changed_cost.missed)
+            is_as_good = changed_cost.missed <= least + _UNCLEAR_MISSED
+            if is_as_good and (
+                cost.missed > least + _UNCLEAR_MISSED or changed_cost.per_token_s < cost.per_token_s
+            ):
+                placement, cost = changed, changed_cost
         return placement
 
 

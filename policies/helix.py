@@ -48,6 +48,9 @@ class Helix(PlacementPolicy):
     max_nodes: int = 500
     name: str = "helix"
     sees_join_order: ClassVar[bool] = False
+    searches: ClassVar[bool] = (
+        True  # one search takes as long as trials of 40 |R|, and half of the memory is for caches
+    )
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Places the blocks. Raises ``InfeasiblePlacement``, and ``PolicyError`` if HiGHS fails."""

@@ -36,24 +36,32 @@ _NOTICED_RATIO = 0.03
 
 
 @dataclass(slots=True, eq=False)
+class _Path:
+    """A client's chain: what is the same for all sessions on it."""
+
+    on_links_s: float
+    """Seconds that each further token spends outside servers."""
+    on: tuple[tuple[int, int], ...]
+    """(Server, number of blocks) of its hops."""
+    ways: tuple[Way, ...]
+    """The ways of its tokens where they may wait for links."""
+    n_sessions: int = 0
+    token_s: float = 0.0
+    """Seconds per token at the present pace."""
+
+
+@dataclass(slots=True, eq=False)
 class _Session:
     """A request that is being served."""
 
     plan: RequestPlan
     route: Route
+    path: _Path
     asked_at_s: float
     """When it was opened."""
     ttft_s: float
-    on_links_s: float
-    """Seconds that each further token spends outside servers."""
     n_left: float
     """Tokens still to decode."""
-    on: tuple[tuple[int, int], ...]
-    """(Server, number of blocks) of its hops."""
-    ways: tuple[Way, ...]
-    """The ways of its tokens where they may wait for links."""
-    token_s: float
-    """Seconds per token at the present pace."""
     is_decoding: bool = False
 
 
@@ -97,6 +105,9 @@ class _Run:
         """As ``_cycle``, for waits on links."""
         self._state = SystemState(placement.cache_bytes)
         self._active: list[_Session] = []
+        self._paths: dict[tuple[int, tuple[Hop, ...]], _Path] = {}
+        self._used: dict[_Path, None] = {}
+        """The paths that have sessions now."""
         self._waiting: deque[RequestPlan] = deque()
         self._prompts: list[tuple[float, int, _Session]] = []
         """Heap of (instant of the first token, index, session)."""
@@ -131,7 +142,7 @@ class _Run:
         first, first_left_s = None, math.inf
         for session in self._active:
             if session.is_decoding:
-                left_s = max(session.n_left, 0.0) * session.token_s
+                left_s = max(session.n_left, 0.0) * session.path.token_s
                 if left_s < first_left_s:
                     first, first_left_s = session, left_s
         return first, self._now_s + first_left_s
@@ -140,7 +151,7 @@ class _Run:
         passed_s = to_s - self._now_s
         for session in self._active:
             if session.is_decoding:
-                session.n_left -= passed_s / session.token_s
+                session.n_left -= passed_s / session.path.token_s
         self._now_s = to_s
 
     def _let_in(self) -> None:
@@ -166,42 +177,56 @@ class _Run:
         self._cycle = self._sharing.cycle(plan.client, hops)
         ends_at_s = self._now_s + service_s(problem, request, hops)[1]
         waited_s, passages = 0.0, tuple[Passage, ...]()
-        ways: tuple[Way, ...] = ()
+        path = self._path(plan, hops)
         if self._waits is not None:
             found = self._waits.of_request(request, hops, self._state, self._now_s + problem.initial_delay_s)
             waited_s, more_s, passages = found
             ends_at_s += more_s
-            ways = tuple(self._waits.ways(plan.client, hops))
             self._link_pace = self._waits.pace(plan.client, hops)
         self._state.open(plan.index, hops, problem.model.cache_bytes(request.n_tokens), ends_at_s, passages)
-        self._changed(hops, ways, 1)
+        self._changed(hops, path.ways, 1)
         ttft_s = (
             waited_s
             + problem.initial_delay_s
             + max(problem.raw_rtt_s[plan.client][hop.server] for hop in hops)
         )
         ttft_s += problem.hub_s(plan.client)
-        on_links_s = problem.hub_s(plan.client)
         previous: int | None = None
         for hop in hops:
             server, n_active = hop.server, self._state.n_active(hop.server)
             spec, n_blocks = problem.servers[server], self._placement.ranges[server].n_blocks
-            input_s, token_s = hop_times_s(problem, request, previous, server)
+            input_s = hop_times_s(problem, request, previous, server)[0]
             prompt_s = hop.n_blocks * spec.prefill_s(plan.n_input_tokens)
             busy = self._sharing.on_prompts(server, n_blocks, n_active, self._cycle)
             ttft_s += (
                 input_s + prompt_s + n_blocks * self._block_s[server] / 3 + busy / (1 - busy) * prompt_s / 2
             )
-            on_links_s += token_s - spec.step_base_s
             previous = server
         if previous is not None:
-            back_s = return_times_s(problem, request, previous)
-            ttft_s, on_links_s = ttft_s + back_s[0], on_links_s + back_s[1]
-        on = tuple((hop.server, hop.n_blocks) for hop in hops)
-        session = _Session(plan, route, self._now_s, ttft_s, on_links_s, n_output - 1, on, ways, 0.0)
-        session.token_s = self._token_s(session)
+            ttft_s += return_times_s(problem, request, previous)[0]
+        session = _Session(plan, route, path, self._now_s, ttft_s, n_output - 1)
+        path.n_sessions += 1
+        path.token_s = self._token_s(path)
+        self._used[path] = None
         self._active.append(session)
         heappush(self._prompts, (self._now_s + ttft_s, plan.index, session))
+
+    def _path(self, plan: RequestPlan, hops: tuple[Hop, ...]) -> _Path:
+        if (path := self._paths.get((plan.client, hops))) is not None:
+            return path
+        problem, request = self._problem, plan.known
+        ways = () if self._waits is None else tuple(self._waits.ways(plan.client, hops))
+        on_links_s = problem.hub_s(plan.client)
+        previous: int | None = None
+        for hop in hops:
+            token_s = hop_times_s(problem, request, previous, hop.server)[1]
+            on_links_s += token_s - problem.servers[hop.server].step_base_s
+            previous = hop.server
+        if previous is not None:
+            on_links_s += return_times_s(problem, request, previous)[1]
+        on = tuple((hop.server, hop.n_blocks) for hop in hops)
+        path = self._paths[plan.client, hops] = _Path(on_links_s, on, ways)
+        return path
 
     def _end(self, session: _Session) -> None:
         plan = session.plan
@@ -210,8 +235,11 @@ class _Run:
             plan, session.route, waited_s, waited_s + session.ttft_s, self._now_s - plan.arrival_at_s
         )
         self._active.remove(session)
+        session.path.n_sessions -= 1
+        if not session.path.n_sessions:
+            del self._used[session.path]
         self._state.close(plan.index)
-        self._changed(session.route.hops, session.ways, -1)
+        self._changed(session.route.hops, session.path.ways, -1)
         self._let_in()
         self._pace()
 
@@ -236,13 +264,13 @@ class _Run:
         if not self._is_uneven:
             return
         self._is_uneven = False
-        for session in self._active:
-            session.token_s = self._token_s(session)
+        for path in self._used:
+            path.token_s = self._token_s(path)
 
-    def _token_s(self, session: _Session) -> float:
-        token_s, block_s = session.on_links_s, self._block_s
-        for server, n_blocks in session.on:
+    def _token_s(self, path: _Path) -> float:
+        token_s, block_s = path.on_links_s, self._block_s
+        for server, n_blocks in path.on:
             token_s += n_blocks * block_s[server]
-        for way in session.ways:
+        for way in path.ways:
             token_s += max(self._link_s[queue] for queue in way)
         return token_s

@@ -4,7 +4,7 @@
 
 Each folder imports only those below it.
 
-- ``api``: ``scenario``, ``simulate``, ``up``, ``sweep`` and ``load`` for programs and notebooks
+- ``api``: ``scenario``, ``simulate``, ``up``, ``sweep``, ``score`` and ``load`` for programs and notebooks
 - ``cli``: commands, their options and help; no logic
 - ``inspect``: describes this machine, hardware, models, topologies and workloads
 - ``studies``: many runs, or measurements of the tool itself (``reproduce``, ``calibrate``, ``compare``,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from testbed.api.progress import Progress
     from testbed.api.runs import Run, load, simulate, up, up_async
     from testbed.api.scenarios import Scenario, scenario
+    from testbed.api.scores import Score, score
     from testbed.api.sweeps import Gain, Gains, Table, sweep
     from testbed.errors import RunError, TestbedError, UserError
 
@@ -43,11 +44,13 @@ __all__ = [
     "Run",
     "RunError",
     "Scenario",
+    "Score",
     "Table",
     "TestbedError",
     "UserError",
     "load",
     "scenario",
+    "score",
     "simulate",
     "sweep",
     "up",
@@ -57,6 +60,7 @@ _MODULES = {
     "testbed.api.progress": ("Progress",),
     "testbed.api.runs": ("Run", "load", "simulate", "up", "up_async"),
     "testbed.api.scenarios": ("Scenario", "scenario"),
+    "testbed.api.scores": ("Score", "score"),
     "testbed.api.sweeps": ("Gain", "Gains", "Table", "sweep"),
     "testbed.errors": ("RunError", "TestbedError", "UserError"),
 }

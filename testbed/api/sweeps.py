@@ -269,7 +269,7 @@ def sweep(
             study = _study(scenario, options)
             folder = temporary / "sweep" if out is None else Path(out)
             workers = executor_of(study, LOCAL, whole(jobs, "jobs"))
-            with measured(study, folder, workers, _shown(progress, stopped)) as results:
+            with measured(study, folder, workers, shown_to(progress, stopped)) as results:
                 if results.stopped:
                     raise KeyboardInterrupt(results.stopped)
                 if out is not None:
@@ -332,7 +332,9 @@ def _axis(key: str | tuple[str, ...], values: Sequence[Any] | str) -> Axis:
     return checked_axis(keys, texts, where)
 
 
-def _shown(progress: Listener | None, stopped: Event) -> Shown:
+def shown_to(progress: Listener | None, stopped: Event) -> Shown:
+    """Return what tells ``progress`` of every run that is done, and ends the study once ``stopped`` is set."""
+
     def shown(
         done: Iterable[tuple[RunOfStudy, Record]], n_total: int
     ) -> Generator[tuple[RunOfStudy, Record], None, None]:

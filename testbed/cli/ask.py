@@ -27,6 +27,7 @@ from testbed.cli.options import (
     print_answer,
     runs_option,
 )
+from testbed.errors import UserError
 
 _WHERE = "Where runs are made"
 
@@ -264,6 +265,54 @@ def capacity(
 
     options = Options(slo, tuple(policy or ()), tuple(overrides or ()), runs, seed, jobs, out)
     answer, text, code = capacity_command(scenario, options)
+    print_answer(answer, lambda: text, as_json)
+    raise typer.Exit(code)
+
+
+def score(
+    policy: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="POLICY",
+            help="A pair by its name, PLACEMENT+ROUTING (each a name or module:Class), or a module:Class that is both.",
+        ),
+    ] = None,
+    suite: Annotated[
+        str, typer.Option("--suite", metavar="SUITE", help="A shipped suite, or a folder with one.")
+    ] = "geo-1",
+    quick: Annotated[bool, typer.Option("--quick", help="A few small settings, with one seed.")] = False,
+    seeds: Annotated[
+        str,
+        typer.Option(
+            "--seeds",
+            metavar="SEEDS",
+            help="frozen: the suite's own; fresh: these, and as many that are drawn now; or numbers, 20,21,22.",
+        ),
+    ] = "frozen",
+    all_policies: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Make the leaderboard: score the reference policies, and any POLICY beside them."
+        ),
+    ] = False,
+    jobs: JobsOption = None,
+    out: KeptRunsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a policy on a frozen suite of settings, against reference policies; exit code 0 if it broke no rule.
+
+    A stopped score goes on when the same command is started again.
+    """
+    from testbed.studies.score.command import Options, leaderboard_command, score_command
+
+    options = Options(suite, quick, seeds, jobs, out)
+    policies = policy or []
+    if all_policies:
+        answer, text, code = leaderboard_command(policies, options)
+    elif len(policies) == 1:
+        answer, text, code = score_command(policies[0], options)
+    else:
+        raise UserError("give one POLICY, or --all for the leaderboard")
     print_answer(answer, lambda: text, as_json)
     raise typer.Exit(code)
 

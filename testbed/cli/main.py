@@ -33,6 +33,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
         "sweep": ask.sweep,
         "compare": ask.compare,
         "explain": ask.explain,
+        "score": ask.score,
         "capacity": ask.capacity,
         "advise": ask.advise,
         "solve": ask.solve,

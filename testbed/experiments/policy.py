@@ -42,9 +42,13 @@ class PolicyChoice:
 
     @classmethod
     def of(cls, text: str | None) -> PolicyChoice:
-        """Return the choice that ``text`` names: a pair by its name, or ``placement+routing``."""
+        """Return the choice that ``text`` names: a pair by its name, ``placement+routing``, or both halves by one
+        ``module:Class``.
+        """
         placement, plus, routing = (text or "").partition("+")
-        return cls(None, placement, routing) if plus else cls(text)
+        if plus:
+            return cls(None, placement, routing)
+        return cls(None, text, text) if ":" in placement else cls(text)
 
     def overrides(self) -> list[Change]:
         """Return the choice as changes to a scenario."""

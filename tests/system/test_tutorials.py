@@ -24,7 +24,7 @@ BLOCK = re.compile(r"^```(\w+)(?: ([^\n]+))?\n(.*?)^```$", re.MULTILINE | re.DOT
 
 def test_every_tutorial_is_in_the_index() -> None:
     index = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
-    assert TUTORIALS == ["endpoint", "faults", "own-policy", "workload-and-slo"]
+    assert TUTORIALS == ["endpoint", "faults", "own-policy", "search", "workload-and-slo"]
     assert all(f"tutorials/{name}.md" in index for name in TUTORIALS)
 
 

@@ -71,11 +71,12 @@ class Executor(Protocol):
 
 class Local:
     """The executor with ``n_jobs`` worker processes on this machine; with one job this process does the tasks
-    itself.
+    itself, unless ``is_apart``.
     """
 
-    def __init__(self, n_jobs: int) -> None:
+    def __init__(self, n_jobs: int, *, is_apart: bool = False) -> None:
         self.n_jobs = n_jobs
+        self._is_apart = is_apart
 
     def results(
         self,
@@ -91,7 +92,7 @@ class Local:
         workers do.
         """
         n_tasks = sum(map(len, groups))
-        if self.n_jobs == 1 or n_tasks < 2:
+        if (self.n_jobs == 1 or n_tasks < 2) and not self._is_apart:
             work, left = begin(setup), deque(groups)
             while left:
                 for task in left.popleft():
@@ -122,7 +123,7 @@ class Local:
                         except EOFError:
                             if asked():
                                 raise KeyboardInterrupt from None
-                            if lost is None or not has_answered:
+                            if lost is None or not (has_answered or self._is_apart):
                                 raise RunError(
                                     "a worker process died; run the same command again to go on"
                                 ) from None

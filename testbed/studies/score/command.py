@@ -1,0 +1,300 @@
+"""``testbed score``: runs a policy on a suite's settings, and scores it against the frozen reference figures."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from testbed.control.choice import check_policy
+from testbed.errors import UserError
+from testbed.experiments.provenance import n_cpus
+from testbed.results.intervals import Mean, mean_of
+from testbed.studies.score import leaderboard
+from testbed.studies.score.running import LimitedRunner, Limits, broken_rule, figures_in, lost
+from testbed.studies.score.suite import Setting, Suite, all_changes, read_suite
+from testbed.studies.score.text import leaderboard_text, score_text
+from testbed.studies.sweep.command import Shown
+from testbed.studies.sweep.pool import Local, digest_of, sigterm_as_ctrl_c
+from testbed.studies.sweep.progress import with_progress
+from testbed.studies.sweep.runs import INFEASIBLE, OK, Record, Run, Setup
+from testbed.studies.sweep.store import KeptRuns, default_folder, kept_runs
+
+RUNS = "score.jsonl"
+FROZEN, FRESH = "frozen", "fresh"
+FIRST_FRESH_SEED, N_FRESH_SEEDS = 1000, 1_000_000
+"""Fresh seeds are drawn from this range, which no suite's frozen seeds reach."""
+DEFAULT_SUITE = "geo-1"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command line. ``seeds``: frozen, fresh (both are scored), or numbers in their place.
+
+    Programs may give policies that are ``objects``, by kind and name.
+    """
+
+    suite: str = DEFAULT_SUITE
+    is_quick: bool = False
+    seeds: str = FROZEN
+    jobs: int | None = None
+    out: Path | None = None
+    objects: Mapping[tuple[str, str], object] = field(default_factory=dict)
+
+
+SETUP = Setup("")
+"""Every run states its own scenario."""
+
+
+def _setup(options: Options) -> Setup:
+    digests = {name: digest_of(policy) for (_, name), policy in options.objects.items()}
+    return replace(SETUP, objects=options.objects, digests=digests)
+
+
+class Scored(NamedTuple):
+    """A policy's score on some seeds: ``mean`` over seeds, and a row per setting."""
+
+    mean: Mean
+    rows: list[dict[str, Any]]
+
+    @property
+    def why(self) -> str:
+        """Why it is not valid: the rule that it broke first; empty if it broke none."""
+        return next((f"{row['name']}: {row['why']}" for row in self.rows if row["is_broken"]), "")
+
+
+Records = Mapping[tuple[str, int], Record]
+"""The records of a policy by setting and seed."""
+
+
+def score_command(policy: str, options: Options) -> tuple[dict[str, Any], str, int]:
+    """Return the object for ``--json``, the text, and the exit code: 0 if the score is valid, else 1.
+
+    Raises ``UserError`` for invalid options, and ``KeyboardInterrupt`` with what is kept if it is stopped.
+    """
+    suite = read_suite(options.suite)
+    best = suite.best()
+    check_policy(policy)
+    default = default_folder("score", suite.name, policy)
+    with sigterm_as_ctrl_c():
+        answer, kept = score(suite, policy, options, default)
+    return answer, f"{score_text(answer, best)}\n{kept}", 0 if answer["valid"] else 1
+
+
+def score(
+    suite: Suite, policy: str, options: Options, default: Path, shown: Shown = with_progress
+) -> tuple[dict[str, Any], str]:
+    """Return the object of a policy's score, and what was computed and kept, in words.
+
+    Without ``options.out`` runs are kept in the folder ``default``. ``shown`` shows the progress. Raises as
+    ``score_command``.
+    """
+    with kept_runs(options.out, default, RUNS) as kept:
+        (answer,), _ = _answers(suite, [policy], options, kept, shown)
+    return answer, kept.in_words
+
+
+def leaderboard_command(policies: Sequence[str], options: Options) -> tuple[dict[str, Any], str, int]:
+    """Score the suite's reference policies and ``policies``, and write the leaderboard into ``options.out``.
+
+    Returns and raises as ``score_command``; the object has an answer per policy.
+    """
+    suite = read_suite(options.suite)
+    best = suite.best()
+    names = list(dict.fromkeys([*suite.references, *policies]))
+    for name in policies:
+        check_policy(name)
+    default = default_folder("leaderboard", suite.name, *policies)
+    with sigterm_as_ctrl_c(), kept_runs(options.out, default, RUNS) as kept:
+        answers, records = _answers(suite, names, options, kept)
+        leaderboard.save(kept.folder, suite.name, suite.description, answers, records, best, suite.limits)
+    text = leaderboard_text(*leaderboard.header_and_rows(answers))
+    text += f"\n{kept.folder}: {leaderboard.PAGE}, {leaderboard.TEXT}, {leaderboard.TABLE}; {kept.in_words}"
+    given = [answer for answer in answers if answer["policy"] in policies]
+    answer = {"suite": suite.name, "out": str(kept.folder), "policies": answers}
+    return answer, text, 0 if all(one["valid"] for one in given) else 1
+
+
+def _answers(
+    suite: Suite, policies: Sequence[str], options: Options, kept: KeptRuns, shown: Shown = with_progress
+) -> tuple[list[dict[str, Any]], dict[str, dict[tuple[str, int], Record]]]:
+    """Return an answer per policy, and the records of all runs."""
+    settings = suite.quick_settings() if options.is_quick else suite.settings
+    frozen, fresh = _seeds(suite, options)
+    shared = _setup(options)
+    jobs = _jobs(options)
+    try:
+        records = run_all(suite, settings, policies, (*frozen, *fresh), jobs, kept, shared, shown)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(kept.stopped()) from None
+    return [
+        _answer(suite, settings, policy, frozen, fresh, records[policy], options, kept) for policy in policies
+    ], records
+
+
+def _answer(
+    suite: Suite,
+    settings: Sequence[Setting],
+    policy: str,
+    frozen: Sequence[int],
+    fresh: Sequence[int],
+    records: Records,
+    options: Options,
+    kept: KeptRuns,
+) -> dict[str, Any]:
+    scored = scored_of(suite, settings, frozen, records)
+    anew = scored_of(suite, settings, fresh, records) if fresh else None
+    why = scored.why or ("" if anew is None else anew.why)
+    why = why or _repeated(suite, settings, policy, frozen[0], records, options)
+    return {
+        "suite": suite.name,
+        "policy": policy,
+        "quick": options.is_quick,
+        "seeds": list(frozen),
+        "combined_score": scored.mean.mean,
+        "interval": _interval(scored.mean),
+        "fresh_score": None if anew is None else anew.mean.mean,
+        "fresh_interval": None if anew is None else _interval(anew.mean),
+        "fresh_seeds": list(fresh),
+        "valid": not why,
+        "why": why,
+        "settings": [{k: v for k, v in row.items() if k != "is_broken"} for row in scored.rows],
+        "out": str(kept.folder),
+    }
+
+
+def _jobs(options: Options) -> int:
+    if options.jobs is not None and options.jobs < 1:
+        raise UserError(f"--jobs must be at least 1, not {options.jobs}")
+    return n_cpus() if options.jobs is None else options.jobs
+
+
+def _seeds(suite: Suite, options: Options) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the seeds in the place of the frozen ones, and the fresh ones. Raises ``UserError``."""
+    frozen = suite.quick_seeds if options.is_quick else suite.seeds
+    if options.seeds == FROZEN:
+        return frozen, ()
+    if options.seeds == FRESH:
+        drawn: dict[int, None] = {}
+        while len(drawn) < len(frozen):
+            drawn[FIRST_FRESH_SEED + secrets.randbelow(N_FRESH_SEEDS)] = None
+        return frozen, tuple(drawn)
+    try:
+        found = tuple(int(seed) for seed in options.seeds.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 0 or len(set(found)) < len(found):
+        raise UserError(
+            f"--seeds {options.seeds}: must be frozen, fresh, or different numbers such as 20,21,22"
+        )
+    return found, ()
+
+
+def run_all(
+    suite: Suite,
+    settings: Sequence[Setting],
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    jobs: int,
+    kept: KeptRuns,
+    shared: Setup = SETUP,
+    shown: Shown = with_progress,
+) -> dict[str, dict[tuple[str, int], Record]]:
+    """Do the runs of all policies that are not kept yet; returns the records by policy, setting and seed."""
+    asked: dict[Run, tuple[str, str, int]] = {}
+    groups = []
+    for setting in settings:
+        changes = all_changes(setting)
+        for policy in policies:
+            group = {
+                Run(changes, policy, seed, setting.target): (policy, setting.name, seed) for seed in seeds
+            }
+            groups.append(list(group))
+            asked |= group
+    found: dict[str, dict[tuple[str, int], Record]] = {policy: {} for policy in policies}
+    begin = partial(LimitedRunner, limits=suite.limits)
+    setup = replace(shared, known=frozenset(kept.known))
+    results = Local(jobs, is_apart=True).results(begin, setup, groups, lost)
+    for run, record in shown(results, len(asked)):
+        kept.keep(record)
+        of, name, seed = asked[run]
+        found[of][name, seed] = kept.result(record)
+    return found
+
+
+def scored_of(suite: Suite, settings: Sequence[Setting], seeds: Sequence[int], records: Records) -> Scored:
+    """Return the score of a policy: per seed the mean over settings, and of these the mean with its interval."""
+    best = suite.best()
+    scores = {
+        (setting.name, seed): leaderboard.score_in(
+            records[setting.name, seed], best[setting.name], suite.limits
+        )
+        for setting in settings
+        for seed in seeds
+    }
+    mean = mean_of([fmean(scores[setting.name, seed] for setting in settings) for seed in seeds])
+    assert mean is not None, "there is at least one seed"
+    rows = []
+    for setting in settings:
+        found = [records[setting.name, seed] for seed in seeds]
+        score = fmean(scores[setting.name, seed] for seed in seeds)
+        rows.append({"name": setting.name, "score": score, **_row(found, suite.limits)})
+    return Scored(mean, rows)
+
+
+_MEANS = ("met_ratio", "goodput", "given_up_ratio", "ttft_p95_s", "tpot_p95_s", "tpot_p50_s")
+
+
+def _row(records: Sequence[Record], limits: Limits) -> dict[str, Any]:
+    """Return a setting's figures, means over seeds; ``None`` where a seed has none."""
+    row: dict[str, Any] = {}
+    done = [figures_in(record) for record in records if record.status == OK]
+    for name in _MEANS:
+        values = [getattr(figures, name) for figures in done]
+        row[name] = fmean(values) if len(values) == len(records) and None not in values else None
+    for name, key, factor in (
+        ("place_cpu_s", "placement_cpu_s", 1.0),
+        ("route_cpu_ms", "routing_cpu_s", 1e3),
+    ):
+        values = [getattr(record, key) for record in records if getattr(record, key) is not None]
+        row[name] = factor * fmean(values) if values else None
+    failed = [record for record in records if record.status != OK]
+    broken = next((text for record in records if (text := broken_rule(record, limits))), "")
+    row["why"] = next((record.reason for record in failed), "") or broken
+    row["is_broken"] = bool(broken) or any(_is_at_fault(record) for record in failed)
+    return row
+
+
+def _is_at_fault(record: Record) -> bool:
+    """Whether a run failed by its policy: not for want of a placement, or of what the scenario does not state."""
+    return record.status != INFEASIBLE and bool(record.key or record.again)
+
+
+def _repeated(
+    suite: Suite, settings: Sequence[Setting], policy: str, seed: int, records: Records, options: Options
+) -> str:
+    """Serve the quick settings once more in other processes; returns how the figures differ, or nothing.
+
+    A policy whose decisions depend on more than what it is given (a clock, a hash, a draw of its own) differs.
+    """
+    again = [setting for setting in settings if setting.is_quick and records[setting.name, seed].status == OK]
+    runs = {Run(all_changes(setting), policy, seed, setting.target): setting.name for setting in again}
+    if not runs:
+        return ""
+    begin = partial(LimitedRunner, limits=suite.limits)
+    results = Local(_jobs(options), is_apart=True).results(
+        begin, _setup(options), [[run] for run in runs], lost
+    )
+    for run, record in results:
+        name = runs[run]
+        if record.status == OK and record.measures != records[name, seed].measures:
+            return f"{name}: the same run has other figures when it is repeated; decisions must follow from what a policy is given"
+    return ""
+
+
+def _interval(mean: Mean) -> list[float] | None:
+    return [mean.mean - mean.half_width, mean.mean + mean.half_width] if mean.n > 1 else None

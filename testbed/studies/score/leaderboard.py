@@ -1,0 +1,124 @@
+"""``testbed score --all``: every reference policy's score in one page, and all runs in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from testbed.rundir import parquet_path, replacing
+from testbed.studies.score.marks import Best, Figures, score_of
+from testbed.studies.score.running import Limits, broken_rule, figures_in
+from testbed.studies.sweep.disk import save_text, writing
+from testbed.studies.sweep.documents import markdown
+from testbed.studies.sweep.runs import OK, Record
+from testbed.studies.sweep.webpage import page_text
+
+PAGE, TEXT, TABLE = "index.html", "leaderboard.md", "leaderboard.parquet"
+_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("suite", "policy", "setting")),
+        ("seed", pa.int64()),
+        *((name, pa.string()) for name in ("status", "reason")),
+        ("score", pa.float64()),
+        *((name, pa.float64()) for name in Figures.__struct_fields__),
+        *((name, pa.float64()) for name in ("place_cpu_s", "route_cpu_ms")),
+    ]
+)
+
+
+def score_in(record: Record, best: Best, limits: Limits) -> float:
+    """Return the score of a run: 0 if it has no figures, or broke a rule."""
+    if record.status != OK or broken_rule(record, limits):
+        return 0.0
+    return score_of(figures_in(record), best)
+
+
+def header_and_rows(answers: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return the page's table, the best policy first: its score, where it is the best, and what deciding took."""
+    header = [
+        "policy",
+        "score",
+        "on fresh seeds",
+        "best in",
+        "met",
+        "given up",
+        "placing, CPU s",
+        "routing, CPU ms",
+    ]
+    highest: dict[str, float] = {}
+    for answer in answers:
+        for row in answer["settings"]:
+            highest[row["name"]] = max(row["score"], highest.get(row["name"], 0.0))
+    rows = []
+    for answer in sorted(answers, key=lambda answer: -answer["combined_score"]):
+        settings = answer["settings"]
+        n_best = sum(row["score"] >= highest[row["name"]] - 1e-9 for row in settings)
+        rows.append(
+            [
+                answer["policy"] + ("" if answer["valid"] else " (not valid)"),
+                _with_interval(answer["combined_score"], answer["interval"]),
+                ""
+                if answer["fresh_score"] is None
+                else _with_interval(answer["fresh_score"], answer["fresh_interval"]),
+                f"{n_best} of {len(settings)}",
+                f"{fmean(row['met_ratio'] or 0.0 for row in settings):.1%}",
+                f"{fmean(1.0 if row['given_up_ratio'] is None else row['given_up_ratio'] for row in settings):.1%}",
+                _largest(settings, "place_cpu_s"),
+                _largest(settings, "route_cpu_ms"),
+            ]
+        )
+    return header, rows
+
+
+def save(
+    folder: Path,
+    suite: str,
+    description: str,
+    answers: Sequence[Mapping[str, Any]],
+    records: Mapping[str, Mapping[tuple[str, int], Record]],
+    best: Mapping[str, Best],
+    limits: Limits,
+) -> None:
+    """Write the page, the same as Markdown, and the table of all runs. Raises as ``save_text``."""
+    header, rows = header_and_rows(answers)
+    seeds = ", ".join(map(str, answers[0]["seeds"]))
+    about = (
+        f"{description}. Frozen seeds {seeds}; 1 is the best of the reference policies, setting by setting. "
+        "Shares are means over settings, where a policy without a placement meets nothing; CPU times are the largest."
+    )
+    failures = [f"{answer['policy']}: {answer['why']}" for answer in answers if answer["why"]]
+    save_text(folder / TEXT, f"# {suite}\n\n{about}\n\n{markdown(header, rows)}")
+    save_text(folder / PAGE, page_text(suite, [about], (header, rows), failures, []))
+    lines = [
+        {
+            "suite": suite,
+            "policy": policy,
+            "setting": setting,
+            "seed": seed,
+            "status": record.status,
+            "reason": record.reason,
+            "score": score_in(record, best[setting], limits),
+            **(record.measures if record.status == OK else {}),
+            "place_cpu_s": record.placement_cpu_s,
+            "route_cpu_ms": None if record.routing_cpu_s is None else 1e3 * record.routing_cpu_s,
+        }
+        for policy, of in records.items()
+        for (setting, seed), record in of.items()
+    ]
+    path = folder / TABLE
+    with writing(path), replacing(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(lines, _SCHEMA), parquet_path(temporary))
+
+
+def _with_interval(score: float, interval: Sequence[float] | None) -> str:
+    return f"{score:.3f}" + ("" if interval is None else f" ± {(interval[1] - interval[0]) / 2:.3f}")
+
+
+def _largest(settings: Sequence[Mapping[str, Any]], name: str) -> str:
+    values = [row[name] for row in settings if row[name] is not None]
+    return f"{max(values):.2g}" if values else ""

@@ -1,0 +1,125 @@
+"""Runs of a score: a worker that holds a policy to its time limits, and a run's figures."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import NamedTuple, TextIO
+
+import msgspec
+
+from testbed.control.placing import deciding, interrupt_policy
+from testbed.errors import UserError
+from testbed.results.slo import n_met
+from testbed.simulator.engine import Simulation
+from testbed.studies.score.marks import PERCENTILE, Figures, percentile
+from testbed.studies.sweep.runs import FAILED, Measures, Record, Run, Runner, Setup
+
+
+class Limits(NamedTuple):
+    """How much CPU time a policy may take, in seconds.
+
+    - ``placement_s``: a placement; ``route_s``: a routing decision, in the mean over a run
+    - ``run_s``: a whole run: a policy without end, or a system in which requests wait without end
+    """
+
+    placement_s: float = 30.0
+    route_s: float = 0.005
+    run_s: float = 120.0
+
+
+_WALL_FACTOR = 4
+"""A run that does not even use the CPU is ended after so many times ``Limits.run_s``."""
+_TICK_S = 0.5
+
+
+def figures_of(simulation: Simulation, objectives: Mapping[str, float]) -> Measures:
+    """Return the figures of a run (``Figures``, by name)."""
+    rows = simulation.rows
+    done = [row for row in rows if row.is_completed]
+    n_given_up = len(rows) - len(done)
+    met_ratio = n_met(rows, objectives) / len(rows)
+    arrivals_s = [row.arrival_at_s for row in rows]
+    ttfts_s = [row.times.ttft_s for row in done if row.times.ttft_s is not None]
+    tpots_s = [row.times.tpot_s for row in done if row.times.tpot_s is not None]
+    span_s = max(arrivals_s) - min(arrivals_s)
+    return msgspec.structs.asdict(
+        Figures(
+            met_ratio=met_ratio,
+            goodput=met_ratio * len(rows) / span_s if span_s else 0.0,
+            given_up_ratio=n_given_up / len(rows),
+            ttft_p95_s=percentile(ttfts_s, n_given_up, PERCENTILE),
+            tpot_p95_s=percentile(tpots_s, n_given_up, PERCENTILE),
+            tpot_p50_s=percentile(tpots_s, 0, 0.5),
+        )
+    )
+
+
+def figures_in(record: Record) -> Figures:
+    """Return the figures of a stored run."""
+    return msgspec.convert(record.measures, Figures)
+
+
+class LimitedRunner:
+    """Does runs as ``Runner``, in a worker process, and ends those that exceed the limits.
+
+    The policy's own code is interrupted at its next line. A policy that is busy inside of a library for ever
+    ends with its process.
+    """
+
+    def __init__(self, setup: Setup, limits: Limits) -> None:
+        os.dup2(2, 1)  # what a policy prints is not part of the command's output
+        self._runner = Runner(setup, figures_of)
+        self._limits = limits
+        self._trace = open(os.devnull, "w")
+
+    def __call__(self, run: Run) -> Record:
+        with _limited(self._limits, self._trace):
+            return self._runner(run)
+
+
+@contextmanager
+def _limited(limits: Limits, trace: TextIO) -> Iterator[None]:
+    began_cpu_s, began_s = time.process_time(), time.monotonic()
+
+    def check(number: int, frame: FrameType | None) -> None:
+        cpu_s, wall_s = time.process_time() - began_cpu_s, time.monotonic() - began_s
+        is_placing = (deciding() or "").startswith("placement")
+        if (
+            is_placing and cpu_s > limits.placement_s + 1
+        ):  # a little more, so that the measured time says so, too
+            interrupt_policy()
+        if cpu_s > limits.run_s or wall_s > _WALL_FACTOR * limits.run_s:
+            interrupt_policy()
+            raise UserError(f"the run took more than {limits.run_s:g} s of CPU time, and was ended")
+
+    before = signal.signal(signal.SIGALRM, check)
+    signal.setitimer(signal.ITIMER_REAL, _TICK_S, _TICK_S)
+    faulthandler.dump_traceback_later((_WALL_FACTOR + 1) * limits.run_s, exit=True, file=trace)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
+
+
+def broken_rule(record: Record, limits: Limits) -> str:
+    """Return which rule on decision times a run has broken; empty if none."""
+    placement_s, route_s = record.placement_cpu_s or 0.0, record.routing_cpu_s or 0.0
+    if placement_s > limits.placement_s:
+        return f"the placement took {placement_s:.3g} s of CPU time; at most {limits.placement_s:g} s are allowed"
+    if route_s > limits.route_s:
+        return f"a route took {1e3 * route_s:.3g} ms of CPU time in the mean; at most {1e3 * limits.route_s:g} ms are allowed"
+    return ""
+
+
+def lost(run: Run) -> Record:
+    """Return the record of a run whose process ended twice. It is not stored."""
+    why = "its process ended twice: by the policy itself, for want of memory, or by the time limit inside of a library"
+    return Record("", FAILED, why, run.policy or "", again=True)

@@ -1,0 +1,254 @@
+"""``testbed score`` on a small suite, with policies that work, fail, loop, draw and print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import testbed as tb
+from benchmarks.suite import run as make_reference
+from policies.cgbp import CgBp
+from policies.problem import Placement, Problem
+from testbed.errors import UserError
+from testbed.studies.score.command import Options, leaderboard_command, score_command
+from testbed.studies.score.suite import read_suite
+
+SUITE = """
+name = "small"
+description = "two settings of a few requests"
+seeds = [0, 1]
+quick_seeds = [0]
+references = ["proposed", "petals", "whole-model"]
+set = ['workload.n_requests=8', 'workload.n_output_tokens={{p50=6,p95=12,max=16}}', 'workload.lengths="hidden"']
+
+[limits]
+placement_s = 0.5
+run_s = 20
+
+[[setting]]
+name = "few"
+about = "hardly any load"
+scenario = "clustered"
+objective = "ttft=10s,tpot=0.9s"
+quick = true
+
+[[setting]]
+name = "many"
+about = "all at once"
+scenario = "{scenario}"
+objective = "ttft=10s,tpot=0.9s"
+set = ["workload.rate=5"]
+"""
+POLICIES = '''
+import time
+
+from policies.cgbp import CgBp
+from policies.wsrr import WsRr
+
+
+class Good(CgBp, WsRr):
+    """Both halves."""
+
+    name = "good"
+
+    def place(self, problem, design_concurrency=None):
+        print("for whoever reads this")
+        return super().place(problem, design_concurrency)
+
+
+class Crashes(Good):
+    def place(self, problem, design_concurrency=None):
+        if problem.request_rate > 1:
+            raise ValueError("no idea")
+        return super().place(problem, design_concurrency)
+
+
+class Loops(Good):
+    def place(self, problem, design_concurrency=None):
+        while True:
+            try:
+                time.sleep(0.001)
+                sum(range(10_000))
+            except Exception:
+                pass
+
+
+class Draws(Good):
+    """Refuses a request where a clock says so."""
+
+    def bind(self, problem, placement):
+        router, ask = super().bind(problem, placement), time.perf_counter_ns
+        found = router.route
+
+        def route(request, state, now_s):
+            return None if ask() % 2 else found(request, state, now_s)
+
+        router.route = route
+        return router
+
+
+class Exits(Good):
+    def place(self, problem, design_concurrency=None):
+        import os
+
+        os._exit(3)
+'''
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("suite")
+    scenario = (Path("scenarios") / "clustered.toml").read_text()
+    (folder / "own.toml").write_text(scenario)
+    (folder / "suite.toml").write_text(SUITE.format(scenario="own.toml"))
+    assert make_reference([str(folder), "--out", str(folder / "runs"), "--jobs", "2"]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scored.py").write_text(POLICIES)
+    monkeypatch.chdir(tmp_path)  # runs are kept there, and policies are found
+
+
+def score(suite: Path, policy: str, **options: Any) -> tuple[dict[str, Any], str]:
+    answer, text, code = score_command(policy, Options(str(suite), **{"jobs": 1, **options}))
+    assert code == (0 if answer["valid"] else 1)
+    json.dumps(answer, allow_nan=False)
+    return answer, text
+
+
+def test_a_reference_policy_has_its_frozen_figures(suite: Path) -> None:
+    answer, text = score(suite, "proposed", jobs=2)
+    assert answer["valid"] and answer["why"] == ""
+    reference = read_suite(str(suite)).reference
+    assert reference is not None
+    for row in answer["settings"]:
+        frozen = reference.policies[row["name"]]["proposed"]
+        assert row["ttft_p95_s"] == pytest.approx(sum(f.ttft_p95_s or 0 for f in frozen) / 2)
+        assert row["place_cpu_s"] > 0 and row["route_cpu_ms"] > 0
+    low, high = answer["interval"]
+    assert low <= answer["combined_score"] <= high and 0.5 < answer["combined_score"] <= 1 + 1e-9
+    assert "proposed on small: score" in text and "many" in text
+
+
+def test_a_policy_without_a_placement_has_0_there_and_broke_no_rule(suite: Path) -> None:
+    answer, text = score(suite, "whole-model")
+    assert answer["valid"] and answer["combined_score"] == 0
+    assert "whole-model needs a server that holds all 70 blocks" in answer["settings"][0]["why"]
+    assert answer["settings"][0]["met_ratio"] is None and "whole-model needs" in text
+
+
+def test_a_class_that_is_both_halves_is_a_policy_and_may_print(
+    suite: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine, _ = score(suite, "scored:Good", is_quick=True)
+    printed = capfd.readouterr()
+    assert "for whoever" not in printed.out and "for whoever reads this" in printed.err
+    reference = read_suite(str(suite)).reference
+    assert reference is not None
+    frozen = reference.policies["few"]["proposed"][0]
+    assert mine["settings"][0]["ttft_p95_s"] == frozen.ttft_p95_s and mine["combined_score"] > 0.5
+    assert [row["name"] for row in mine["settings"]] == ["few"], "only the quick ones"
+    assert mine["seeds"] == [0] and mine["interval"] is None
+
+
+def test_a_policy_that_crashes_loses_that_setting_and_says_why(suite: Path) -> None:
+    answer, text = score(suite, "scored:Crashes")
+    few, many = answer["settings"]
+    assert few["score"] > 0.5 and many["score"] == 0
+    assert not answer["valid"] and "ValueError: no idea" in answer["why"] and "not valid" in text
+
+
+def test_a_policy_that_never_returns_is_ended_by_its_limit(suite: Path) -> None:
+    answer, _ = score(suite, "scored:Loops", is_quick=True)
+    assert not answer["valid"] and answer["combined_score"] == 0
+    assert "interrupted while it decided" in answer["why"]
+
+
+def test_a_policy_that_ends_its_process_ends_nothing_else(suite: Path) -> None:
+    answer, _ = score(suite, "scored:Exits", is_quick=True)
+    assert not answer["valid"] and "its process ended twice" in answer["why"]
+
+
+def test_a_policy_that_draws_by_a_clock_is_found(suite: Path) -> None:
+    answer, _ = score(suite, "scored:Draws", is_quick=True)
+    assert not answer["valid"] and "other figures when it is repeated" in answer["why"]
+
+
+def test_fresh_seeds_are_scored_beside_the_frozen_ones_and_kept_runs_are_not_run_again(suite: Path) -> None:
+    answer, text = score(suite, "proposed", out=Path("kept"), seeds="fresh", is_quick=True)
+    (fresh,) = answer["fresh_seeds"]
+    assert fresh >= 1000 and answer["seeds"] == [0]
+    assert answer["fresh_score"] > 0.5 and "on fresh seeds" in text
+    again, text = score(suite, "proposed", out=Path("kept"), seeds=f"{fresh},0", is_quick=True)
+    assert len(Path("kept/score.jsonl").read_text().splitlines()) == 2 and "0 computed, 2 found" in text
+    expected = (answer["combined_score"] + answer["fresh_score"]) / 2
+    assert again["seeds"] == [fresh, 0] and again["combined_score"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seeds": "freesh"}, "must be frozen, fresh, or different numbers"),
+        ({"seeds": "3,3"}, "must be frozen, fresh, or different numbers"),
+        ({"jobs": 0}, "--jobs must be at least 1"),
+    ],
+)
+def test_bad_options_get_a_sentence(suite: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        score(suite, "proposed", **options)
+
+
+def test_bad_suites_and_policies_get_a_sentence(suite: Path) -> None:
+    with pytest.raises(UserError, match='unknown suite "geo-9"'):
+        read_suite("geo-9")
+    with pytest.raises(UserError, match=r"policy nobody:Mine: .*no module nobody"):
+        score(suite, "nobody:Mine")
+    bare = Path("bare")
+    bare.mkdir()
+    (bare / "suite.toml").write_text((suite / "suite.toml").read_text().replace("own.toml", "clustered"))
+    with pytest.raises(UserError, match="has no figures of few; make them with"):
+        score(bare, "proposed")
+    (bare / "suite.toml").write_text('name = "x"\n')
+    with pytest.raises(UserError, match=r"suite\.toml"):
+        read_suite("bare")
+
+
+def test_the_leaderboard_has_all_references_and_what_is_given(suite: Path) -> None:
+    options = Options(str(suite), is_quick=True, jobs=1, out=Path("board"))
+    answer, text, code = leaderboard_command(["scored:Good"], options)
+    assert code == 0 and [one["policy"] for one in answer["policies"]] == [
+        *("proposed", "petals", "whole-model", "scored:Good")
+    ]
+    table = pq.read_table("board/leaderboard.parquet").to_pylist()
+    assert len(table) == 4 and {row["setting"] for row in table} == {"few"}
+    by_policy = {row["policy"]: row for row in table}
+    assert by_policy["whole-model"]["status"] == "infeasible" and by_policy["whole-model"]["score"] == 0
+    assert (
+        by_policy["proposed"]["score"] == by_policy["scored:Good"]["score"] > by_policy["petals"]["score"] > 0
+    )
+    for document in (text, Path("board/leaderboard.md").read_text(), Path("board/index.html").read_text()):
+        places = [document.index(name) for name in ("proposed", "petals", "whole-model")]
+        assert places == sorted(places), "the best first"
+
+
+def test_programs_score_objects(suite: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class Few:
+        name = "few-sessions"
+
+        def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+            return CgBp().place(problem, 1)
+
+    told: list[tb.Progress] = []
+    found = tb.score((Few, "ws-rr"), suite, quick=True, jobs=1, progress=told.append)
+    assert found.valid and found["policy"] == "few-sessions+ws-rr" and found.score > 0.5
+    assert [(one.n_done, one.n_total) for one in told] == [(1, 1)] and not capfd.readouterr().err
+    assert dict(found)["combined_score"] == found.score and found["out"] is None
+    assert found.settings[0]["name"] == "few" and "few-sessions+ws-rr on small" in found._repr_html_()
+    with pytest.raises(tb.UserError, match="None is no policy"):
+        tb.score(None, suite)
