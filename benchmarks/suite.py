@@ -14,7 +14,8 @@ import msgspec
 from testbed.experiments.provenance import n_cpus
 from testbed.studies.score.command import RUNS, run_all
 from testbed.studies.score.marks import Figures, best_of
-from testbed.studies.score.running import Limits, broken_rule, figures_in
+from testbed.studies.score.measures import figures_in
+from testbed.studies.score.running import Limits, broken_rule
 from testbed.studies.score.suite import REFERENCE, Reference, read_suite
 from testbed.studies.sweep.disk import save_text
 from testbed.studies.sweep.runs import OK, Record

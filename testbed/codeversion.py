@@ -23,7 +23,7 @@ _RULES = (
 def rules_digest() -> str:
     """Return the SHA-256 (hex) of the code that decides a run's results, and what studies measure of them."""
     digest = hashlib.sha256()
-    for study in ("sweep", "capacity"):
+    for study in ("sweep", "capacity", "score"):
         digest.update((resources.files(f"testbed.studies.{study}") / "measures.py").read_bytes())
     digest.update((resources.files("testbed") / "faultkinds.py").read_bytes())
     for package in _RULES:

@@ -15,7 +15,8 @@ from testbed.errors import UserError
 from testbed.experiments.provenance import n_cpus
 from testbed.results.intervals import Mean, mean_of
 from testbed.studies.score import leaderboard
-from testbed.studies.score.running import LimitedRunner, Limits, broken_rule, figures_in, lost
+from testbed.studies.score.measures import figures_in
+from testbed.studies.score.running import LimitedRunner, Limits, broken_rule, lost
 from testbed.studies.score.suite import Setting, Suite, all_changes, read_suite
 from testbed.studies.score.text import leaderboard_text, score_text
 from testbed.studies.sweep.command import Shown

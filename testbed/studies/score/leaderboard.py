@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from testbed.rundir import parquet_path, replacing
 from testbed.studies.score.marks import Best, Figures, score_of
-from testbed.studies.score.running import Limits, broken_rule, figures_in
+from testbed.studies.score.measures import figures_in
+from testbed.studies.score.running import Limits, broken_rule
 from testbed.studies.sweep.disk import save_text, writing
 from testbed.studies.sweep.documents import markdown
 from testbed.studies.sweep.runs import OK, Record

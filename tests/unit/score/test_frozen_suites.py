@@ -1,0 +1,49 @@
+"""The shipped suites: that their figures are whole, and those of today's code."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from testbed.experiments import load_experiment
+from testbed.studies.score.marks import Figures, best_of
+from testbed.studies.score.measures import figures_of
+from testbed.studies.score.suite import all_changes, read_suite, shipped_suites
+from testbed.studies.sweep.runs import Run, Runner, Setup
+
+AGAIN = ("clustered-design", "abovenet-design", "clustered-drafts")
+"""Settings that are quickly served again."""
+
+
+@pytest.mark.parametrize("name", shipped_suites())
+def test_a_suite_has_the_figures_of_every_reference_policy_in_every_setting(name: str) -> None:
+    suite = read_suite(name)
+    assert suite.reference is not None and suite.reference.suite == suite.name == name
+    assert list(suite.reference.policies) == [setting.name for setting in suite.settings]
+    for setting, policies in suite.reference.policies.items():
+        assert list(policies) == list(suite.references)
+        assert {len(figures) for figures in policies.values()} <= {0, len(suite.seeds)}
+        best = suite.reference.best[setting]
+        assert best == best_of(policies)
+        assert best.met_ratio > 0 and best.ttft_rate > 0 and best.tpot_rate > 0, "somebody can serve it"
+
+
+@pytest.mark.parametrize("name", shipped_suites())
+def test_every_setting_is_a_valid_scenario_with_an_objective(name: str) -> None:
+    for setting in read_suite(name).settings:
+        experiment = load_experiment(setting.target, setting.changes)
+        assert set(experiment.objectives) == {"ttft", "tpot"} and experiment.compute.batching == "continuous"
+        assert all(request.max_new_tokens is not None for request in experiment.workload.requests)
+
+
+@pytest.mark.parametrize("setting", AGAIN)
+def test_todays_code_has_the_frozen_figures(setting: str) -> None:
+    suite = read_suite("geo-1")
+    (found,) = (one for one in suite.settings if one.name == setting)
+    assert suite.reference is not None
+    runner = Runner(Setup(""), figures_of)
+    for policy in ("proposed", "chain-composition"):
+        record = runner(Run(all_changes(found), policy, suite.seeds[0], found.target))
+        frozen = suite.reference.policies[setting][policy][0]
+        measured = msgspec.convert(record.measures, Figures)
+        assert msgspec.structs.asdict(measured) == pytest.approx(msgspec.structs.asdict(frozen), rel=1e-9)
