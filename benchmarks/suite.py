@@ -13,6 +13,7 @@ import msgspec
 
 from testbed.experiments.provenance import n_cpus
 from testbed.studies.score.command import RUNS, run_all
+from testbed.studies.score.leaderboard import frozen_text
 from testbed.studies.score.marks import Figures, best_of
 from testbed.studies.score.measures import figures_in
 from testbed.studies.score.running import Limits, broken_rule
@@ -32,6 +33,11 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="+", help="make the figures of these settings, and keep all others")
     options = parser.parse_args(arguments)
     suite = read_suite(options.folder)
+    if options.page is not None:
+        save_text(options.page, frozen_text(suite))
+        return 0
+    if options.out is None:
+        parser.error("--out is missing: the folder that keeps the runs")
     settings = [setting for setting in suite.settings if not options.only or setting.name in options.only]
     with kept_runs(options.out, options.out, RUNS) as kept:
         found = run_all(suite, settings, suite.references, suite.seeds, options.jobs, kept)

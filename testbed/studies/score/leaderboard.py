@@ -10,10 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from testbed.results.intervals import mean_of
 from testbed.rundir import parquet_path, replacing
 from testbed.studies.score.marks import Best, Figures, score_of
 from testbed.studies.score.measures import figures_in
 from testbed.studies.score.running import Limits, broken_rule
+from testbed.studies.score.suite import Suite
 from testbed.studies.sweep.disk import save_text, writing
 from testbed.studies.sweep.documents import markdown
 from testbed.studies.sweep.runs import OK, Record
@@ -37,6 +39,62 @@ def score_in(record: Record, best: Best, limits: Limits) -> float:
     if record.status != OK or broken_rule(record, limits):
         return 0.0
     return score_of(figures_in(record), best)
+
+
+def frozen_answers(suite: Suite) -> list[dict[str, Any]]:
+    """Return an answer per reference policy from the frozen figures, with what the page's table needs of it.
+
+    Raises ``UserError`` if the suite has none.
+    """
+    best = suite.best()
+    assert suite.reference is not None, "its best figures are from there"
+    answers = []
+    for policy in suite.references:
+        rows, scores = [], []
+        for setting in suite.settings:
+            found = suite.reference.policies[setting.name][policy]
+            of_seeds = [score_of(figures, best[setting.name]) for figures in found] or [0.0] * len(
+                suite.seeds
+            )
+            scores.append(of_seeds)
+            row: dict[str, Any] = {"name": setting.name, "score": fmean(of_seeds)}
+            for name in ("met_ratio", "given_up_ratio"):
+                row[name] = fmean(getattr(figures, name) for figures in found) if found else None
+            rows.append(row)
+        mean = mean_of([fmean(of_seed) for of_seed in zip(*scores, strict=True)])
+        assert mean is not None, "there is at least one seed"
+        interval = [mean.mean - mean.half_width, mean.mean + mean.half_width] if mean.n > 1 else None
+        answer = {"policy": policy, "valid": True, "combined_score": mean.mean, "interval": interval}
+        answers.append({**answer, "fresh_score": None, "settings": rows})
+    return answers
+
+
+def frozen_text(suite: Suite) -> str:
+    """Return the leaderboard of the reference policies in Markdown, from the frozen figures."""
+    header, rows = header_and_rows(frozen_answers(suite))
+    used = [at for at in range(len(header)) if any(row[at] for row in rows)]
+    table = markdown([header[at] for at in used], [[row[at] for at in used] for row in rows])
+    names = [setting.name for setting in suite.settings]
+    answers = sorted(frozen_answers(suite), key=lambda answer: -answer["combined_score"])
+    by_setting = [
+        [f"`{name}`", *(f"{answer['settings'][at]['score']:.2f}" for answer in answers)]
+        for at, name in enumerate(names)
+    ]
+    return "\n".join(
+        [
+            f"# {suite.name}: the leaderboard",
+            "",
+            f"{suite.description}: the reference policies on the frozen seeds {', '.join(map(str, suite.seeds))}. 1 is the best",
+            "of them in every setting and every figure; [score.md](score.md) has the formula. A policy without a placement in a",
+            f"setting has 0 there. `python -m benchmarks suite {suite.name} --page docs/leaderboard.md` writes this page from the",
+            "suite's frozen figures; `testbed score --all` measures them again, and yours beside them.",
+            "",
+            table,
+            "## By setting",
+            "",
+            markdown(["setting", *(f"`{answer['policy']}`" for answer in answers)], by_setting),
+        ]
+    )
 
 
 def header_and_rows(answers: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -121,5 +179,5 @@ def _with_interval(score: float, interval: Sequence[float] | None) -> str:
 
 
 def _largest(settings: Sequence[Mapping[str, Any]], name: str) -> str:
-    values = [row[name] for row in settings if row[name] is not None]
+    values = [row[name] for row in settings if row.get(name) is not None]
     return f"{max(values):.2g}" if values else ""

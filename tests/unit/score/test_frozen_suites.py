@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from testbed.experiments import load_experiment
+from testbed.studies.score.leaderboard import frozen_text
 from testbed.studies.score.marks import Figures, best_of
 from testbed.studies.score.measures import figures_of
 from testbed.studies.score.suite import all_changes, read_suite, shipped_suites
@@ -34,6 +37,11 @@ def test_every_setting_is_a_valid_scenario_with_an_objective(name: str) -> None:
         experiment = load_experiment(setting.target, setting.changes)
         assert set(experiment.objectives) == {"ttft", "tpot"} and experiment.compute.batching == "continuous"
         assert all(request.max_new_tokens is not None for request in experiment.workload.requests)
+
+
+def test_the_leaderboard_in_the_documents_is_of_the_frozen_figures() -> None:
+    page = Path(__file__).parents[3] / "docs" / "leaderboard.md"
+    assert page.read_text(encoding="utf-8") == frozen_text(read_suite("geo-1"))
 
 
 @pytest.mark.parametrize("setting", AGAIN)
