@@ -55,7 +55,7 @@ from nodes.messages import (
 )
 from nodes.moving import Moving
 from nodes.peering import Peering
-from nodes.records import ENDED, AnyRecord, Opening, Plan, Reused, Token
+from nodes.records import ENDED, AnyRecord, Opening, Plan, Token
 from nodes.request import Request
 from nodes.server import Server, ServerLimits
 from nodes.session import HubSession, SessionRules
@@ -327,7 +327,7 @@ class _Client:
             if record.request in self._watched:
                 n_tokens = record.token + 1
                 self._notify(NewToken(record.request, n_tokens, record.token_id, record.at_s))
-        elif not isinstance(record, Opening | Reused):
+        elif not isinstance(record, Opening):
             self._notify(Recorded(record))
             if isinstance(record, ENDED):
                 self._watched.discard(record.request)

@@ -238,6 +238,7 @@ States = (
     | Rejected
     | Admitted
     | Released
+    | Reused
     | Preempted
     | Resumed
     | Completed
@@ -246,6 +247,6 @@ States = (
     | Interrupted
 )
 Recoveries = Detected | Rerouted | Replayed | Unreachable | Reachable
-AnyRecord = States | Recoveries | Opening | Reused | Token
+AnyRecord = States | Recoveries | Opening | Token
 ENDED = (Completed, Failed, Cancelled, Interrupted)
 """The last record of a request is one of these."""
