@@ -55,6 +55,7 @@ from nodes.messages import (
 )
 from nodes.moving import Moving
 from nodes.peering import Peering
+from nodes.prefixes import HubHistory
 from nodes.records import ENDED, AnyRecord, Opening, Plan, Token
 from nodes.request import Request
 from nodes.server import Server, ServerLimits
@@ -220,6 +221,8 @@ class _Client:
         self._generator: LoadGenerator | None = None
         self._watched: set[int] = set()
         self._log = EventLog(config.log_path)
+        n_bytes = config.rules.history_bytes
+        self._history = HubHistory(n_bytes) if n_bytes else None
 
     def handlers(self) -> control.Handlers:
         """Returns the handlers of the orchestrator's messages."""
@@ -312,6 +315,7 @@ class _Client:
             generator.record,
             self._reroute,
             after,
+            self._history,
         )
 
     async def _reroute(self, request: Request, first: int, last: int, n_done: int) -> Plan | None:

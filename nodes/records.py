@@ -127,11 +127,13 @@ class Opening(Record, frozen=True, tag="opening"):
 class Reused(Record, frozen=True, tag="reused"):
     """The caches of the prompt's first ``tokens`` tokens were there, on all servers of the first chain.
 
-    ``was_open``: an earlier turn has left the chain open.
+    ``was_open``: an earlier turn has left the chain open. ``n_filled``: how many of these tokens hops were sent by the hub,
+    which had kept their inputs; the sum of all hops.
     """
 
     tokens: int
     was_open: bool = False
+    n_filled: int = 0
 
 
 class Released(Record, frozen=True, tag="released"):

@@ -375,9 +375,8 @@ class Server(Collector):
                 session.place, position, n_tokens, timings, computed.payload
             )
             return
-        await _answer(
-            connection, wire.Out(step.id, arrived_at_s, departed_at_s, computed.together, computed.payload)
-        )
+        payload = b"" if isinstance(step, wire.Fill) else computed.payload
+        await _answer(connection, wire.Out(step.id, arrived_at_s, departed_at_s, computed.together, payload))
 
 
 async def _reply(connection: Connection, frame: wire.Answer | wire.Got) -> None:
