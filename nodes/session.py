@@ -91,7 +91,11 @@ class HubSession:
         self.stays_open = False
         """Whether the chain stays open at the end, for the next turn."""
         self._chain = self.chain_kind(request, key, client, connections, clock, rules.recovery)
-        if after is not None and after.hops:
+        self._is_held = False
+        """Whether the request has ended, and its chain is still open."""
+        if after is not None and not after._is_held:
+            after = None
+        if after is not None:
             self._chain, self._chain.request = after._chain, request
         self._recovery = Recovery(request, self._chain, reroute, rules.recovery, model, clock, observer)
         self.hops: list[OpenHop] = [] if after is None else after.hops
@@ -101,7 +105,7 @@ class HubSession:
         """Tokens of the prompt that are not computed, because all servers have kept their caches; those that hops were sent for
         it, of all hops."""
         self._was_open = False
-        self._steps: list[int] = list(after._steps) if self.hops and after is not None else []
+        self._steps: list[int] = [] if after is None else list(after._steps)
         """The number of tokens of every step so far, the present one included."""
 
     async def run(self) -> None:
@@ -110,7 +114,6 @@ class HubSession:
         Raises ``SessionError`` with the reason if it cannot be completed.
         """
         pages: bytes | None = None
-        has_completed = False
         try:
             request, size = self.request, self._rules.kept_tokens
             sequence = self._model.sequence(request)
@@ -126,16 +129,16 @@ class HubSession:
                 pages = page_ids(self.tokens[:-1], size)
                 if self._history is not None:
                     self._keep_inputs(self._history, size, pages)
-            has_completed = True
+            self._is_held = self.stays_open
             self._observe(Completed(request.index, finished_at_s))
         finally:
-            if not (has_completed and self.stays_open):
+            if not self._is_held:
                 await self.close(pages)
 
     async def close(self, pages: bytes | None = None) -> None:
         """Closes the chain. Servers may keep the caches of ``pages`` (``Chain.close``)."""
-        hops, self.hops = self.hops, []
-        await self._chain.close(hops, pages)
+        self._is_held = False
+        await self._chain.close(self.hops, pages)
         self._chain.end()
 
     async def _begin(self) -> float:
