@@ -186,8 +186,10 @@ class Chain:
         request = wire.OpenPages(*fields, pages) if pages else wire.Open(*fields)
         return (await connection.ask(request, generation=generation, limit=limit)).frame
 
-    async def step(self, hop: OpenHop, n_tokens: int, payload: bytes) -> tuple[wire.Out, float, float]:
-        """Sends ``n_tokens`` hidden states that ``hop`` has not seen.
+    async def step(
+        self, hop: OpenHop, n_tokens: int, payload: bytes, kind: type[wire.Step] = wire.Step
+    ) -> tuple[wire.Out, float, float]:
+        """Sends ``n_tokens`` hidden states that ``hop`` has not seen; those of a ``wire.Fill`` have no result.
 
         Returns the result, and when (scenario seconds) the step was sent and the result received. Raises
         ``HopFailed`` if another server may succeed, ``SessionError`` if none can.
@@ -196,7 +198,7 @@ class Chain:
         try:
             with self._watchdog.limit(limit_s) as limit:
                 connection = self._connections[hop.server]
-                step = wire.Step(connection.next_id(), hop.key, hop.n_cached, n_tokens, payload)
+                step = kind(connection.next_id(), hop.key, hop.n_cached, n_tokens, payload)
                 out, sent_at_s, received_at_s = await connection.ask(
                     step, generation=hop.generation, limit=limit
                 )
@@ -211,7 +213,8 @@ class Chain:
             if error.code in FAILURES:
                 raise HopFailed(hop, str(error), asked_at_s) from error
             raise SessionError(f"server {hop.server}: {error}") from error
-        if not isinstance(out, wire.Out) or len(out.payload) != len(payload):
+        n_bytes = 0 if kind is wire.Fill else len(payload)
+        if not isinstance(out, wire.Out) or len(out.payload) != n_bytes:
             raise SessionError(f"server {hop.server}: its answer is not {n_tokens} hidden states")
         return out, sent_at_s, received_at_s
 

@@ -55,7 +55,8 @@ from nodes.messages import (
 )
 from nodes.moving import Moving
 from nodes.peering import Peering
-from nodes.records import ENDED, AnyRecord, Drafted, Opening, Plan, Reused, Token
+from nodes.prefixes import HubHistory
+from nodes.records import ENDED, AnyRecord, Drafted, Opening, Plan, Token
 from nodes.request import Request
 from nodes.server import Server, ServerLimits
 from nodes.session import HubSession, SessionRules
@@ -224,6 +225,8 @@ class _Client:
         self._generator: LoadGenerator | None = None
         self._watched: set[int] = set()
         self._log = EventLog(config.log_path)
+        n_bytes = config.rules.history_bytes
+        self._history = HubHistory(n_bytes) if n_bytes else None
 
     def handlers(self) -> control.Handlers:
         """Returns the handlers of the orchestrator's messages."""
@@ -316,6 +319,7 @@ class _Client:
             generator.record,
             self._reroute,
             after,
+            self._history,
         )
 
     async def _reroute(self, request: Request, first: int, last: int, n_done: int) -> Plan | None:
@@ -331,7 +335,7 @@ class _Client:
             if record.request in self._watched:
                 n_tokens = record.token + 1
                 self._notify(NewToken(record.request, n_tokens, record.token_id, record.at_s))
-        elif not isinstance(record, Opening | Reused | Drafted):
+        elif not isinstance(record, Opening | Drafted):
             self._notify(Recorded(record))
             if isinstance(record, ENDED):
                 self._watched.discard(record.request)

@@ -131,3 +131,35 @@ class KeptPages:
         self.idle_bytes = self.idle_bytes - page_bytes if self._idle else 0.0
         if self._on_evicted is not None:
             self._on_evicted(page)
+
+
+class HubHistory:
+    """The inputs of hops that a hub keeps after its sessions: a hop that has lost a page is filled with them.
+
+    They are kept by the block that they enter and the page's id, at most ``most_bytes`` of hidden states; the least recently
+    used go first.
+    """
+
+    def __init__(self, most_bytes: float) -> None:
+        self._most_bytes = most_bytes
+        self._pages: OrderedDict[tuple[int, bytes], tuple[bytes, int]] = OrderedDict()
+        self._n_bytes = 0
+
+    def pages(self, first: int, ids: Iterable[bytes]) -> list[bytes]:
+        """Returns what ``add`` got of the longest beginning of ``ids`` that is there, before block ``first``."""
+        found = []
+        for each in ids:
+            page = self._pages.get((first, each))
+            if page is None:
+                break
+            self._pages.move_to_end((first, each))
+            found.append(page[0])
+        return found
+
+    def add(self, first: int, page_id: bytes, inputs: bytes, n_bytes: int) -> None:
+        """Keeps ``inputs``, as ``HubModel.remember`` returns them, of hidden states of ``n_bytes``."""
+        _, before = self._pages.pop((first, page_id), (b"", 0))
+        self._pages[first, page_id] = inputs, n_bytes
+        self._n_bytes += n_bytes - before
+        while self._n_bytes > self._most_bytes:
+            self._n_bytes -= self._pages.popitem(last=False)[1][1]

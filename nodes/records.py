@@ -129,11 +129,13 @@ class Opening(Record, frozen=True, tag="opening"):
 class Reused(Record, frozen=True, tag="reused"):
     """The caches of the prompt's first ``tokens`` tokens were there, on all servers of the first chain.
 
-    ``was_open``: an earlier turn has left the chain open.
+    ``was_open``: an earlier turn has left the chain open. ``n_filled``: how many of these tokens hops were sent by the hub,
+    which had kept their inputs; the sum of all hops.
     """
 
     tokens: int
     was_open: bool = False
+    n_filled: int = 0
 
 
 class Released(Record, frozen=True, tag="released"):
@@ -250,6 +252,7 @@ States = (
     | Rejected
     | Admitted
     | Released
+    | Reused
     | Preempted
     | Resumed
     | Completed
@@ -258,6 +261,6 @@ States = (
     | Interrupted
 )
 Recoveries = Detected | Rerouted | Replayed | Unreachable | Reachable
-AnyRecord = States | Recoveries | Opening | Reused | Token | Drafted
+AnyRecord = States | Recoveries | Opening | Token | Drafted
 ENDED = (Completed, Failed, Cancelled, Interrupted)
 """The last record of a request is one of these."""

@@ -115,6 +115,17 @@ class Server(Collector):
                 counters.compute_s,
             ),
         )
+        kept = self.sessions.admission.kept
+        if kept is not None:
+            rows += (
+                (
+                    CounterMetricFamily,
+                    "vllm:prefix_cache_queries",
+                    "Tokens of prompts in whole pages, looked for in kept caches",
+                    kept.n_queries,
+                ),
+                (CounterMetricFamily, "vllm:prefix_cache_hits", "Those of them that were found", kept.n_hits),
+            )
         for kind, name, text, value in rows:
             family = kind(name, text, labels=("server",))
             family.add_metric((self.name,), value)
@@ -367,9 +378,8 @@ class Server(Collector):
                 session.place, position, n_tokens, timings, computed.payload
             )
             return
-        await _answer(
-            connection, wire.Out(step.id, arrived_at_s, departed_at_s, computed.together, computed.payload)
-        )
+        payload = b"" if isinstance(step, wire.Fill) else computed.payload
+        await _answer(connection, wire.Out(step.id, arrived_at_s, departed_at_s, computed.together, payload))
 
 
 async def _reply(connection: Connection, frame: wire.Answer | wire.Got) -> None:

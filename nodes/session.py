@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from nodes import admission, records
+from nodes import admission, records, wire
 from nodes.chain import Chain, HopFailed, OpenHop, Preempted, Refusal
 from nodes.clock import Clock, on_tick
 from nodes.connection import Connection
 from nodes.hub import HubModel, TokenSequence
-from nodes.prefixes import MAX_PAGES, page_ids, reusable
+from nodes.prefixes import MAX_PAGES, HubHistory, page_ids, reusable, split_ids
 from nodes.records import (
     Admitted,
     Completed,
@@ -42,13 +43,15 @@ class SessionRules:
     ``backoff.give_up_s`` 0 it waits for room for ever, but gives up after ``recovery.give_up_s`` if there is
     no chain, if a server cannot be reached, or if the session can never fit.
 
-    ``kept_tokens``: tokens of a page of cache that servers keep for later sessions; ``None``: they keep none. ``hold_s``: how
+    ``kept_tokens``: tokens of a page of cache that servers keep for later sessions; ``None``: they keep none. ``history_bytes``:
+    what a client keeps of hops' inputs, to fill hops that have lost pages. ``hold_s``: how
     long a chain stays open for the next turn of a conversation; ``None``: it is closed.
     """
 
     initial_delay_s: float = 0.0
     setup_s: float = 0.0
     kept_tokens: int | None = None
+    history_bytes: float = 0.0
     hold_s: float | None = None
     backoff: Backoff = Backoff()  # noqa: RUF009 - frozen
     recovery: RecoveryRules = RecoveryRules()  # noqa: RUF009 - frozen
@@ -76,28 +79,37 @@ class HubSession:
         observer: Observer,
         reroute: Rerouter | None = None,
         after: HubSession | None = None,
+        history: HubHistory | None = None,
     ) -> None:
-        """``after``: the session of the turn before, which may have left its chain open."""
+        """``after``: the session of the turn before, which may have left its chain open. ``history``: what the client has kept
+        of earlier sessions' inputs; ``None``: nothing."""
         self.request = request
         self._route = route
         self._model = model
         self._rules = rules
         self._clock = clock
         self._observe = observer
+        self._history = history
         self.stays_open = False
         """Whether the chain stays open at the end, for the next turn."""
         self._chain = self.chain_kind(request, key, client, connections, clock, rules.recovery)
-        if after is not None and after.hops:
+        self._is_held = False
+        """Whether the request has ended, and its chain is still open."""
+        if after is not None and not after._is_held:
+            after = None
+        if after is not None:
             self._chain, self._chain.request = after._chain, request
         self._recovery = Recovery(request, self._chain, reroute, rules.recovery, model, clock, observer)
         self.hops: list[OpenHop] = [] if after is None else after.hops
         self.tokens: list[int] = []
         """The ids of the prompt and of the output so far, once it is served."""
-        self._n_reused = 0
-        """Tokens of the prompt that are not computed, because all servers have kept their caches."""
+        self._n_reused = self._n_filled = 0
+        """Tokens of the prompt that are not computed, because all servers have kept their caches; those that hops were sent for
+        it, of all hops."""
+        self._was_open = False
         self._costs = RoundCosts(0.0, 0.0)
         """What a round costs on the chain, as the coordinator expects it."""
-        self._steps: list[int] = list(after._steps) if self.hops and after is not None else []
+        self._steps: list[int] = [] if after is None else list(after._steps)
         """The number of tokens of every step so far, the present one included."""
 
     async def run(self) -> None:
@@ -106,7 +118,6 @@ class HubSession:
         Raises ``SessionError`` with the reason if it cannot be completed.
         """
         pages: bytes | None = None
-        has_completed = False
         try:
             request, size = self.request, self._rules.kept_tokens
             sequence = self._model.sequence(request)
@@ -120,16 +131,18 @@ class HubSession:
             finished_at_s = await self._generate(sequence, ready_at_s)
             if size is not None:  # the last token of the output was never sent
                 pages = page_ids(self.tokens[:-1], size)
-            has_completed = True
+                if self._history is not None:
+                    self._keep_inputs(self._history, size, pages)
+            self._is_held = self.stays_open
             self._observe(Completed(request.index, finished_at_s))
         finally:
-            if not (has_completed and self.stays_open):
+            if not self._is_held:
                 await self.close(pages)
 
     async def close(self, pages: bytes | None = None) -> None:
         """Closes the chain. Servers may keep the caches of ``pages`` (``Chain.close``)."""
-        hops, self.hops = self.hops, []
-        await self._chain.close(hops, pages)
+        self._is_held = False
+        await self._chain.close(self.hops, pages)
         self._chain.end()
 
     async def _begin(self) -> float:
@@ -138,15 +151,51 @@ class HubSession:
         attempt_at_s = await self._open_chain(request.n_input_tokens, request.arrival_at_s)
         opened_at_s = self._clock.now_s()
         self._observe(Opening(request.index, attempt_at_s, opened_at_s))
+        ready_at_s = admission.ready_at_s(attempt_at_s, opened_at_s, rules.initial_delay_s, rules.setup_s)
         if rules.kept_tokens is not None:
             self._n_reused = min(hop.n_found for hop in self.hops)
+            if self._history is not None:
+                await self._fill(self._history, rules.kept_tokens)
         if rules.kept_tokens is not None or rules.hold_s is not None:
-            self._observe(Reused(request.index, opened_at_s, self._n_reused))
-        return admission.ready_at_s(attempt_at_s, opened_at_s, rules.initial_delay_s, rules.setup_s)
+            self._observe(Reused(request.index, self._clock.now_s(), self._n_reused, n_filled=self._n_filled))
+        return max(ready_at_s, self._clock.now_s())
+
+    async def _fill(self, history: HubHistory, size: int) -> None:
+        """Sends hops what they lack of the prompt's pages, as far as all hops can have them: each computes it alone.
+
+        A hop that fails now fails at its next step, too, and is replaced then.
+        """
+        ids = split_ids(self._chain.pages)
+        kept = {hop.first: history.pages(hop.first, ids[hop.n_found // size :]) for hop in self.hops}
+        self._n_reused = reached = min(hop.n_found + size * len(kept[hop.first]) for hop in self.hops)
+
+        async def fill(hop: OpenHop, n_tokens: int) -> None:
+            rows = self._model.recall(b"".join(kept[hop.first][: n_tokens // size]))
+            hop.n_cached = hop.n_found
+            self._n_filled += n_tokens
+            try:
+                await self._chain.step(hop, n_tokens, rows, wire.Fill)
+            except HopFailed:
+                self._chain.forget(hop)
+
+        lacking = [(hop, reached - hop.n_found) for hop in self.hops]
+        await asyncio.gather(*(fill(hop, n_tokens) for hop, n_tokens in lacking if n_tokens > 0))
+
+    def _keep_inputs(self, history: HubHistory, size: int, pages: bytes) -> None:
+        """Keeps the inputs of all hops that have them."""
+        for hop in self.hops:
+            n_tokens = hop.n_cached - hop.begins_at
+            for number, page_id in enumerate(split_ids(pages)):
+                begin = number * size - hop.begins_at
+                if 0 <= begin <= n_tokens - size:
+                    each = len(hop.inputs) // n_tokens
+                    inputs = bytes(hop.inputs[begin * each : (begin + size) * each])
+                    history.add(hop.first, page_id, inputs, size * self._model.token_bytes)
 
     def _go_on(self) -> float:
         """Begins on the chain that the turn before has left open; returns when the prompt can be sent: now."""
         index, now_s = self.request.index, self._clock.now_s()
+        self._was_open = True
         self._n_reused = self.hops[0].n_cached
         self._observe(Admitted(index, now_s, [Hop(hop.server, hop.first, hop.last) for hop in self.hops]))
         self._observe(Opening(index, now_s, now_s))
@@ -208,11 +257,17 @@ class HubSession:
     def _reuse(self, prompt: bytes) -> bytes:
         """Returns the hidden states of a prompt that the servers have not kept the caches of."""
         reused, rest = self._n_reused, prompt[self._n_reused * self._model.token_bytes :]
-        if self.hops[0].n_cached:  # the chain was open, and the inputs of its hops are there
+        if self._was_open:  # the inputs of its hops are there
             self._steps[-1] -= reused
             return rest
         for hop in self.hops:
             hop.n_cached = hop.begins_at = reused
+        if self._history is not None and (size := self._rules.kept_tokens) is not None:
+            ids = split_ids(self._chain.pages)[: reused // size]
+            for hop in self.hops[1:]:
+                known = self._history.pages(hop.first, ids)
+                if len(known) == len(ids):
+                    hop.inputs, hop.begins_at = bytearray(b"".join(known)), 0
         first = self.hops[0]
         first.inputs, first.begins_at = bytearray(self._model.remember(prompt[: len(prompt) - len(rest)])), 0
         return rest

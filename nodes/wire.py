@@ -154,6 +154,10 @@ class Step(Frame, tag="step"):
     payload: bytes
 
 
+class Fill(Step, tag="fill"):
+    """As ``Step``, for the cache alone: the answer has no hidden states."""
+
+
 class Push(Frame, tag="push"):
     """A step of a ``Join`` session, sent by the client or another server.
 
@@ -239,7 +243,7 @@ class Error(Frame, tag="error"):
     message: str
 
 
-Request = Open | OpenPages | Join | JoinPages | Step | Push | Close | Keep | Ping
+Request = Open | OpenPages | Join | JoinPages | Step | Fill | Push | Close | Keep | Ping
 Answer = Ok | Found | Out | Result | Error
 
 _requests: msgspec.msgpack.Decoder[Request | More | Drop] = msgspec.msgpack.Decoder(Request | More | Drop)

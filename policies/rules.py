@@ -34,6 +34,7 @@ class PrefixRules:
     """Caches that outlive their requests, for prompts that begin with the same tokens.
 
     ``kind`` "shared": servers keep ended sessions' caches by pages of ``page_tokens`` until sessions need the room.
+    Clients keep ``history_bytes`` of hops' inputs, with which they fill hops that have lost pages.
     "session": the chain of a conversation stays open for ``hold_s`` after each answer, with cache for ``session_tokens``.
     """
 
@@ -41,6 +42,7 @@ class PrefixRules:
     page_tokens: int = 16
     hold_s: float = 300.0
     session_tokens: int = 0
+    history_bytes: float = 0.0
 
 
 @dataclass(frozen=True)

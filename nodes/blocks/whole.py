@@ -171,7 +171,8 @@ def compare(job: Mapping[str, Any]) -> dict[str, Any]:
     """Returns how many of a run's tokens differ from the whole model's, how many are ties, and examples.
 
     ``job`` has the fields of a ``BlocksSpec`` as ``spec``, and ``requests``, each with ``index``,
-    ``n_input_tokens``, its ``tokens``, and the fields of a ``Generation`` as ``generation``. If only one of
+    ``n_input_tokens``, its ``tokens``, and the fields of a ``Generation`` as ``generation``; perhaps ``after``, the index of
+    the turn before it, and the ``block_ids`` and ``block_tokens`` of its plan. If only one of
     the two outputs ends, they differ from there on. Tokens after the first one that differs are compared with
     the whole model's own output.
     """
@@ -180,11 +181,23 @@ def compare(job: Mapping[str, Any]) -> dict[str, Any]:
     ends = end_tokens(spec.source, whole.config)
     n_checked = n_altered = n_tied = 0
     altered: list[dict[str, int]] = []
+    said: dict[int, tuple[int, ...]] = {}
+    """Prompt and output of each request, with which the next turn's prompt begins."""
     for entry in job["requests"]:
         ours = entry["tokens"]
         how = msgspec.convert(entry["generation"], Generation)
-        request = Request(entry["index"], 0.0, entry["n_input_tokens"], len(ours), how)
+        request = Request(
+            entry["index"],
+            0.0,
+            entry["n_input_tokens"],
+            len(ours),
+            how,
+            history=said.get(entry.get("after"), ()),
+            block_ids=tuple(entry.get("block_ids", ())),
+            block_tokens=entry.get("block_tokens", 0),
+        )
         prompt = prompt_of(request, whole.config.vocab_size)
+        said[request.index] = (*prompt, *ours)
         found = whole.judge(prompt, ours, how.sampling, how.min_tokens, ends if how.stops else ())
         n_checked += len(ours)
         n_altered += len(found.altered)

@@ -260,7 +260,7 @@ def resolve(
             batching=_batching(compute, blocks),
             chunk_tokens=compute.chunk_tokens,
             paging=paging,
-            prefix=_prefix(scenario.cache, requests, sum(lengths)),
+            prefix=_prefix(scenario.cache, requests, sum(lengths), is_forwarding),
             expected_output=None if paging is None else scenario.cache.expected_output or expected_output,
             blocks=blocks,
             draft_model=None if decoding_table is None or blocks is None else decoding_table.draft_model,
@@ -457,12 +457,21 @@ def _paging(table: CacheTable) -> PagingRules | None:
     return PagingRules(table.page_tokens or usual.page_tokens, table.high_water or usual.high_water)
 
 
-def _prefix(table: CacheTable, requests: Sequence[RequestPlan], longest: int) -> PrefixRules | None:
+def _prefix(
+    table: CacheTable, requests: Sequence[RequestPlan], longest: int, is_forwarding: bool
+) -> PrefixRules | None:
     """Return how caches outlive their requests. ``longest``: the tokens that the placement is designed for."""
     if table.prefix is None or table.prefix == "none":
         return None
     if table.prefix == "shared":
-        return PrefixRules("shared", table.page_tokens or PrefixRules.page_tokens)
+        if table.hub_history and is_forwarding:
+            raise KeyedError(
+                ("cache", "hub_history"),
+                "is given, and servers send to each other: clients have the first hop's inputs only; leave it out, or set "
+                'policy.communication = "hub-spoke"',
+            )
+        size = table.page_tokens or PrefixRules.page_tokens
+        return PrefixRules("shared", size, history_bytes=table.hub_history or 0.0)
     if not any(request.turn is not None and request.turn.after is not None for request in requests):
         raise KeyedError(
             ("cache", "prefix"),

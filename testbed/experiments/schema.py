@@ -790,7 +790,8 @@ class CacheTable(Table):
     mean output in ``known_lengths``, or, if nothing is known, the longest output.
 
     ``prefix = "shared"``: servers keep the caches of ended sessions by pages of ``page_tokens``, until sessions need the
-    room, and a prompt that begins with the same tokens is computed from there on. "session": a conversation's chain stays
+    room, and a prompt that begins with the same tokens is computed from there on. Each client keeps ``hub_history`` (default
+    0) of the hops' inputs, and fills hops that have lost pages. "session": a conversation's chain stays
     open for ``hold`` (default 300 s) after each answer, as PETALS' sessions do, with cache for ``session_tokens`` (default:
     the longest request that the placement is designed for). "none" (the default): no cache outlives its request.
     """
@@ -802,6 +803,7 @@ class CacheTable(Table):
     prefix: Literal["none", "session", "shared"] | None = None
     hold: PositiveSeconds | None = None
     session_tokens: Tokens | None = None
+    hub_history: Bytes | None = None
 
     @model_validator(mode="after")
     def _only_paged(self) -> Self:
@@ -810,6 +812,8 @@ class CacheTable(Table):
         for key in ("high_water", "expected_output"):
             if self.mode == "reserved" and getattr(self, key) is not None:
                 raise rule('is only for mode = "paged"', key)
+        if self.prefix != "shared" and self.hub_history is not None:
+            raise rule('is only for prefix = "shared"', "hub_history")
         for key in ("hold", "session_tokens"):
             if self.prefix != "session" and getattr(self, key) is not None:
                 raise rule('is only for prefix = "session"', key)

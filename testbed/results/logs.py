@@ -108,6 +108,8 @@ class RequestRecord:
     """Time in the coordinator's queue before the chain was opened."""
     n_cached_tokens: int | None = None
     """Tokens of its prompt whose caches servers had kept; ``None``: they keep none."""
+    n_filled_tokens: int = 0
+    """What the hub has sent its hops of these, the sum of all hops."""
     was_open: bool = False
     """Whether an earlier turn had left its chain open."""
     n_preemptions: int = 0
@@ -208,6 +210,7 @@ def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyReco
             hops.add(record)
         case Reused():
             request.n_cached_tokens, request.was_open = record.tokens, record.was_open
+            request.n_filled_tokens = record.n_filled
         case Drafted():
             request.rounds.append(record)
         case Opening():

@@ -246,6 +246,7 @@ def _lacks(experiment: Experiment, records: RunRecords) -> list[str]:
     found = {
         "jitter": any(x.jitter_s for x in links),
         "random loss": any(0 < x.loss_ratio < 1 for x in links),
+        "caches filled from the hub's history": any(r.n_filled_tokens for r in records.requests),
         "preemptions": any(r.n_preemptions for r in records.requests),
         "connections made anew after a failure": any(
             isinstance(event, ServerBegun) for event in records.faults

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from nodes.request import Generation
+from policies.workload import RequestPlan
 from testbed.experiments.experiment import Experiment
 from testbed.records.base import data_of
 from testbed.records.summary import Verification
@@ -53,9 +54,10 @@ def _verify(
             f"the whole model needs {needed / 1e9:.3g} GB, and {there / 1e9:.3g} GB of memory are free here"
         )
     announce("comparing the tokens with those of the whole model on one machine")
+    plans = {plan.index: plan for plan in experiment.workload.requests}
     job = {
         "spec": dataclasses.asdict(spec),  # with its number of threads, which can change the last bit
-        "requests": [_entry(r, blocks) for r in requests],
+        "requests": [_entry(r, blocks, plans.get(r.index)) for r in requests],
     }
     with open(run_dir / "logs" / "whole.log", "ab") as log:
         try:
@@ -74,8 +76,13 @@ def _verify(
     return msgspec.json.decode(done.stdout, type=Verification)
 
 
-def _entry(record: RequestRecord, blocks: BlocksModel) -> dict[str, Any]:
+def _entry(record: RequestRecord, blocks: BlocksModel, plan: RequestPlan | None) -> dict[str, Any]:
+    """Return a request for ``nodes.blocks.whole``. ``plan`` is ``None`` for a request from outside."""
+    turn = None if plan is None else plan.turn
     return {
+        "after": None if turn is None else turn.after,
+        "block_ids": () if plan is None else plan.block_ids,
+        "block_tokens": 0 if plan is None else plan.block_tokens,
         "index": record.index,
         "generation": msgspec.to_builtins(blocks.generations.get(record.index, Generation())),
         "n_input_tokens": record.n_input_tokens,

@@ -22,8 +22,10 @@ class Host(Protocol):
         """Whether there would be a chain for such a request if it were the only one."""
         ...
 
-    def submit(self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation) -> int:
-        """Serve one more request at ``client`` now; returns its index."""
+    def submit(
+        self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation, session: str = ""
+    ) -> int:
+        """Serve one more request at ``client`` now, of the conversation ``session`` ("": of none); returns its index."""
         ...
 
     def end_request(self, index: int, *, enough: bool) -> None:

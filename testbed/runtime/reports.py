@@ -21,6 +21,7 @@ from nodes.records import (
     Rejected,
     Released,
     Resumed,
+    Reused,
 )
 from policies.problem import PolicyError, Route
 from testbed.control.coordinator import Coordinator
@@ -133,6 +134,10 @@ class Reports:
             return
         if isinstance(record, Released):
             self._coordinator.release(record.request)
+            return
+        if isinstance(record, Reused):
+            if self._guests is not None:
+                self._guests.recorded(record)
             return
         self._progress.notify(record.request, record.kind)
         if self._moves is not None:

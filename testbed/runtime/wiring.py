@@ -229,6 +229,7 @@ def client_config(
             initial_delay_s=experiment.problem.initial_delay_s,
             setup_s=experiment.calibration.session_setup_s,
             kept_tokens=kept_tokens(experiment),
+            history_bytes=0.0 if prefix is None else prefix.history_bytes,
             hold_s=None if prefix is None or prefix.kind == "shared" else prefix.hold_s,
             backoff=experiment.workload.backoff,
             recovery=recovery_rules(experiment),

@@ -65,6 +65,9 @@ _LONGEST_TOKEN = 32
 _LAST_WORDS_S = 2.0
 """Real seconds that streams may take to end when the testbed does."""
 CLIENT_HEADER = "X-Testbed-Client"
+SESSION_HEADER = "X-Session-ID"
+"""The name of the conversation: routings can keep it on its chain."""
+_LONGEST_NAME = 128
 _REQUEST_ID = "X-Request-Id"
 INDEX_HEADER = "X-Testbed-Request"
 """The request's number in the run's tables."""
@@ -315,8 +318,8 @@ class Endpoint:
             raise ApiError(404, f"there is no client {name[:200]!r} here; clients are {known}", "model")
         return self._clients.index(name)
 
-    def _talk(self, body: Body, client: int, tokens: list[int], plain: int | None) -> _Talk:
-        """Start a request with one prompt. Raises ``ApiError``."""
+    def _talk(self, body: Body, client: int, tokens: list[int], plain: int | None, session: str) -> _Talk:
+        """Start a request with one prompt, of the conversation ``session`` ("": of none). Raises ``ApiError``."""
         n_prompt, most = len(tokens), self._experiment.workload.endpoint_tokens
         room = most - n_prompt
         if room < 1 or not tokens:
@@ -337,10 +340,10 @@ class Endpoint:
                 f"min_tokens must be from 0 to {n_tokens:,}, the most tokens of the response",
                 "min_tokens",
             )
-        how = Generation()
+        how = Generation() if self._experiment.compute.prefix is None else Generation(tuple(tokens))
         if self._experiment.compute.blocks is not None:
             how = Generation(tuple(tokens), body.sampling(), not body.ignore_eos, body.min_tokens)
-        stream = self.guests.open(client, n_prompt, n_tokens, how)
+        stream = self.guests.open(client, n_prompt, n_tokens, how, session)
         if self._experiment.compute.blocks is not None:
             self.generations[stream.index] = how
         return _Talk(stream, body, self._detokenizer(stream.index), n_tokens)
@@ -352,7 +355,8 @@ class Endpoint:
         talks: list[_Talk] = []
         try:
             for tokens in prompts:
-                talks.append(self._talk(body, client, tokens, plain))
+                session = request.headers.get(SESSION_HEADER, "")[:_LONGEST_NAME]
+                talks.append(self._talk(body, client, tokens, plain, session))
             for talk in talks:
                 await talk.begin(self._rules.rejects, self._experiment.time_scale)
             writer = Writer(
@@ -361,6 +365,7 @@ class Endpoint:
                 model=body.model,
                 created=int(time.time()),
                 n_prompt=sum(map(len, prompts)),
+                n_cached=lambda: _n_cached(talks),
             )
             _asked.get().headers[INDEX_HEADER] = ",".join(str(talk.stream.index) for talk in talks)
             if body.stream:
@@ -409,6 +414,11 @@ class Endpoint:
             await response.write(DONE)
             await response.write_eof()
         return response
+
+
+def _n_cached(talks: Sequence[_Talk]) -> int | None:
+    known = [talk.stream.n_cached for talk in talks if talk.stream.n_cached is not None]
+    return sum(known) if known else None
 
 
 async def _texts(talks: Sequence[_Talk]) -> AsyncGenerator[tuple[int, str], None]:

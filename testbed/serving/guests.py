@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodes.messages import NewToken
-from nodes.records import ENDED, Admitted, Completed, Failed, Rejected, States
+from nodes.records import ENDED, Admitted, Completed, Failed, Rejected, Reused, States
 from nodes.request import Generation
 from testbed.runtime.guests import Host
 from testbed.serving.metrics import Metrics
@@ -47,6 +47,8 @@ class Stream:
     def __init__(self, index: int) -> None:
         self.index = index
         self.has_ended = False
+        self.n_cached: int | None = None
+        """Tokens of its prompt that were not computed anew; ``None``: no cache outlives its request."""
         self._events: asyncio.Queue[StreamEvent] = asyncio.Queue()
 
     def put(self, event: StreamEvent) -> None:
@@ -82,8 +84,9 @@ class Guests:
         """Number of requests whose users still wait for a response."""
         return len(self._streams)
 
-    def open(self, client: int, n_prompt: int, n_tokens: int, how: Generation) -> Stream:
-        """Start a request at client number ``client``; ``n_prompt`` and ``n_tokens`` are in tokens.
+    def open(self, client: int, n_prompt: int, n_tokens: int, how: Generation, session: str = "") -> Stream:
+        """Start a request at client number ``client``; ``n_prompt`` and ``n_tokens`` are in tokens. ``session``: its
+        conversation, if that has a name.
 
         Raises ``ApiError`` if the testbed is not ready, could never hold the request, or has too many.
         """
@@ -100,7 +103,7 @@ class Guests:
                 f"{self.max_requests} requests are open, and this endpoint accepts no more; try again later"
             )
             raise ApiError(429, text, retry_after_s=1.0)
-        stream = Stream(self.host.submit(client, n_prompt, n_tokens, how))
+        stream = Stream(self.host.submit(client, n_prompt, n_tokens, how, session))
         self._streams[stream.index] = stream
         return stream
 
@@ -127,6 +130,8 @@ class Guests:
             return
         if isinstance(record, Admitted):
             stream.put(Opened())
+        elif isinstance(record, Reused):
+            stream.n_cached = record.tokens
         elif isinstance(record, Rejected):
             stream.put(Refused(record.reason, record.backoff_s))
         elif isinstance(record, ENDED):

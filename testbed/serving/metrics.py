@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from nodes.messages import NewToken, ServerStatus
-from nodes.records import ENDED, Admitted, Arrived, Completed, Failed, Preempted, Routed, States
+from nodes.records import ENDED, Admitted, Arrived, Completed, Failed, Preempted, Reused, Routed, States
 from policies.links import Link
 
 _SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -84,6 +84,10 @@ class Metrics:
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts")
         self._tokens = self._counter("generation_tokens", "Tokens of answers")
         self._preemptions = self._counter("num_preemptions", "Sessions that lost their cache to earlier ones")
+        self._queried = self._counter(
+            "prefix_cache_queries", "Tokens of admitted prompts, where caches outlive their requests"
+        )
+        self._hits = self._counter("prefix_cache_hits", "Those of them that were not computed anew")
         self._running = self._gauge("num_requests_running", "Requests with an open chain")
         self._waiting = self._gauge("num_requests_waiting", "Requests that wait for room")
         self._cache = self._gauge(
@@ -135,6 +139,9 @@ class Metrics:
             elif isinstance(record, Admitted):
                 request.is_admitted = True
                 self._n_running += 1
+            elif isinstance(record, Reused):
+                self._queried.inc(request.n_prompt)
+                self._hits.inc(record.tokens)
             elif isinstance(record, Preempted):
                 request.is_admitted = False
                 self._n_running -= 1

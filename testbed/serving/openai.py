@@ -6,7 +6,7 @@ Unsupported settings that would change the response are rejected, never ignored.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -249,10 +249,21 @@ class Writer:
     """Writes the response to one request, whole or as chunks of a stream.
 
     ``key`` is the request's id, ``created`` is in seconds since 1970, ``n_prompt`` is the tokens of all its prompts. Each
-    prompt has a choice, numbered from 0.
+    prompt has a choice, numbered from 0. ``n_cached`` returns how many tokens of the prompts were not computed anew; ``None``: no
+    cache outlives its request.
     """
 
-    def __init__(self, *, is_chat: bool, key: str, model: str, created: int, n_prompt: int) -> None:
+    def __init__(
+        self,
+        *,
+        is_chat: bool,
+        key: str,
+        model: str,
+        created: int,
+        n_prompt: int,
+        n_cached: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self._n_cached = n_cached
         self._is_chat = is_chat
         self._n_prompt = n_prompt
         kinds = ("chat.completion", "chat.completion.chunk") if is_chat else ("text_completion",) * 2
@@ -262,12 +273,14 @@ class Writer:
         self._chunk = {"id": f"{prefix}-{key}", "object": kinds[1], **rest}
         self._begun: set[int] = set()
 
-    def usage(self, n_tokens: int) -> dict[str, int]:
+    def usage(self, n_tokens: int) -> dict[str, Any]:
         """Return the numbers of tokens of a response with ``n_tokens`` output tokens."""
+        n_cached = self._n_cached()
         return {
             "prompt_tokens": self._n_prompt,
             "completion_tokens": n_tokens,
             "total_tokens": self._n_prompt + n_tokens,
+            **({} if n_cached is None else {"prompt_tokens_details": {"cached_tokens": n_cached}}),
         }
 
     def whole(self, answers: Sequence[tuple[str, Finish]], n_tokens: int) -> dict[str, Any]:

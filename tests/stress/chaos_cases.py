@@ -25,6 +25,8 @@ _N_LAST, _BETWEEN_LAST_S = 2, 200.0
 _HORIZON_S = 40.0
 _SLOW_RATIO = 0.3
 """Share of the cases whose messages take longer than time limits."""
+_KEPT_RATIO = 0.4
+"""Share of the others whose servers keep caches."""
 _NEAR_S = (-1e-3, -1e-6, 0.0, 1e-9, 1e-6, 1e-3)
 
 
@@ -114,7 +116,25 @@ def draw(seed: int) -> Document:
     if slow.random() < _SLOW_RATIO:
         document[SLOW] = True
         slow_links.make_slow(document, slow)
+    kept = random.Random(f"chaos:{seed}:kept")
+    if kept.random() < _KEPT_RATIO and SLOW not in document:
+        _begin_alike(document, kept)
     return document
+
+
+def _begin_alike(document: Document, rng: random.Random) -> None:
+    """Has servers keep caches, for prompts that begin with some of a few blocks of two tokens."""
+    cache = document.setdefault("cache", {})
+    cache |= {"prefix": "shared", "page_tokens": rng.randint(1, 4)}
+    if document["policy"]["communication"] == "hub-spoke" and rng.random() < 0.5:
+        cache["hub_history"] = rng.choice(("1 kB", "1 MB"))
+    if rng.random() < 0.5:
+        document["policy"]["routing"] = rng.choice(("sticky", "prefix-aware"))
+    document["workload"]["prompt_block"] = 2
+    document["workload"]["prompts"] = [
+        [rng.choice((-1, 0, 1)), 0, *(10 * at + rng.choice((0, 0, 0, 1)) for at in range(-(-n_input // 2)))]
+        for _, n_input, *_ in document["workload"]["requests"]
+    ]
 
 
 def _pairs(rng: random.Random) -> Iterator[Document]:
@@ -229,6 +249,8 @@ def with_last_requests(document: Document, quiet_from_s: float) -> Document:
     asked = copy.deepcopy(document)
     for number in range(_N_LAST):
         asked["workload"]["requests"].append([quiet_from_s + QUIET_S + _BETWEEN_LAST_S * number, 3, 3])
+        if "prompts" in asked["workload"]:
+            asked["workload"]["prompts"].append([-1, -1, 0, 10])
     return asked
 
 
@@ -246,6 +268,8 @@ def smaller(document: Document) -> Iterator[Document]:
             for key in path[:-1]:
                 inner = inner[key]
             del inner[path[-1]][index]
+            if path[-1] == "requests" and "prompts" in inner:
+                del inner["prompts"][index]
             if not inner[path[-1]]:
                 if path[-1] == "requests":
                     continue

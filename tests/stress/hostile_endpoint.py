@@ -334,7 +334,9 @@ class Hall:
         assert 0 <= client < self._n_clients
         return n_input_tokens + n_output_tokens <= MOST_TOKENS
 
-    def submit(self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation) -> int:
+    def submit(
+        self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation, session: str = ""
+    ) -> int:
         index = self._n_submitted
         self._n_submitted += 1
         asked = Request(index, 0.0, n_input_tokens, n_output_tokens, how)

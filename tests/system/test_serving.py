@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -134,6 +135,29 @@ def test_a_stream_has_a_chunk_per_token_and_its_usage_at_the_end(quick: Serving)
 def test_prompts_may_be_tokens(quick: Serving) -> None:
     answer = quick.ask("/v1/completions", {**HELLO, "prompt": [5, 6, 7]}).json
     assert answer["usage"]["prompt_tokens"] == 3
+
+
+def test_prompts_with_a_common_beginning_reuse_it_and_say_so(tmp_path: Path) -> None:
+    """Whole pages of 16 tokens are reused; whole and in a stream, with and without the name of the conversation."""
+    kept = "--set", "cache.prefix=shared", "--set", "policy.routing=sticky"
+    tokens = list(range(100, 150))
+    with serving(tmp_path / "run", "clustered", *QUICK, "--no-twin", *kept) as testbed:
+        asked = [
+            testbed.ask("/v1/completions", {**HELLO, "prompt": prompt}, **named).json["usage"]
+            for prompt, named in (
+                (tokens, {"X_Session_ID": "talk"}),
+                ([*tokens, 7, 8, 9], {"X_Session_ID": "talk"}),
+                ([1, *tokens], {}),
+            )
+        ]
+        streamed = {**HELLO, "prompt": tokens, "stream": True, "stream_options": {"include_usage": True}}
+        asked.append(testbed.ask("/v1/completions", streamed).events[-2]["usage"])
+        metrics = testbed.ask("/metrics").text
+    assert [usage["prompt_tokens_details"] for usage in asked] == [
+        {"cached_tokens": n} for n in (0, 48, 0, 48)
+    ]
+    assert re.search(r"vllm:prefix_cache_queries_total\{.*\} 204.0", metrics)
+    assert re.search(r"vllm:prefix_cache_hits_total\{.*\} 96.0", metrics)
 
 
 def test_a_stop_sequence_ends_the_text_and_the_session(quick: Serving) -> None:

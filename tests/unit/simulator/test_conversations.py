@@ -186,6 +186,11 @@ def test_a_server_that_fails_while_the_client_thinks_is_replaced_at_the_next_tur
         ),
         (["cache.page_tokens=8"], 'cache.page_tokens: is only for mode = "paged", or prefix = "shared"'),
         (["cache.prefix=shared", "cache.hold=5 s"], 'cache.hold: is only for prefix = "session"'),
+        (["cache.hub_history=1 MB"], 'cache.hub_history: is only for prefix = "shared"'),
+        (
+            ["cache.prefix=shared", "cache.hub_history=1 MB", "policy.communication=server-to-server"],
+            "cache.hub_history: is given, and servers send to each other",
+        ),
     ],
 )
 def test_bad_keys_of_kept_caches_are_refused_in_a_sentence(
@@ -215,3 +220,26 @@ def test_with_unlimited_room_a_trace_hits_exactly_what_its_ids_imply(tmp_path: P
     rows = simulate(Case(experiment), "testbed").rows
     implied = implied_reuse(experiment.workload.requests, 16)
     assert [row.n_cached_tokens for row in rows] == implied and len(set(implied)) > 3
+
+
+ONE_TIGHT = (
+    *("workload.turns=2", "workload.n_requests=4", "workload.rate=0.5", "workload.think_time=20 s"),
+    "servers.1.memory=200.12 MB",
+)
+
+
+def test_a_hop_that_has_lost_its_pages_is_filled_by_the_hub_which_has_kept_its_inputs(tmp_path: Path) -> None:
+    """One server has room for 60 tokens; without the hub's history the whole chain computes what that one has lost."""
+    for options, cached in ((), [0, 8, 0, 0]), (("cache.hub_history=1 MB",), [0, 40, 0, 40]):
+        rows = served(tmp_path, *SHARED, *ONE_TIGHT, *options)
+        assert {row.status for row in rows} == {"completed"}
+        assert [row.n_cached_tokens for row in rows] == cached
+    small = served(tmp_path, *SHARED, *ONE_TIGHT, "cache.hub_history=1 kB")
+    assert [row.n_cached_tokens for row in small] == [0, 8, 0, 0]
+
+
+def test_a_session_whose_hops_were_filled_goes_on_over_a_server_that_fails(tmp_path: Path) -> None:
+    fault = "fault=[{kind='kill',server=['small-1'],after={request=1,tokens=2},for='1 s'}]"
+    rows = served(tmp_path, *SHARED, *ONE_TIGHT, "cache.hub_history=1 MB", fault)
+    assert {row.status for row in rows} == {"completed"}
+    assert (rows[1].n_cached_tokens, rows[1].n_recoveries) == (40, 1)
