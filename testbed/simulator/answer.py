@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import UnsetType
 
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
@@ -18,6 +19,7 @@ from testbed.records.plan import REFERENCE
 from testbed.records.requests import RequestRow
 from testbed.records.summary import MoveRow, UnusedBlocks
 from testbed.results.bounds import bounds_of, in_ms
+from testbed.results.speculation import speculation_of
 from testbed.results.summary import active_sessions
 from testbed.results.unused import unused_blocks
 from testbed.simulator.engine import Simulation
@@ -71,6 +73,9 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         if experiment.compute.paging is not None:
             found["n_preemptions"] = sum(row.n_preemptions for row in simulation.rows)
             found["preempted_tokens"] = sum(row.preempted_tokens for row in simulation.rows)
+        speculation = speculation_of(experiment.problem.decoding, simulation.rows)
+        if not isinstance(speculation, UnsetType):
+            found["speculation"] = data_of(speculation)
         n_faults, n_never, n_replays = _disturbances(simulation)
         if experiment.faults.planned or n_replays:
             found |= {"n_faults": n_faults, "n_faults_never_came": n_never, "n_replays": n_replays}
