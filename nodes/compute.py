@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
@@ -164,7 +165,7 @@ class _StubSession:
         self.first = first
         self.caches = [0] * (last - first)
         self.before = 0, tuple(self.caches)
-        self.seen: list[int] = []
+        self.seen = array("Q")  # a list would take five times as much for long prompts
 
     def apply(self, position: int, values: list[int]) -> list[int]:
         """Returns the results of ``values`` from ``position`` on; goes back there if it has seen more."""
@@ -178,7 +179,7 @@ class _StubSession:
             del self.seen[position:]
         if len(values) > 1:
             self.before = position, tuple(self.caches)
-        self.seen += values
+        self.seen.extend(values)
         return apply_to_rows(values, self.first, self.caches)
 
 
