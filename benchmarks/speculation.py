@@ -216,7 +216,7 @@ async def _looked_up(folder: str, n_tokens: int, drafted: int) -> AsyncIterator[
     compute.close()
 
 
-def prompts(folder: str, n_tokens: int = 96, drafted: int = 5) -> Iterator[str]:
+def prompts(folder: str, n_tokens: int = 48, drafted: int = 5) -> Iterator[str]:
     """Yields a row per prompt: what prompt lookup brings the model in ``folder``, and whether its tokens stay."""
     yield "| prompt | tokens per round | acceptance | same tokens |"
     yield "| --- | --- | --- | --- |"
