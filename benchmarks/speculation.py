@@ -1,17 +1,23 @@
 """What speculative decoding brings by network, acceptance and policy, and how near `tokens = "auto"` is to the best number.
 
+``python -m benchmarks speculation prompts DIR`` drafts with a checkpoint's blocks, by prompt lookup.
 ``python -m benchmarks speculation [law] [tokens] [rtt] [policies]`` prints the tables of docs/speculation.md; all take about
 three minutes. Every run is simulated; the same drafted tokens agree in all runs of a table's row.
 """
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from policies.decoding import Decoding
+from nodes.blocks.files import read_config
+from nodes.blocks.spec import BlocksSpec, HubSpec, WeightSource
+from nodes.compute import open_session
+from nodes.request import Generation, Request
+from policies.decoding import Decoding, RoundCosts, Seen
 from testbed.control.placing import RememberedPlacements
 from testbed.experiments import load_experiment
 from testbed.simulator.cases import Case
@@ -76,6 +82,7 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
 ACCEPTANCES = (0.0, 0.3, 0.5, 0.7, 0.9)
 FIXED = (1, 2, 3, 5, 8, 12, 16)
 _ROUNDS = 1_000_000
+_FREE = RoundCosts(0.0, 0.0)
 _PLACED = RememberedPlacements()
 
 
@@ -140,7 +147,10 @@ def policies() -> Iterator[str]:
     yield "| scenario | policy | no drafts, ms | a = 0.5 | a = 0.7 | a = 0.9 |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for scenario in SCENARIOS:
-        for policy in ("petals", "helix", "proposed", "foresight"):
+        first = (
+            "swarm" if scenario in ("helix-regions", "homes") else "petals"
+        )  # PETALS' own measurements are not there
+        for policy in (first, "helix", "proposed", "foresight"):
             chosen = f"policy.name={policy}"
             times_s = [
                 tpot_s(scenario, chosen, *more)
@@ -149,11 +159,82 @@ def policies() -> Iterator[str]:
             yield f"| {scenario} | {policy} | {' | '.join(f'{time_s * 1e3:.1f}' for time_s in times_s)} |"
 
 
+PROMPTS = (
+    "The capital of France is",
+    "Write a Python function that returns the sum of two numbers.\n\ndef",
+    "Once upon a time, in a small village by the sea,",
+    "List the days of the week: Monday, Tuesday,",
+    "Question: What is photosynthesis?\nAnswer:",
+    "The quick brown fox jumps over the lazy dog. The quick brown fox",
+    "Translate to French: I like apples. I like pears. I like",
+    "Ingredients: flour, sugar, butter, eggs.\nSteps:\n1.",
+    "In 1969, the first humans landed on the Moon.",
+    "for i in range(10):\n    print(i)\nfor j in range(10):\n",
+)
+
+
+async def _looked_up(folder: str, n_tokens: int, drafted: int) -> AsyncIterator[str]:
+    from nodes.blocks.compute import BlocksCompute
+    from nodes.blocks.hub import BlocksHub
+    from nodes.blocks.text import Text
+
+    source = WeightSource(read_config(Path(folder)), folder)
+    n_blocks = source.config["num_hidden_layers"]
+    compute = BlocksCompute(BlocksSpec(source, n_threads=2))
+    await compute.host(0, n_blocks)
+    text = Text(Path(folder))
+    decoding = Decoding("ngram", drafted, 0.5)
+    for prompt in PROMPTS:
+        ids, outputs, figures = tuple(text.encode(prompt)), [], (0, 0, 0)
+        for how in (None, decoding):
+            hub = BlocksHub(HubSpec(source, n_threads=2, decoding=how))
+            sequence = hub.sequence(Request(0, 0.0, len(ids), n_tokens, Generation(ids)))
+            session = await open_session(compute, "c", 0, n_blocks, len(ids) + n_tokens)
+            made: list[int] = []
+            position, n_rounds, seen = 0, 0, Seen()
+            while len(made) < n_tokens:
+                n_drafted = 0
+                if how is not None and position:
+                    n_drafted = await sequence.draft(how.n_drafted(n_tokens - len(made), _FREE, seen))
+                    n_rounds += 1
+                states = await sequence.embed()
+                n_sent = len(states) // hub.token_bytes
+                new = await sequence.take(
+                    (await compute.step(session, position, n_sent, states, 0.0)).payload
+                )
+                seen.add(n_drafted, sequence.n_accepted)
+                position += len(new) if position else n_sent
+                made += new
+            compute.close_session(session)
+            hub.close()
+            outputs.append(made)
+            figures = n_rounds, seen.n_accepted, seen.n_tested
+        n_rounds, n_accepted, n_tested = figures
+        same = "yes" if outputs[0] == outputs[1] else "no"
+        rate = f"{n_accepted / n_tested:.2f}" if n_tested else "-"
+        yield f"| {prompt.splitlines()[0]} | {(n_tokens - 1) / n_rounds:.2f} | {rate} | {same} |"
+    compute.close()
+
+
+def prompts(folder: str, n_tokens: int = 48, drafted: int = 5) -> Iterator[str]:
+    """Yields a row per prompt: what prompt lookup brings the model in ``folder``, and whether its tokens stay."""
+    yield "| prompt | tokens per round | acceptance | same tokens |"
+    yield "| --- | --- | --- | --- |"
+
+    async def all_rows() -> list[str]:
+        return [row async for row in _looked_up(folder, n_tokens, drafted)]
+
+    yield from asyncio.run(all_rows())
+
+
 TABLES = {"law": law, "tokens": tokens, "rtt": rtt, "policies": policies}
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Prints the tables named, or all."""
+    """Prints the tables named, or all; ``prompts DIR``: that of a real model."""
+    if arguments and arguments[0] == "prompts":
+        print("\n".join(prompts(arguments[1])))
+        return 0
     for name in arguments or TABLES:
         for line in TABLES[name]():
             print(line, flush=True)

@@ -32,8 +32,11 @@ ONE_TOKEN = Round(0, 0, 1, 1)
 """A step without drafting."""
 MOST_TOKENS = 16
 """Most tokens that are drafted per round where their number is chosen."""
-_TRUSTED = 8
-"""How many drafted tokens the expected acceptance counts for beside those that were seen."""
+_TRUSTED = 1
+"""How many drafted tokens the expected acceptance counts for beside those that were seen.
+
+More would cost a session that expects the wrong one up to a tenth of its time (``tests/unit/policies/test_decoding.py``).
+"""
 
 
 class RoundCosts(NamedTuple):

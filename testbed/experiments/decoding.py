@@ -31,7 +31,7 @@ def resolve_decoding(
     if drafter == "none":
         return None, None
     is_real = scenario.compute.backend == "blocks"
-    tokens, acceptance = table.tokens or _USUAL_TOKENS, table.acceptance
+    tokens, acceptance = table.tokens or min(_USUAL_TOKENS, longest_output), table.acceptance
     if isinstance(acceptance, str):
         acceptance = _counts(acceptance, folder)
     if acceptance is None and is_real:

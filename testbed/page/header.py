@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from policies.decoding import Decoding
 from policies.links import Link
 from testbed.experiments.experiment import Experiment
 from testbed.faultkinds import KINDS
 from testbed.page.layout import beside_nearest, by_round_trips, places, site_rtts_s, sites_of
 from testbed.records.plan import Clock, Plan
+
+
+def _drafts(decoding: Decoding | None) -> dict[str, str]:
+    """Return how clients draft, in words; nothing if they do not."""
+    if decoding is None:
+        return {}
+    return {"drafts": f"{decoding.drafter}, {'auto' if decoding.is_auto else decoding.tokens} per round"}
 
 
 def header(experiment: Experiment, plan: Plan) -> dict[str, Any]:
@@ -40,6 +48,7 @@ def header(experiment: Experiment, plan: Plan) -> dict[str, Any]:
         "workload": experiment.workload.source,
         "n_requests": None if experiment.workload.endpoint_tokens else len(experiment.workload.requests),
         "forwarding": problem.forwarding,
+        **_drafts(problem.decoding),
         "layout": "rtt" if known is None else "places",
         "sites": [
             {

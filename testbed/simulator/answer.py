@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import UnsetType
 
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
@@ -19,6 +20,7 @@ from testbed.records.requests import RequestRow
 from testbed.records.summary import MoveRow, UnusedBlocks
 from testbed.results.bounds import bounds_of, in_ms
 from testbed.results.conversations import prefix_use, ttft_by_turn
+from testbed.results.speculation import speculation_of
 from testbed.results.summary import active_sessions
 from testbed.results.unused import unused_blocks
 from testbed.simulator.engine import Simulation
@@ -76,6 +78,9 @@ def answer(simulation: Simulation) -> dict[str, Any]:
             found["prefix"] = data_of(prefix)
         if turns := ttft_by_turn(simulation.rows):
             found["ttft_by_turn_s"] = [data_of(turn) for turn in turns]
+        speculation = speculation_of(experiment.problem.decoding, simulation.rows)
+        if not isinstance(speculation, UnsetType):
+            found["speculation"] = data_of(speculation)
         n_faults, n_never, n_replays = _disturbances(simulation)
         if experiment.faults.planned or n_replays:
             found |= {"n_faults": n_faults, "n_faults_never_came": n_never, "n_replays": n_replays}

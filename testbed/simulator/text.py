@@ -12,11 +12,12 @@ from rich.table import Table
 
 from testbed.experiments.units import counted
 from testbed.records.links import busy_text
-from testbed.records.summary import LinkRow, PrefixUse, Stats
+from testbed.records.summary import LinkRow, PrefixUse, Speculation, Stats
 from testbed.results.bounds import bounds_text
 from testbed.results.conversations import conversations_text
 from testbed.results.costs import COSTS, costs_text
 from testbed.results.failures import disturbances_text
+from testbed.results.speculation import speculation_text
 from testbed.results.unused import unused_from, unused_text
 from testbed.simulator.answer import PERCENTILES
 from testbed.simulator.engine import EMULATED
@@ -170,6 +171,10 @@ def _notes(row: dict[str, Any]) -> list[str]:
             sum(run.get(key, 0) for run in runs) for key in ("n_faults", "n_faults_never_came", "n_replays")
         )
         notes.append(f"{row['policy']}: {disturbances_text(n_faults, 0, n_never, n_replays)}")
+    if any("speculation" in run for run in runs):
+        notes.append(
+            f"{row['policy']}: {_drafts([run['speculation'] for run in runs if 'speculation' in run])}"
+        )
     if any("n_preemptions" in run for run in runs):
         n, n_tokens = (sum(run.get(key, 0) for run in runs) for key in ("n_preemptions", "preempted_tokens"))
         notes.append(f"{row['policy']}: {counted(n, 'preemptions')}, {n_tokens:,} cached tokens lost")
@@ -324,3 +329,20 @@ def _proof(answer: dict[str, Any]) -> str:
     if "proven_optimal" not in answer:
         return "-"
     return "proven" if answer["proven_optimal"] else f"within {answer['gap']:.1%}"
+
+
+def _drafts(runs: Sequence[dict[str, Any]]) -> str:
+    """Return the figures of speculative decoding, over the rounds of all runs."""
+    n_rounds, n_drafted, n_accepted = (
+        sum(run[name] for run in runs) for name in ("n_rounds", "n_drafted", "n_accepted")
+    )
+    made = sum((run["tokens_per_round"] or 0.0) * run["n_rounds"] for run in runs)
+    figures = Speculation(
+        drafter=runs[0]["drafter"],
+        n_rounds=n_rounds,
+        n_drafted=n_drafted,
+        n_accepted=n_accepted,
+        tokens_per_round=made / n_rounds if n_rounds else None,
+        acceptance_ratio=n_accepted / n_drafted if n_drafted else None,
+    )
+    return next(iter(speculation_text(figures)), "no drafts")

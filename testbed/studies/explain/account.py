@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from policies.chains import Chains
-from policies.problem import BlockRange, Hop, RequestSpec, service_s
+from policies.problem import BlockRange, Hop, RequestSpec, decode_step_s, service_s
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
@@ -86,8 +86,9 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     preempted_s = min(row.preempted_s, replays_s)
     down = _down(run_dir, row)
     own_hops, best_hops = _chains(experiment, run_dir, row, down)
-    own = _alone(experiment, row, own_hops)
-    best = None if best_hops is None else _alone(experiment, row, best_hops)
+    rounds = _rounds(experiment, row, plain)
+    own = _alone(experiment, row, own_hops, rounds)
+    best = None if best_hops is None else _alone(experiment, row, best_hops, rounds)
     setup_s = times.setup_s or 0.0
     parts: dict[str, float] = {"queue_s": times.queue_s or 0.0, "setup_s": min(setup_s, own["setup_s"])}
     parts["setup_wait_s"] = setup_s - parts["setup_s"]
@@ -108,6 +109,7 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
         "n_attempts": row.n_rejections + 1,
         "n_recoveries": row.n_recoveries,
         "n_preemptions": row.n_preemptions,
+        **({"n_rounds": row.n_rounds, "n_accepted": row.n_accepted} if row.n_rounds else {}),
         "parts": parts,
         "hops": per_hop,
         "own_chain_alone": own,
@@ -198,6 +200,8 @@ def _per_hop(
         )
         n_input, token = row.n_input_tokens, hop["token"]
         position, n_tokens = (n_input + token - 1, 1) if token else (0, n_input)
+        if token and experiment.problem.decoding is not None:
+            n_tokens = hop["up_bytes"] // experiment.problem.model.token_bytes
         profile = profiles[name]
         alone_s = profile.times.step_s(position, n_tokens, range(hop["first_block"], hop["last_block"]))
         if is_closed_form:
@@ -276,11 +280,32 @@ def _client(experiment: Experiment, row: RequestRow) -> int:
     return experiment.problem.clients.index(row.client)
 
 
-def _alone(experiment: Experiment, row: RequestRow, hops: tuple[Hop, ...]) -> dict[str, Any]:
-    """Returns the times (seconds) that the request would take on ``hops`` without any other request."""
+def _rounds(
+    experiment: Experiment, row: RequestRow, hops: Sequence[Mapping[str, Any]]
+) -> list[tuple[int, int]]:
+    """Returns (cached tokens, drafted tokens) of the request's rounds of speculative decoding; empty without it."""
+    decoding, token_bytes = experiment.problem.decoding, experiment.problem.model.token_bytes
+    if decoding is None:
+        return []
+    sent = {hop["token"]: hop["up_bytes"] // token_bytes for hop in hops if hop["token"]}
+    before = row.n_input_tokens - 1
+    return [(before + token, n_sent - decoding.n_sent(1) + 1) for token, n_sent in sent.items()]
+
+
+def _alone(
+    experiment: Experiment, row: RequestRow, hops: tuple[Hop, ...], rounds: Sequence[tuple[int, int]]
+) -> dict[str, Any]:
+    """Returns the times (seconds) that the request would take on ``hops`` without any other request.
+
+    With speculative decoding it has the same ``rounds`` there.
+    """
     request = RequestSpec(_client(experiment, row), row.n_input_tokens, row.n_output_tokens)
     setup_s = model_setup_s(experiment, row.client, hops)
     first_s, all_s = service_s(experiment.problem, request, hops)
+    if rounds:
+        all_s = first_s + math.fsum(
+            decode_step_s(experiment.problem, request, hops, *round_) for round_ in rounds
+        )
     names = [server.name for server in experiment.problem.servers]
     return {
         "hops": [{"server": names[h.server], "first_block": h.first, "last_block": h.last} for h in hops],

@@ -42,6 +42,11 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
         f"({counted(answer['n_input_tokens'], 'tokens')} in, {answer['n_output_tokens']:,} out, "
         f"{counted(answer['n_attempts'], 'attempts')})"
     )
+    if "n_rounds" in answer:
+        console.print(
+            f"its tokens after the first came in {counted(answer['n_rounds'], 'rounds')}: "
+            f"{counted(answer['n_accepted'], 'drafted tokens')} agreed"
+        )
     table = Table(box=None, pad_edge=False, show_header=False)
     for name in PARTS:
         value_s = answer["parts"][name]

@@ -22,6 +22,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "one at a time": ("compute.batching=serial",),
     "forwarding": ("policy.communication=server-to-server",),
     "calibrated": ("calibration.token_overhead=30 ms", "calibration.input_overhead_base=50 ms"),
+    "drafts": ("decoding.drafter=ngram", "decoding.acceptance=0.7", "decoding.draft_token=3 ms"),
     "a client that computes": ("compute.hub_token=20 ms",),
     "a server that dies": ("fault=[{kind='kill',server='a100-0',at='5 s',for='10 s'}]",),
 }
@@ -182,3 +183,11 @@ def test_what_cannot_be_explained_is_said(tmp_path: Path) -> None:
         explain_command("clustered", 0, "petal", [], None)
     with pytest.raises(UserError, match="not a run directory"):
         explain_command(str(tmp_path), 0, None, [], None)
+
+
+def test_a_request_with_drafts_is_compared_with_its_own_rounds_on_an_idle_chain() -> None:
+    drafts = "decoding.drafter=ngram", "decoding.acceptance=0.7", "decoding.tokens=auto"
+    answer, text = explain_command("clustered", 1, None, [*SHORT, *drafts, "workload.rate=0.01"], None)
+    assert answer["own_chain_alone"]["e2e_s"] == pytest.approx(answer["e2e_s"], rel=1e-3)
+    assert 0 < answer["n_rounds"] < 15
+    assert f"came in {answer['n_rounds']} rounds: {answer['n_accepted']} drafted tokens agreed" in text

@@ -145,7 +145,7 @@ def test_how_much_to_draft_follows_costs_and_what_was_seen() -> None:
     seen.add(4, 4)
     seen.add(4, 1)
     assert (seen.n_accepted, seen.n_tested) == (5, 6)
-    assert auto.n_drafted(100, far, seen) == auto.best_tokens(far, (0.5 * 8 + 5) / (8 + 6))
+    assert auto.n_drafted(100, far, seen) == auto.best_tokens(far, (0.5 + 5) / (1 + 6))
     assert auto.n_drafted(3, far, seen) == 2
 
 
@@ -159,3 +159,26 @@ def test_measured_rounds_give_each_drafted_token_its_rate() -> None:
     assert sum(rounds) / len(rounds) == pytest.approx(sum(counts) / len(counts), abs=0.03)
     assert rounds.count(3) / len(rounds) == pytest.approx(3 / 8, abs=0.015)
     assert measured_rates([0, 0]) == (0.0,)
+
+
+def total_s(decoding: Decoding, acceptance: float, costs: RoundCosts) -> float:
+    """The seconds of 16 requests of 128 tokens, of whose drafted tokens ``acceptance`` agree."""
+    found_s, truth = 0.0, Decoding("ngram", MOST_TOKENS, acceptance, seed=5)
+    for request in range(16):
+        n_done, seen = 1, Seen()
+        while n_done < 128:
+            drawn = truth.drawn(request, n_done, decoding.n_drafted(128 - n_done, costs, seen))
+            seen.add(drawn.drafted, drawn.accepted)
+            n_done += drawn.made
+            found_s += costs.base_s + drawn.drafted * costs.token_s
+    return found_s
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.7, 0.9])
+def test_a_session_that_expects_half_of_its_drafts_to_agree_is_near_the_best(acceptance: float) -> None:
+    costs = RoundCosts(0.436, 0.0143)  # of `clustered`
+    fixed_s = [total_s(Decoding("ngram", n, acceptance), acceptance, costs) for n in (1, 2, 3, 5, 8, 16)]
+    none_s = 16 * 127 * costs.base_s
+    auto_s = total_s(Decoding("ngram", MOST_TOKENS, 0.5, is_auto=True), acceptance, costs)
+    assert auto_s <= 1.02 * none_s
+    assert auto_s <= 1.05 * min(none_s, *fixed_s)

@@ -12,6 +12,7 @@ import pytest
 from testbed.errors import ScenarioError, UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.policy import PolicyChoice
+from testbed.page.header import header
 from testbed.simulator.cases import Case
 from testbed.simulator.command import Options, simulate_command
 from testbed.simulator.engine import simulate
@@ -137,7 +138,18 @@ def test_without_drafts_all_is_as_if_there_were_no_such_table() -> None:
     plain = load_experiment("clustered", few)
     none = load_experiment("clustered", [*few, "decoding.drafter=none", "decoding.tokens=3"])
     assert none == plain and none.document == plain.document
-    assert "speculation" not in summarize_simulation(simulate(Case(none), "testbed"), {})
+    simulation = simulate(Case(none), "testbed")
+    assert "speculation" not in summarize_simulation(simulation, {})
+    assert "drafts" not in header(none, simulation.plan)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"), [("3", "ngram, 3 per round"), ("auto", "ngram, auto per round")]
+)
+def test_pages_and_simulations_say_how_clients_draft(tokens: str, words: str) -> None:
+    few = "workload.n_requests=2", "workload.n_output_tokens=8", f"decoding.tokens={tokens}"
+    experiment = load_experiment("clustered", [*DRAFTS, *few])
+    assert header(experiment, simulate(Case(experiment), "testbed").plan)["drafts"] == words
 
 
 def test_the_reference_has_no_drafts() -> None:

@@ -83,6 +83,7 @@ class Page {
       `${header.model}, ${count(header.n_blocks, 'block')}`,
       `clock ${header.clock}${header.time_scale !== 1 ? ` ×${header.time_scale}` : ''}`,
       header.network ? `network ${header.network}` : '',
+      header.drafts ? `drafts ${header.drafts}` : '',
       `seed ${header.seed}`,
     ].filter(Boolean);
     const top = h(
