@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from nodes.clock import on_tick
+from policies.decoding import MOST_TOKENS
 
 
 class BatchTimes(Protocol):
@@ -59,8 +60,11 @@ class Step:
 
     @property
     def is_decode(self) -> bool:
-        """Whether it is no prompt: one token, or those of a round of speculative decoding."""
-        return self.position > 0
+        """Whether it is no prompt: one token, or as few as a round of speculative decoding may have.
+
+        More tokens behind cached ones are the rest of a prompt whose beginning was kept.
+        """
+        return self.position > 0 and self.n_tokens <= MOST_TOKENS + 1
 
 
 class Work(NamedTuple):
