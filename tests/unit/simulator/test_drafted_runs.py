@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from testbed.errors import ScenarioError, UserError
-from testbed.experiments import load_experiment
+from testbed.experiments import changed, load_experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.page.header import header
 from testbed.simulator.cases import Case
@@ -195,3 +195,9 @@ def test_acceptance_may_be_what_was_measured(tmp_path: Path) -> None:
     assert of_file == load_experiment("clustered", [*DRAFTS, "decoding.acceptance=[0, 3, 1]"])
     assert of_file.problem.decoding is not None
     assert of_file.problem.decoding.rates == (2 / 3, 1 / 2, 1.0)
+
+
+@pytest.mark.parametrize("key", ["tokens=auto", "acceptance=[3, 0, 1]", "drafter=petals"])
+def test_what_a_run_stores_has_its_drafts(key: str) -> None:
+    experiment = load_experiment("clustered", [*DRAFTS, f"decoding.{key}"])
+    assert changed(experiment, {}) == experiment
