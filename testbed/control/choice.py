@@ -34,4 +34,7 @@ def check_policy(name: str) -> None:
             placement_policy(choice.placement or "")
             routing_policy(choice.routing or "")
     except (PolicyError, UserError) as error:
+        for method, pair in (("place()", f"PLACEMENT+{name}"), ("bind()", f"{name}+ROUTING")):
+            if choice.placement == choice.routing == name and f"has no method {method}" in str(error):
+                raise UserError(f"policy {name} has no method {method}; pair it with one: {pair}") from error
         raise UserError(f"policy {name}: {error}") from error

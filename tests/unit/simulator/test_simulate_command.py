@@ -178,7 +178,15 @@ def test_a_placement_and_a_route_can_be_fixed(tmp_path: Path, capsys: pytest.Cap
         (("--mode", "exact"), "--mode must be testbed or reference, not 'exact'"),
         (("--session-setup", "on"), "--session-setup must be reference or none, not 'on'"),
         (("--policy", "propose"), "there is no policy pair 'propose'; did you mean 'proposed'?"),
-        (("--policy", "mine:Best"), "or PLACEMENT+ROUTING, each a name or module:Class"),
+        (("--policy", "mine:Best"), "there is no module mine"),
+        (
+            ("--policy", "policies.wsrr:WsRr"),
+            "has no method place(); pair it with one: PLACEMENT+policies.wsrr:WsRr",
+        ),
+        (
+            ("--policy", "policies.cgbp:CgBp"),
+            "has no method bind(); pair it with one: policies.cgbp:CgBp+ROUTING",
+        ),
         (("--policy", "jffc"), "there is no policy pair 'jffc'; did you mean --routing jffc?"),
         (("--policy", "petals", "--routing", "ws-rr"), "--policy names both policies"),
         (("--design-concurrency", "many"), "--design-concurrency must be auto, searched or a whole number"),
