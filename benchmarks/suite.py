@@ -26,8 +26,9 @@ from testbed.studies.sweep.store import kept_runs
 def run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks suite", description=__doc__)
     parser.add_argument("folder", help="a suite's folder, or a shipped suite's name")
+    parser.add_argument("--out", type=Path, help="keeps the runs; those there are not done again")
     parser.add_argument(
-        "--out", type=Path, required=True, help="keeps the runs; those there are not done again"
+        "--page", type=Path, help="run nothing: write the leaderboard from the figures that are there"
     )
     parser.add_argument("--jobs", type=int, default=n_cpus())
     parser.add_argument("--only", nargs="+", help="make the figures of these settings, and keep all others")

@@ -16,7 +16,7 @@ from testbed.experiments.provenance import n_cpus
 from testbed.results.intervals import Mean, mean_of
 from testbed.studies.score import leaderboard
 from testbed.studies.score.measures import figures_in
-from testbed.studies.score.running import LimitedRunner, Limits, broken_rule, lost
+from testbed.studies.score.running import LimitedRunner, Limits, OracleProbe, broken_rule, lost
 from testbed.studies.score.suite import Setting, Suite, all_changes, read_suite
 from testbed.studies.score.text import leaderboard_text, score_text
 from testbed.studies.sweep.command import Shown
@@ -151,6 +151,7 @@ def _answer(
     anew = scored_of(suite, settings, fresh, records) if fresh else None
     why = scored.why or ("" if anew is None else anew.why)
     why = why or _repeated(suite, settings, policy, frozen[0], records, options)
+    why = why or _foreseen(suite, settings, policy, frozen[0], options)
     return {
         "suite": suite.name,
         "policy": policy,
@@ -295,6 +296,16 @@ def _repeated(
         if record.status == OK and record.measures != records[name, seed].measures:
             return f"{name}: the same run has other figures when it is repeated; decisions must follow from what a policy is given"
     return ""
+
+
+def _foreseen(suite: Suite, settings: Sequence[Setting], policy: str, seed: int, options: Options) -> str:
+    """Serve a setting with the outputs of other requests; returns how decisions differ that cannot know them, or nothing."""
+    setting = next((setting for setting in settings if setting.is_quick), settings[0])
+    run = Run(all_changes(setting), policy, seed, setting.target)
+    begin = partial(OracleProbe, limits=suite.limits)
+    results = Local(1, is_apart=True).results(begin, _setup(options), [[run]], lambda run: lost(run).reason)
+    ((_, why),) = results
+    return f"{setting.name}: {why}" if why else ""
 
 
 def _interval(mean: Mean) -> list[float] | None:

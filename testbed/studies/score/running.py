@@ -8,13 +8,16 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import NamedTuple, TextIO
 
+from policies.registry import offer
 from testbed.control.placing import deciding, interrupt_policy
-from testbed.errors import UserError
+from testbed.errors import RunError, UserError
+from testbed.simulator.engine import TESTBED, simulate
 from testbed.studies.score.measures import figures_of
-from testbed.studies.sweep.runs import FAILED, Record, Run, Runner, Setup
+from testbed.studies.sweep.runs import FAILED, Record, Run, Runner, Setup, case_of
 
 
 class Limits(NamedTuple):
@@ -76,6 +79,46 @@ def _limited(limits: Limits, trace: TextIO) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGALRM, before)
+
+
+class OracleProbe:
+    """Serves a setting twice, the second time with the output lengths of other requests.
+
+    Until a first request has ended, no policy can know the difference.
+    """
+
+    def __init__(self, setup: Setup, limits: Limits) -> None:
+        os.dup2(2, 1)
+        self._setup, self._limits = setup, limits
+        self._trace = open(os.devnull, "w")
+        offer(setup.objects)
+
+    def __call__(self, run: Run) -> str:
+        """Return how the policy's decisions differ; empty if they do not, or if a run failed."""
+        try:
+            with _limited(self._limits, self._trace):
+                case = case_of(self._setup, run)
+                workload = case.experiment.workload
+                requests = workload.requests
+                outputs = [request.n_output_tokens for request in requests]
+                others = tuple(
+                    replace(request, n_output_tokens=n)
+                    for request, n in zip(requests, [*outputs[1:], outputs[0]], strict=True)
+                )
+                experiment = replace(case.experiment, workload=replace(workload, requests=others))
+                found = [simulate(each, TESTBED) for each in (case, replace(case, experiment=experiment))]
+        except (UserError, RunError):
+            return ""
+        if found[0].placement != found[1].placement:
+            return "the placement depends on output lengths that nobody knows yet"
+        if found[0].placement is None:
+            return ""
+        ends_at_s = [row.ended_at_s for one in found for row in one.rows if row.ended_at_s is not None]
+        first_s = min(ends_at_s, default=0.0)
+        chains = [[row.chain for row in one.rows if row.arrival_at_s < first_s] for one in found]
+        if chains[0] != chains[1]:
+            return "routes depend on output lengths that nobody knows yet"
+        return ""
 
 
 def broken_rule(record: Record, limits: Limits) -> str:

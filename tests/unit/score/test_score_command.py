@@ -91,6 +91,18 @@ class Draws(Good):
         return router
 
 
+class Peeks(Good):
+    """Finds the requests in the memory of the process, and with them how long the first answer will be."""
+
+    def place(self, problem, design_concurrency=None):
+        import gc
+
+        from policies.workload import RequestPlan
+
+        plans = [one for one in gc.get_objects() if isinstance(one, RequestPlan)]
+        return super().place(problem, 1 + sum(plan.n_output_tokens for plan in plans if plan.index == 0))
+
+
 class Exits(Good):
     def place(self, problem, design_concurrency=None):
         import os
@@ -168,6 +180,13 @@ def test_a_policy_that_never_returns_is_ended_by_its_limit(suite: Path) -> None:
     answer, _ = score(suite, "scored:Loops", is_quick=True)
     assert not answer["valid"] and answer["combined_score"] == 0
     assert "interrupted while it decided" in answer["why"]
+
+
+def test_a_policy_that_knows_what_nobody_can_know_is_found(suite: Path) -> None:
+    answer, _ = score(suite, "scored:Peeks", is_quick=True)
+    assert not answer["valid"] and answer["why"] == (
+        "few: the placement depends on output lengths that nobody knows yet"
+    )
 
 
 def test_a_policy_that_ends_its_process_ends_nothing_else(suite: Path) -> None:
