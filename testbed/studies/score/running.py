@@ -12,12 +12,12 @@ from dataclasses import replace
 from types import FrameType
 from typing import NamedTuple, TextIO
 
-from policies.registry import offer
 from testbed.control.placing import deciding, interrupt_policy
 from testbed.errors import RunError, UserError
 from testbed.simulator.engine import TESTBED, simulate
-from testbed.studies.score.measures import figures_of
-from testbed.studies.sweep.runs import FAILED, Record, Run, Runner, Setup, case_of
+from testbed.studies.score.marks import Figures
+from testbed.studies.score.measures import figures_in, figures_of
+from testbed.studies.sweep.runs import FAILED, OK, Record, Run, Runner, Setup, case_of
 
 
 class Limits(NamedTuple):
@@ -81,20 +81,35 @@ def _limited(limits: Limits, trace: TextIO) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class OracleProbe:
-    """Serves a setting twice, the second time with the output lengths of other requests.
+class Check(NamedTuple):
+    """A run to repeat, which had these ``figures``; ``None``: to serve with the output lengths of other requests."""
 
-    Until a first request has ended, no policy can know the difference.
-    """
+    run: Run
+    figures: Figures | None
+
+
+class Checker:
+    """Looks in a process of its own for decisions that follow from more than what a policy is given."""
 
     def __init__(self, setup: Setup, limits: Limits) -> None:
         os.dup2(2, 1)
         self._setup, self._limits = setup, limits
         self._trace = open(os.devnull, "w")
-        offer(setup.objects)
+        self._runner = Runner(setup, figures_of)
 
-    def __call__(self, run: Run) -> str:
-        """Return how the policy's decisions differ; empty if they do not, or if a run failed."""
+    def __call__(self, check: Check) -> str:
+        """Return what is wrong; empty if nothing is, or if a run failed."""
+        return self._foreseen(check.run) if check.figures is None else self._repeated(*check)
+
+    def _repeated(self, run: Run, figures: Figures | None) -> str:
+        with _limited(self._limits, self._trace):
+            record = self._runner(run)
+        if record.status != OK or figures_in(record) == figures:
+            return ""
+        return "the same run has other figures when it is repeated; decisions must follow from what a policy is given"
+
+    def _foreseen(self, run: Run) -> str:
+        """Serve a run again with the output lengths of other requests: until a first one has ended, no policy can know."""
         try:
             with _limited(self._limits, self._trace):
                 case = case_of(self._setup, run)
