@@ -24,7 +24,7 @@ from testbed.rundir import STUDY, STUDY_PAGE, write_json
 from testbed.studies.sweep.axes import Point
 from testbed.studies.sweep.contrast import cells_of
 from testbed.studies.sweep.disk import make_folder, save_text, writing
-from testbed.studies.sweep.documents import csv_text, header_and_rows, latex, markdown
+from testbed.studies.sweep.documents import csv_text, header_and_rows, latex, many_text, markdown
 from testbed.studies.sweep.engines import engines_of, engines_text
 from testbed.studies.sweep.figures import draw_figures
 from testbed.studies.sweep.kept import REQUESTS, STORED, Kept
@@ -316,10 +316,12 @@ def write_study(out: Path, study: Study, results: Measured) -> list[Path]:
         write_table(path, results_table(rows, study.axes, study.measures))
     table = header_and_rows(study, cells)
     about = _about(study, results)
+    if many := many_text(study, cells):
+        about.append(many)
     texts = (
         "\n\n".join([f"# {study.title}", *about, markdown(*table)]),
         csv_text(study, cells),
-        latex(*table),
+        latex(study, cells),
     )
     files = [path]
     if kept is not None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from testbed.results.intervals import Mean, mean_of
+from testbed.results.intervals import Mean, mean_of, t_quantile
 from testbed.studies.sweep.axes import Point
 from testbed.studies.sweep.measures import HIGHER_IS_BETTER
 from testbed.studies.sweep.runs import OK
@@ -28,6 +28,25 @@ class Difference(NamedTuple):
     n: int
     ratio: float | None
     verdict: str | None
+
+
+def p_value(difference: Difference) -> float | None:
+    """Returns the two-sided p-value of a difference of 0 (Student's t), from its interval; None without one."""
+    from scipy.special import stdtr
+
+    if math.isnan(difference.half_width) or difference.verdict == EQUAL:
+        return None
+    if not difference.half_width:
+        return 0.0
+    degrees = difference.n - 1
+    return float(2 * stdtr(degrees, -abs(difference.mean) / difference.half_width * t_quantile(degrees)))
+
+
+def holm(p_values: Sequence[float], level: float = 0.05) -> int:
+    """Returns how many hypotheses Holm's step-down procedure rejects, with ``level`` for all of them together."""
+    ordered = sorted(p_values)
+    n = len(ordered)
+    return next((i for i, p in enumerate(ordered) if p > level / (n - i)), n)
 
 
 class Cell(NamedTuple):

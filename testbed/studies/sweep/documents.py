@@ -9,7 +9,7 @@ from io import StringIO
 
 from testbed.results.intervals import Mean
 from testbed.studies.sweep.axes import words_of
-from testbed.studies.sweep.contrast import EQUAL, Cell, Difference, baselines
+from testbed.studies.sweep.contrast import EQUAL, Cell, Difference, baselines, holm, p_value
 from testbed.studies.sweep.measures import label_of
 from testbed.studies.sweep.study import Study
 
@@ -78,15 +78,74 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
-def latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a LaTeX ``tabular`` that needs no package."""
-    lines = [f"\\begin{{tabular}}{{{'l' * len(header)}}}", "\\hline"]
-    lines += [_latex_line(header), "\\hline", *map(_latex_line, rows), "\\hline", "\\end{tabular}"]
+def latex(study: Study, cells: Sequence[Cell]) -> str:
+    """Returns a LaTeX ``tabular`` for the package booktabs, with the names, columns and digits of ``[latex]``.
+
+    Names that the study states are LaTeX; all else is escaped.
+    """
+    table, baseline = study.latex, baseline_of(study, cells)
+    of_base = baselines(cells, baseline)
+    metrics = table.columns or study.metrics
+    is_compared = table.differences and any(cell.policy != baseline for cell in cells)
+
+    def name(key: str, words: str) -> str:
+        return table.names.get(key, words.translate(_LATEX))
+
+    header = [*(name(key, words_of(key)) for key in study.keys), name("policy", "policy")]
+    for metric in metrics:
+        header.append(name(metric, label_of(metric)))
+        header += [f"against {name(baseline, study.label(baseline))}"] if is_compared else []
+    rows = []
+    for cell in cells:
+        row = [cell.point[key].strip('"').translate(_LATEX) for key in study.keys]
+        row.append(name(cell.policy, study.label(cell.policy)))
+        base = of_base.get(tuple(cell.point.values()))
+        for metric in metrics:
+            mean = cell.mean(metric)
+            if mean is not None and not table.intervals:
+                mean = mean._replace(half_width=math.nan)
+            text = number(mean) if table.digits is None or mean is None else _rounded(mean, table.digits)
+            row.append(text.translate(_LATEX))
+            if is_compared:
+                is_other = base is not None and base is not cell
+                found = difference(cell.against(base, metric)) if base is not None and is_other else ""
+                row.append(found.translate(_LATEX))
+        rows.append(row)
+    lines = ["% needs \\usepackage{booktabs}", f"\\begin{{tabular}}{{{'l' * len(header)}}}", "\\toprule"]
+    lines += [_latex_line(header), "\\midrule", *map(_latex_line, rows), "\\bottomrule", "\\end{tabular}"]
     return "\n".join(lines) + "\n"
 
 
+def _rounded(mean: Mean, digits: int) -> str:
+    """Returns a mean with so many significant digits, and the half-width with as many decimals."""
+    size = abs(mean.mean)
+    decimals = max(digits - 1 - math.floor(math.log10(size)), 0) if size else digits - 1
+    text = f"{mean.mean:.{decimals}f}"
+    return text if math.isnan(mean.half_width) else f"{text} ± {mean.half_width:.{decimals}f}"
+
+
+def many_text(study: Study, cells: Sequence[Cell]) -> str:
+    """Returns a sentence on how many differences are resolved by chance; empty if there are not several."""
+    of_base = baselines(cells, baseline_of(study, cells))
+    p_values = []
+    for cell in cells:
+        base = of_base.get(tuple(cell.point.values()))
+        for metric in study.metrics if base is not None and base is not cell else ():
+            found = cell.against(base, metric) if base is not None else None
+            p = None if found is None else p_value(found)
+            p_values += [] if p is None else [p]
+    n = len(p_values)
+    if n < 2:
+        return ""
+    n_resolved = sum(p < 0.05 for p in p_values)
+    return (
+        f"Many comparisons: of {n} differences {n_resolved} are resolved, and {0.05 * n:.2g} would be by chance if there were "
+        f"none. With Holm's correction (5 % for all together) {holm(p_values)} are."
+    )
+
+
 def _latex_line(cells: Sequence[str]) -> str:
-    return " & ".join(cell.translate(_LATEX) for cell in cells) + r" \\"
+    return " & ".join(cells) + r" \\"
 
 
 def csv_text(study: Study, cells: Sequence[Cell]) -> str:

@@ -90,6 +90,20 @@ class PublishedTable(Table):
     at: dict[str, Any] = Field(default_factory=dict)
 
 
+class LatexTable(Table):
+    """``[latex]``: what ``table.tex`` has. ``names`` are LaTeX, by key, metric, policy, or "policy".
+
+    ``columns``: metrics, default those of the study. ``digits``: significant digits of means, default as in the other
+    tables. ``intervals``, ``differences``: whether means have half-widths, and others than the baseline differences.
+    """
+
+    names: dict[str, str] = Field(default_factory=dict)
+    columns: list[str] = Field(default_factory=list)
+    digits: Annotated[int, Field(ge=1, le=15)] | None = None
+    intervals: bool = True
+    differences: bool = True
+
+
 class StudyTable(Table):
     """A study file, or one of its parts with what all parts share."""
 
@@ -110,6 +124,7 @@ class StudyTable(Table):
     design: DesignTable | None = None
     published: list[PublishedTable] = Field(default_factory=list)
     keep: Literal["requests"] | None = None
+    latex: LatexTable = LatexTable()
 
 
 @dataclass(frozen=True)
@@ -178,6 +193,7 @@ class Study:
     keeps_requests: bool = False
     objects: Mapping[tuple[str, str], object] = field(default_factory=dict)
     """Policies that are objects, by kind and name."""
+    latex: LatexTable = field(default_factory=LatexTable)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -319,7 +335,10 @@ def study_of(
         if len(names) != 2 or names[0] == names[1]:
             raise UserError(f"a Pareto front needs two metrics, not {', '.join(pareto)}")
         study = replace(study, pareto=(names[0], names[1]))
-    return replace(study, published=tuple(_published(study, one) for one in table.published))
+    latex = table.latex.model_copy(
+        update={"columns": [measure_of(study, name) for name in table.latex.columns]}
+    )
+    return replace(study, latex=latex, published=tuple(_published(study, one) for one in table.published))
 
 
 def _published(study: Study, one: PublishedTable) -> Published:

@@ -261,7 +261,47 @@ def test_tables_say_what_is_a_difference_and_what_is_none(tmp_path: Path) -> Non
     assert float(by_name["tpot_s_mean_difference"]) == pytest.approx(sum(differences) / 12)
     assert by_name["tpot_s_mean_verdict"] == "better"
     latex = (tmp_path / "table.tex").read_text(encoding="utf-8")
-    assert latex.startswith("\\begin{tabular}") and "$\\pm$" in latex
+    assert latex.splitlines()[1:3] == ["\\begin{tabular}{llll}", "\\toprule"] and "$\\pm$" in latex
+    assert "Many comparisons: of 1 " not in text, "one is not many"
+
+
+PAPER = """
+scenario = "clustered"
+policies = ["petals", "proposed"]
+labels = { petals = "PETALS" }
+runs = 4
+
+[set]
+"workload.n_requests" = 5
+
+[[axis]]
+key = "workload.rate"
+values = [0.1, 0.5]
+
+[latex]
+names = { "workload.rate" = "$\\\\lambda$ (1/s)", tpot_s_mean = "TPOT (s)", proposed = "\\\\textsc{Ours}" }
+columns = ["tpot_s"]
+digits = 2
+intervals = false
+"""
+
+
+def test_a_table_for_a_paper_has_the_names_columns_and_digits_that_the_study_states(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(PAPER, encoding="utf-8")
+    sweep_command(str(tmp_path / "study.toml"), Options(), tmp_path / "out", "local", 1)
+    lines = (tmp_path / "out" / "table.tex").read_text(encoding="utf-8").splitlines()
+    assert lines[:4] == [
+        "% needs \\usepackage{booktabs}",
+        "\\begin{tabular}{llll}",
+        "\\toprule",
+        "$\\lambda$ (1/s) & policy & TPOT (s) & against PETALS \\\\",
+    ]
+    first, second = (line.removesuffix(" \\\\").split(" & ") for line in lines[5:7])
+    assert first[:2] == ["0.1", "PETALS"] and first[3] == "" and len(first[2]) == 4
+    assert second[1] == "\\textsc{Ours}" and "$\\pm$" not in second[2] and "$\\pm$" in second[3]
+    assert lines[-2:] == ["\\bottomrule", "\\end{tabular}"]
+    page = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert "Many comparisons: of 6 differences" in page and "With Holm's correction" in page
 
 
 def test_runs_that_are_all_the_same_have_no_interval(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from scipy.stats import ttest_1samp
 
-from testbed.results.intervals import Mean
+from testbed.results.intervals import Mean, mean_of
 from testbed.studies.sweep.axes import parse_over
-from testbed.studies.sweep.contrast import Cell
-from testbed.studies.sweep.documents import difference, latex, markdown, number
+from testbed.studies.sweep.contrast import Cell, Difference, holm, p_value
+from testbed.studies.sweep.documents import difference, markdown, number
 from testbed.studies.sweep.figures import _undominated
 from testbed.studies.sweep.runs import Record
 from testbed.studies.sweep.table import Row, typed
@@ -81,7 +82,22 @@ def test_a_number_has_as_many_digits_as_its_interval_gives_a_meaning(mean: Mean 
 
 def test_cells_are_escaped() -> None:
     assert markdown(["|R|"], [["a|b"]]).splitlines() == ["| \\|R\\| |", "| --- |", "| a\\|b |"]
-    assert latex(["n_1"], [["5 % ± 1"]]).splitlines()[2:5:2] == ["n\\_1 \\\\", "5 \\% $\\pm$ 1 \\\\"]
+
+
+def test_holms_correction_rejects_the_smallest_first_and_ends_at_the_first_that_is_too_large() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == 2  # 0.005 < 0.05 / 4, 0.01 < 0.05 / 3, 0.03 > 0.05 / 2
+    assert holm([0.2, 0.001]) == 1 and holm([]) == 0 and holm([0.01, 0.02]) == 2
+
+
+def test_a_p_value_is_that_of_the_interval() -> None:
+    values = [1.0, 2.0, 4.0, 3.5]
+    mean = mean_of(values)
+    assert mean is not None
+    expected = ttest_1samp(values, 0.0).pvalue
+    assert p_value(Difference(*mean, None, "better")) == pytest.approx(expected)
+    at_the_edge = Difference(1.0, 1.0, 5, None, "unresolved")
+    assert p_value(at_the_edge) == pytest.approx(0.05)
+    assert p_value(Difference(1.0, math.nan, 1, None, None)) is None
 
 
 def test_a_column_has_one_type() -> None:
