@@ -36,8 +36,8 @@ MUTATIONS = (
     Mutation(
         "a session that ends does not close its hops",
         "nodes/session.py",
-        "            await self._chain.close(self.hops)\n",
-        "",
+        "                await self.close(pages)\n",
+        "                pass\n",
     ),
     Mutation(
         "hops that were opened beside one that refused stay open",
@@ -84,8 +84,8 @@ MUTATIONS = (
     Mutation(
         "the coordinator forgets to release a request that has ended",
         "testbed/runtime/reports.py",
-        "            self._coordinator.release(record.request)\n",
-        "            pass\n",
+        "        elif isinstance(record, (*ENDED, Rejected, Preempted)):\n            self._coordinator.release(record.request)\n",
+        "        elif isinstance(record, (*ENDED, Rejected, Preempted)):\n            pass\n",
     ),
     Mutation(
         "messages that wait at a link are not released when it comes up again",
