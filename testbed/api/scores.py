@@ -76,6 +76,7 @@ def score(
     *,
     quick: bool = False,
     seeds: str = command.FROZEN,
+    checks: bool = True,
     jobs: int | None = None,
     out: str | os.PathLike[str] | None = None,
     progress: Listener | None = None,
@@ -86,6 +87,7 @@ def score(
     - ``suite``: a shipped suite's name, or a folder with one
     - ``quick``: a few small settings, with one seed
     - ``seeds``: "frozen", "fresh" (both are scored), or numbers as text, "20,21,22"
+    - ``checks``: serve some settings again, to find decisions that follow from more than what a policy is given
     - ``jobs``: worker processes; ``None``: one per CPU
     - ``out``: the folder that keeps runs, where a later call finds them; ``None``: nothing is kept
     - ``progress``: called with a ``Progress``, with ``n_done`` and ``n_total``
@@ -105,7 +107,9 @@ def score(
             if not chosen.objects:
                 check_policy(name)
             folder = temporary / "score" if out is None else Path(out)
-            options = command.Options(found.name, quick, seeds, whole(jobs, "jobs"), folder, chosen.objects)
+            options = command.Options(
+                found.name, quick, seeds, whole(jobs, "jobs"), folder, chosen.objects, checks
+            )
             answer, _ = command.score(found, name, options, folder, shown_to(progress, stopped))
             return Score(
                 {**answer, "policy": chosen.label(name), "out": None if out is None else str(folder)}
