@@ -36,5 +36,7 @@ def check_policy(name: str) -> None:
     except (PolicyError, UserError) as error:
         for method, pair in (("place()", f"PLACEMENT+{name}"), ("bind()", f"{name}+ROUTING")):
             if choice.placement == choice.routing == name and f"has no method {method}" in str(error):
-                raise UserError(f"policy {name} has no method {method}; pair it with one: {pair}") from error
+                raise UserError(
+                    f"policy {name}: it has no method {method}; pair it with one: {pair}"
+                ) from error
         raise UserError(f"policy {name}: {error}") from error

@@ -60,7 +60,7 @@ def test_a_policy_is_a_placement_and_a_routing_in_every_command(command: str, po
     ("policy", "said"),
     [
         ("petalz", "there is no policy pair 'petalz'; did you mean 'petals'?"),
-        ("my_policies:A", "or PLACEMENT+ROUTING, each a name or module:Class"),
+        ("my_policies:A", "it has no method bind(); pair it with one: my_policies:A+ROUTING"),
         ("cg-bp+", "there is no routing policy ''; valid: petals, "),
         ("+ws-rr", "there is no placement policy ''; valid: petals, "),
         ("cg-bp+ws-rr+x", "there is no routing policy 'ws-rr+x'; did you mean 'ws-rr'?"),

@@ -14,6 +14,7 @@ from typing import NamedTuple, TextIO
 
 from testbed.control.placing import deciding, interrupt_policy
 from testbed.errors import RunError, UserError
+from testbed.experiments.probes import with_outputs_of_others
 from testbed.simulator.engine import TESTBED, simulate
 from testbed.studies.score.marks import Figures
 from testbed.studies.score.measures import figures_in, figures_of
@@ -113,15 +114,8 @@ class Checker:
         try:
             with _limited(self._limits, self._trace):
                 case = case_of(self._setup, run)
-                workload = case.experiment.workload
-                requests = workload.requests
-                outputs = [request.n_output_tokens for request in requests]
-                others = tuple(
-                    replace(request, n_output_tokens=n)
-                    for request, n in zip(requests, [*outputs[1:], outputs[0]], strict=True)
-                )
-                experiment = replace(case.experiment, workload=replace(workload, requests=others))
-                found = [simulate(each, TESTBED) for each in (case, replace(case, experiment=experiment))]
+                other = replace(case, experiment=with_outputs_of_others(case.experiment))
+                found = [simulate(each, TESTBED) for each in (case, other)]
         except (UserError, RunError):
             return ""
         if found[0].placement != found[1].placement:
