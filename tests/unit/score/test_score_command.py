@@ -115,7 +115,7 @@ class Exits(Good):
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("suite")
-    scenario = (Path("scenarios") / "clustered.toml").read_text()
+    scenario = (Path(__file__).parents[3] / "scenarios" / "clustered.toml").read_text(encoding="utf-8")
     (folder / "own.toml").write_text(scenario)
     (folder / "suite.toml").write_text(SUITE.format(scenario="own.toml"))
     assert make_reference([str(folder), "--out", str(folder / "runs"), "--jobs", "2"]) == 0
@@ -252,7 +252,10 @@ def test_the_leaderboard_has_all_references_and_what_is_given(suite: Path) -> No
     assert (
         by_policy["proposed"]["score"] == by_policy["scored:Good"]["score"] > by_policy["petals"]["score"] > 0
     )
-    for document in (text, Path("board/leaderboard.md").read_text(), Path("board/index.html").read_text()):
+    for document in (
+        text,
+        *(Path("board", name).read_text(encoding="utf-8") for name in ("leaderboard.md", "index.html")),
+    ):
         places = [document.index(name) for name in ("proposed", "petals", "whole-model")]
         assert places == sorted(places), "the best first"
 

@@ -105,7 +105,7 @@ def test_the_engines_that_answered_are_stated_with_simulate_s_reasons(tmp_path: 
     ]
     assert (answer["engine"], answer["engine_why"]) == ("fast", why["none"])
     assert f"engine virtual (2 runs): {why['serial']}" in text.splitlines()
-    assert f"Engine virtual (2 runs): {why['serial']}." in (tmp_path / TABLES[0]).read_text()
+    assert f"Engine virtual (2 runs): {why['serial']}." in (tmp_path / TABLES[0]).read_text(encoding="utf-8")
     assert [row["engine_why"] for row in rows(tmp_path) if row["seed"] == 0] == [why["none"], why["serial"]]
 
 
