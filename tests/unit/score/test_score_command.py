@@ -85,7 +85,7 @@ class Draws(Good):
         found = router.route
 
         def route(request, state, now_s):
-            return None if ask() % 2 else found(request, state, now_s)
+            return None if ask() // 1000 % 4 else found(request, state, now_s)
 
         router.route = route
         return router
