@@ -71,11 +71,11 @@ def frozen_answers(suite: Suite) -> list[dict[str, Any]]:
 
 def frozen_text(suite: Suite) -> str:
     """Return the leaderboard of the reference policies in Markdown, from the frozen figures."""
-    header, rows = header_and_rows(frozen_answers(suite))
+    answers = sorted(frozen_answers(suite), key=lambda answer: -answer["combined_score"])
+    header, rows = header_and_rows(answers)
     used = [at for at in range(len(header)) if any(row[at] for row in rows)]
     table = markdown([header[at] for at in used], [[row[at] for at in used] for row in rows])
     names = [setting.name for setting in suite.settings]
-    answers = sorted(frozen_answers(suite), key=lambda answer: -answer["combined_score"])
     by_setting = [
         [f"`{name}`", *(f"{answer['settings'][at]['score']:.2f}" for answer in answers)]
         for at, name in enumerate(names)

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import NamedTuple, TextIO
@@ -52,8 +52,12 @@ class LimitedRunner:
         self._trace = open(os.devnull, "w")
 
     def __call__(self, run: Run) -> Record:
-        with _limited(self._limits, self._trace):
+        with self.limited():
             return self._runner(run)
+
+    def limited(self) -> AbstractContextManager[None]:
+        """Return what holds its body to the limits."""
+        return _limited(self._limits, self._trace)
 
 
 @contextmanager
@@ -93,18 +97,15 @@ class Checker:
     """Looks in a process of its own for decisions that follow from more than what a policy is given."""
 
     def __init__(self, setup: Setup, limits: Limits) -> None:
-        os.dup2(2, 1)
-        self._setup, self._limits = setup, limits
-        self._trace = open(os.devnull, "w")
-        self._runner = Runner(setup, figures_of)
+        self._setup = setup
+        self._runner = LimitedRunner(setup, limits)
 
     def __call__(self, check: Check) -> str:
         """Return what is wrong; empty if nothing is, or if a run failed."""
         return self._foreseen(check.run) if check.figures is None else self._repeated(*check)
 
     def _repeated(self, run: Run, figures: Figures | None) -> str:
-        with _limited(self._limits, self._trace):
-            record = self._runner(run)
+        record = self._runner(run)
         if record.status != OK or figures_in(record) == figures:
             return ""
         return "the same run has other figures when it is repeated; decisions must follow from what a policy is given"
@@ -112,7 +113,7 @@ class Checker:
     def _foreseen(self, run: Run) -> str:
         """Serve a run again with the output lengths of other requests: until a first one has ended, no policy can know."""
         try:
-            with _limited(self._limits, self._trace):
+            with self._runner.limited():
                 case = case_of(self._setup, run)
                 other = replace(case, experiment=with_outputs_of_others(case.experiment))
                 found = [simulate(each, TESTBED) for each in (case, other)]
