@@ -14,7 +14,6 @@ from testbed.control.choice import check_policy
 from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.experiments import Change, Override, load_experiment
 from testbed.experiments.experiment import Experiment
-from testbed.experiments.provenance import n_cpus
 from testbed.experiments.slo import Objective
 from testbed.results.intervals import Mean
 from testbed.results.slo import parse_slo_statistics
@@ -32,7 +31,7 @@ from testbed.studies.capacity.seeds import is_wide, runs_needed
 from testbed.studies.capacity.text import capacity_text
 from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of
 from testbed.studies.sweep.axes import SEED
-from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
+from testbed.studies.sweep.pool import Local, n_workers, sigterm_as_ctrl_c
 from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, lost_record
 from testbed.studies.sweep.store import default_folder, kept_runs
 from testbed.terminal import say
@@ -79,7 +78,7 @@ def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str
     for objective in objectives:
         limits_s[objective.metric] = max(objective.limit_s, limits_s.get(objective.metric, 0.0))
     policies: Sequence[str | None] = options.policies or (None,)
-    jobs = n_cpus() if options.jobs is None else options.jobs
+    jobs = n_workers(options.jobs)
     default = default_folder("capacity", target, options.slo, options.overrides)
     is_stopped = False
     with sigterm_as_ctrl_c(), kept_runs(options.out, default, RUNS) as kept:
@@ -128,8 +127,7 @@ def _seeded(seed: int | None) -> list[Change]:
 def _check(options: Options) -> None:
     if options.n_runs < 1:
         raise UserError(f"--runs must be at least 1, not {options.n_runs}")
-    if options.jobs is not None and options.jobs < 1:
-        raise UserError(f"--jobs must be at least 1, not {options.jobs}")
+    n_workers(options.jobs)
     if options.seed is not None and options.seed < 0:
         raise UserError(f"--seed must not be negative, but is {options.seed}")
     if any(change.partition("=")[0].strip() == SEED for change in options.overrides):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
-from testbed.experiments.provenance import n_cpus
 from testbed.studies.reproduce.commands import settings_lines
 from testbed.studies.reproduce.duel import duel_lines
 from testbed.studies.reproduce.explain import breakdown_lines, concurrency_lines
@@ -29,7 +28,7 @@ from testbed.studies.reproduce.tables import (
     table_lines,
 )
 from testbed.studies.sweep.disk import FIGURES, make_folder, save_text
-from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
+from testbed.studies.sweep.pool import Local, n_workers, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import Record
 from testbed.studies.sweep.store import Lines, read_records
@@ -59,7 +58,7 @@ def reproduce_command(
     began_at = time.monotonic()
     with sigterm_as_ctrl_c(), Lines(out / RESULTS) as lines:
         done = read_records(lines)
-        n_computed = _complete(lines, done, settings, seeds, jobs or n_cpus())
+        n_computed = _complete(lines, done, settings, seeds, n_workers(jobs))
         computed_s = time.monotonic() - began_at
         collected = Results(done, settings, seeds)
         files = list(_write(out, collected, only, seeds))
@@ -106,8 +105,7 @@ def _check(only: str | None, n_runs: int, seed: int, jobs: int | None) -> None:
         raise UserError(f"--runs must be at most {MAX_RUNS}, not {n_runs}")
     if seed < 0:
         raise UserError(f"--seed must not be negative, but is {seed}")
-    if jobs is not None and jobs < 1:
-        raise UserError(f"--jobs must be at least 1, not {jobs}")
+    n_workers(jobs)
 
 
 def _complete(

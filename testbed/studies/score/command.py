@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from testbed.control.choice import check_policy
 from testbed.errors import UserError
-from testbed.experiments.provenance import n_cpus
 from testbed.results.intervals import Mean, mean_of
 from testbed.studies.score import leaderboard
 from testbed.studies.score.measures import figures_in
@@ -20,7 +19,7 @@ from testbed.studies.score.running import Check, Checker, LimitedRunner, Limits,
 from testbed.studies.score.suite import Setting, Suite, all_changes, read_suite
 from testbed.studies.score.text import leaderboard_text, score_text
 from testbed.studies.sweep.command import Shown
-from testbed.studies.sweep.pool import Local, digest_of, sigterm_as_ctrl_c
+from testbed.studies.sweep.pool import Local, digest_of, n_workers, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import INFEASIBLE, OK, Record, Run, Setup
 from testbed.studies.sweep.store import KeptRuns, default_folder, kept_runs
@@ -130,7 +129,7 @@ def _answers(
     settings = suite.quick_settings() if options.is_quick else suite.settings
     frozen, fresh = _seeds(suite, options)
     shared = _setup(options)
-    jobs = _jobs(options)
+    jobs = n_workers(options.jobs)
     try:
         records = run_all(suite, settings, policies, (*frozen, *fresh), jobs, kept, shared, shown)
     except KeyboardInterrupt:
@@ -171,12 +170,6 @@ def _answer(
         "settings": [{k: v for k, v in row.items() if k != "is_broken"} for row in scored.rows],
         "out": str(kept.folder),
     }
-
-
-def _jobs(options: Options) -> int:
-    if options.jobs is not None and options.jobs < 1:
-        raise UserError(f"--jobs must be at least 1, not {options.jobs}")
-    return n_cpus() if options.jobs is None else options.jobs
 
 
 def _seeds(suite: Suite, options: Options) -> tuple[Sequence[int], Sequence[int]]:
@@ -299,7 +292,7 @@ def _checked(
     if not checks:
         return ""
     begin = partial(Checker, limits=suite.limits)
-    workers = Local(_jobs(options), is_apart=True)
+    workers = Local(n_workers(options.jobs), is_apart=True)
     results = workers.results(
         begin, _setup(options), [[check] for check in checks], lambda check: lost(check.run).reason
     )

@@ -17,7 +17,7 @@ import msgspec
 
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
-from testbed.experiments.provenance import PROVENANCE, n_cpus, provenance
+from testbed.experiments.provenance import PROVENANCE, provenance
 from testbed.experiments.units import counted
 from testbed.results.tables import write_table
 from testbed.rundir import STUDY, STUDY_PAGE, write_json
@@ -28,7 +28,7 @@ from testbed.studies.sweep.documents import csv_text, header_and_rows, latex, ma
 from testbed.studies.sweep.engines import engines_of, engines_text
 from testbed.studies.sweep.figures import draw_figures
 from testbed.studies.sweep.kept import REQUESTS, STORED, Kept
-from testbed.studies.sweep.pool import Executor, Local, sigterm_as_ctrl_c
+from testbed.studies.sweep.pool import Executor, Local, n_workers, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import FAILED, OK, REAL, Record, Run, Runner, case_of, lost_record
 from testbed.studies.sweep.store import Lines, read_records
@@ -113,8 +113,7 @@ def executor_of(study: Study, executor: str, jobs: int | None) -> Executor:
     """
     if executor not in EXECUTORS:
         raise UserError(f"--executor must be {' or '.join(EXECUTORS)}, not {executor}")
-    if jobs is not None and jobs < 1:
-        raise UserError(f"--jobs must be at least 1, not {jobs}")
+    n_local = n_workers(jobs)
     if study.engine == REAL and jobs not in (None, 1):
         raise UserError(
             "runs in real time measure this machine, so only one runs at a time: leave out --jobs or "
@@ -124,7 +123,7 @@ def executor_of(study: Study, executor: str, jobs: int | None) -> Executor:
         raise UserError(
             f"runs in real time measure this machine: leave out --executor {executor} or --engine real"
         )
-    workers = _ray(jobs) if executor == RAY else Local(1 if study.engine == REAL else jobs or n_cpus())
+    workers = _ray(jobs) if executor == RAY else Local(1 if study.engine == REAL else n_local)
     n_most = study.n_points * max(len(study.policies), 1) * study.n_runs
     if n_most > MAX_RUNS:
         raise UserError(

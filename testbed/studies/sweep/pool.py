@@ -26,7 +26,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import cloudpickle
 
 from netem.syscalls import set_death_signal
-from testbed.errors import RunError
+from testbed.errors import RunError, UserError
+from testbed.experiments.provenance import n_cpus
 from testbed.runtime.signals import handling, held_back, let_through
 from testbed.terminal import warn_once
 
@@ -315,6 +316,13 @@ def digest_of(value: object) -> str:
     if file is not None and Path(file).is_file():
         digest.update(Path(file).read_bytes())
     return digest.hexdigest()
+
+
+def n_workers(jobs: int | None) -> int:
+    """Returns how many workers ``--jobs`` asks for; None: one per CPU. Raises ``UserError`` if it is less than 1."""
+    if jobs is not None and jobs < 1:
+        raise UserError(f"--jobs must be at least 1, not {jobs}")
+    return n_cpus() if jobs is None else jobs
 
 
 @contextmanager
