@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from netem.networks import AUTO
 from policies.decoding import Decoding
 from policies.links import Link
 from testbed.experiments.experiment import Experiment
@@ -40,13 +41,14 @@ def header(experiment: Experiment, plan: Plan) -> dict[str, Any]:
         "placement": plan.placement.policy or experiment.policy.placement,
         "routing": experiment.policy.routing,
         "design_concurrency": plan.placement.design_concurrency,
-        "network": plan.network,
+        "network": None if plan.network == AUTO else plan.network,  # not chosen yet
         "clock": clock.name,
         "clock_why": clock.why,
         "time_scale": experiment.time_scale,
         "seed": experiment.seed,
         "workload": experiment.workload.source,
         "n_requests": None if experiment.workload.endpoint_tokens else len(experiment.workload.requests),
+        "objectives": experiment.objectives,
         "forwarding": problem.forwarding,
         **_drafts(problem.decoding),
         "layout": "rtt" if known is None else "places",

@@ -38,7 +38,7 @@ def test_the_page_of_a_finished_run_has_all_its_parts(page: Page, served: str) -
     page.goto(served)
     for part in PARTS:
         expect(page.get_by_test_id(part)).to_be_visible()
-    expect(page.get_by_test_id("phase")).to_have_text("run has ended")
+    expect(page.get_by_test_id("phase")).to_have_text(re.compile(r"replay at [\d.]+ s; run has ended"))
     assert page.locator("tr[data-server]").count() == 15
     assert page.locator(".chart").count() == 6
     expect(page.get_by_test_id("map").locator("svg .server")).to_have_count(15)
@@ -161,7 +161,7 @@ def test_a_report_is_the_page_in_one_file(page: Page, command: Testbed) -> None:
     page.goto((run_dir / "report.html").as_uri())
     for part in PARTS:
         expect(page.get_by_test_id(part)).to_be_visible()
-    expect(page.get_by_test_id("phase")).to_have_text("run has ended")
+    expect(page.get_by_test_id("phase")).to_have_text(re.compile(r"replay at [\d.]+ s; run has ended"))
     expect(page.get_by_role("heading", name="Summary")).to_be_visible()
     assert page.locator(".chart canvas").count() == 6
     page.locator(".chart[data-chart='rate'] .u-over").hover()
@@ -334,3 +334,22 @@ def test_an_interval_over_the_same_run_twice_is_refused(testbed: Testbed) -> Non
     again = testbed("view", *map(str, runs), "--no-browser")
     assert_one_sentence(again, "the same requests and times", "other seeds")
     assert_one_sentence(testbed("view", str(runs[0]), str(runs[0]), "--no-browser"), "given twice")
+
+
+def test_clients_have_a_row_each_and_objectives_a_line(page: Page, command: Testbed) -> None:
+    two = ("--set", "clients.count=2", "--set", 'workload.slo="ttft=1min,tpot=1ms"')
+    run_dir = command.up("clustered", *MEMORY, *two, "--set", "workload.n_requests=6", *FAST).run_dir
+    viewing = command.start("view", str(run_dir), "--port", "0", "--no-browser")
+    page.goto(wait_until(lambda: viewing.stdout.strip(), "the page's address"))
+    go_to(page, 1e9)
+    rows = page.get_by_test_id("clients").locator("tbody tr")
+    expect(rows).to_have_count(2)
+    requests = pq.read_table(run_dir / "requests.parquet").to_pylist()
+    for row, name in zip(rows.all(), ("client-0", "client-1"), strict=True):
+        n_own = sum(request["client"] == name for request in requests)
+        cells = row.locator("td").all_inner_texts()
+        assert cells[1:5] == ["0", "0", str(n_own), "0"]
+        assert cells[-1] == ("0 %" if n_own else "–")  # no token comes within a millisecond
+    expect(page.locator(".chart[data-chart='ttft'] .values")).to_contain_text("objective 60.0 s")
+    expect(page.locator(".chart[data-chart='rate'] .values")).not_to_contain_text("objective")
+    expect(page.get_by_test_id("phase")).to_have_text("run has ended")

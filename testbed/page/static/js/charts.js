@@ -14,12 +14,12 @@ const KINDS = [
     series: [['waiting', '--waiting'], ['active', '--measured'], ['done', '--done', { scale: 'done' }]],
     twin: [['active, twin', '--twin']],
   },
-  { id: 'ttft', title: 'Time to first token', unit: seconds, points: true, series: [['measured', '--measured']], twin: [['twin', '--twin']] },
+  { id: 'ttft', title: 'Time to first token', unit: seconds, points: true, limit: 'ttft', series: [['measured', '--measured']], twin: [['twin', '--twin']] },
   {
-    id: 'gaps', title: 'Time per token', unit: seconds,
+    id: 'gaps', title: 'Time per token', unit: seconds, limit: 'tpot',
     series: [['median', '--measured'], ['95th percentile', '--waiting']], twin: [['median, twin', '--twin']],
   },
-  { id: 'queue', title: 'Queue', unit: seconds, points: true, series: [['measured', '--measured']], twin: [['twin', '--twin']] },
+  { id: 'queue', title: 'Queue', unit: seconds, points: true, limit: 'queue', series: [['measured', '--measured']], twin: [['twin', '--twin']] },
   { id: 'rate', title: 'Tokens per second', unit: number, series: [['measured', '--measured']], twin: [['twin', '--twin']] },
 ];
 
@@ -135,13 +135,14 @@ export class Charts {
       return { label, stroke, width: 1.6, dash: isTwin && !kind.points ? [5, 4] : undefined, points, paths: kind.points ? () => null : undefined, spanGaps: true, ...more };
     });
     const hasRight = kind.series.some(([, , more]) => more?.scale);
+    const limit = this.limit(kind);
     const options = {
       width: Math.max(120, chart.frame.clientWidth),
       height: HEIGHT,
       legend: { show: false },
       padding: [8, hasRight ? 0 : 8, 0, 0],
       cursor: { sync: { key: 'time' }, drag: { x: false, y: false }, points: { size: 6 } },
-      scales: { x: { time: false, range: () => [0, Math.max(this.player.end, 1e-6)] }, y: { range: fromZero }, done: { range: fromZero } },
+      scales: { x: { time: false, range: () => [0, Math.max(this.player.end, 1e-6)] }, y: { range: (plot, low, high) => fromZero(plot, low, Math.max(high, limit ?? 0)) }, done: { range: fromZero } },
       axes: [
         { ...axis, size: 26, space: 60, values: (_, ticks) => ticks.map((tick) => `${tick} s`) },
         { ...axis, size: 46, space: 28, values: (_, ticks) => ticks.map((tick) => kind.unit(tick)) },
@@ -151,11 +152,32 @@ export class Charts {
       bands: this.others.length ? [{ series: [lines.length, lines.length - 1], fill: colour('--band') }] : [],
       hooks: {
         setCursor: [(plot) => this.showValues(chart, plot.cursor.idx)],
-        draw: [(plot) => this.drawNow(plot)],
+        draw: [(plot) => this.drawLimit(plot, limit), (plot) => this.drawNow(plot)],
         ready: [(plot) => plot.over.addEventListener('click', () => this.player.seek(plot.posToVal(plot.cursor.left, 'x')))],
       },
     };
     return new uPlot(options, data, chart.frame);
+  }
+
+  // Returns the objective of a chart's metric in seconds; null if there is none.
+  limit(kind) {
+    return this.run.header.objectives[kind.limit] ?? null;
+  }
+
+  // Draws an objective as a dashed line across the chart.
+  drawLimit(plot, limit) {
+    if (limit === null) return;
+    const { ctx, bbox } = plot;
+    const y = Math.round(plot.valToPos(limit, 'y', true));
+    ctx.save();
+    ctx.strokeStyle = colour('--dead');
+    ctx.lineWidth = 1.2 * devicePixelRatio;
+    ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+    ctx.beginPath();
+    ctx.moveTo(bbox.left, y);
+    ctx.lineTo(bbox.left + bbox.width, y);
+    ctx.stroke();
+    ctx.restore();
   }
 
   drawNow(plot) {
@@ -181,6 +203,8 @@ export class Charts {
       item.firstChild.style.setProperty('background', `var(${name})`);
       return item;
     });
+    const limit = this.limit(chart.kind);
+    if (limit !== null) parts.push(h('span', {}, h('i', { class: 'dash limit' }), `objective ${chart.kind.unit(limit)}`));
     chart.values.replaceChildren(...parts);
   }
 

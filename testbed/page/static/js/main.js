@@ -1,11 +1,13 @@
 // The page: opens the run, builds the parts of the page, and updates them to the shown instant.
 import { h, setAttribute, setText } from './dom.js';
-import { count, seconds } from './format.js';
-import { Run, loadAt, preemptionsAt, stateAt } from './run.js';
+import { count, instant, seconds } from './format.js';
+import { Run, countUntil, loadAt, preemptionsAt, stateAt } from './run.js';
 import { Player } from './player.js';
+import { quantile, tokensBetween } from './series.js';
 import { openSource, pageToken } from './source.js';
 import { BlockBar } from './blockbar.js';
 import { Charts } from './charts.js';
+import { ClientTable } from './clients.js';
 import { EventList } from './events.js';
 import { RunMap } from './map.js';
 import { ServerDialog } from './faults.js';
@@ -72,6 +74,7 @@ class Page {
     this.linkDialog = new LinkDialog(run, source);
     this.map = new RunMap(run, source, (a, b) => this.linkDialog.open(a, b));
     this.charts = new Charts(run, player);
+    this.clients = header.clients.length > 1 ? new ClientTable(run) : null;
     this.sessions = new SessionList(run, (session) => this.waterfall.open(session, player.t), (session) => this.map.select(session));
     this.events = new EventList(run, (t) => player.seek(t));
     this.slider = new TimeSlider(run, player);
@@ -93,7 +96,7 @@ class Page {
       h('ul', { class: 'run-facts', 'aria-label': 'Settings' }, ...facts.map((text) => h('li', { text }))),
       h('dl', { class: 'tiles' }, ...[...this.tiles].map(([name, value]) => h('div', {}, h('dt', { text: name }), value))),
     );
-    const main = h('main', {}, this.bar.section, this.map.section, this.charts.section, this.sessions.section, this.events.section);
+    const main = h('main', {}, this.bar.section, this.map.section, this.charts.section, ...(this.clients ? [this.clients.section] : []), this.sessions.section, this.events.section);
     this.app.replaceChildren(top, main, this.slider.section, this.waterfall.dialog, this.serverDialog.dialog, this.linkDialog.dialog);
     document.title = `${header.name} – testbed`;
   }
@@ -114,11 +117,7 @@ class Page {
     this.status = status;
     this.clockSet = performance.now();
     const isRunning = status.phase === 'running' && !this.isLost;
-    let text = PHASES[status.phase] || status.phase;
-    if (status.phase === 'broken') text = `${text}: ${status.why}`;
-    // The server of a page beside a run ends with the run.
-    if (this.isLost) text = status.phase === 'running' ? 'connection lost: the run or its page has ended' : `${text}; the page’s server, too`;
-    setText(this.pill, text);
+    this.writePill();
     setAttribute(this.pill, 'class', `pill ${isRunning ? 'running' : status.phase === 'broken' || status.phase === 'killed' || this.isLost ? 'bad' : ''}`);
     for (const dialog of [this.serverDialog, this.linkDialog]) {
       dialog.setStatus(this.isLost ? { ...status, faults: false } : status, Boolean(pageToken()) && !this.source.isReport);
@@ -130,6 +129,17 @@ class Page {
     }
     if (status.twin && !this.hasTwin) this.loadTwin();
     if (status.links && !this.hasLinks) this.loadLinks();
+  }
+
+  // Writes the run's state. Before the end of a run that has ended, the page is a replay.
+  writePill() {
+    const { phase, why } = this.status;
+    let text = PHASES[phase] || phase;
+    if (phase === 'broken') text = `${text}: ${why}`;
+    // The server of a page beside a run ends with the run.
+    if (this.isLost) text = phase === 'running' ? 'connection lost: the run or its page has ended' : `${text}; the page’s server, too`;
+    else if (phase !== 'running' && this.player.t < this.player.end) text = `replay at ${instant(this.player.t)}; ${text}`;
+    setText(this.pill, text);
   }
 
   // A run leaves the use of its links when it ends.
@@ -208,10 +218,12 @@ class Page {
     this.bar.update(t, this.load);
     this.map.updatePanel(t, this.load);
     this.sessions.update(t);
+    this.clients?.update(t);
     this.events.update(t);
     this.charts.update();
     this.serverDialog.update(t, this.load);
     this.drawTiles(t);
+    this.writePill();
   }
 
   drawTiles(t) {
@@ -226,11 +238,11 @@ class Page {
       preemptions += preemptionsAt(session, t);
       if (times.length && times[0] <= t) firsts.push(times[0] - session.at);
       if (session.end && session.end.at < t - window) continue;
-      for (let i = times.length - 1; i >= 0 && times[i] > t - window; i -= 1) {
-        if (times[i] > t) continue;
-        const passed = i ? numbers[i] - numbers[i - 1] : 1;
-        tokens += passed;
-        if (i) gaps.push((times[i] - times[i - 1]) / passed);
+      tokens += tokensBetween(session, t - window, t);
+      // The times between tokens of the window, and at least a session's last one.
+      const last = countUntil(times, t) - 1;
+      for (let i = last; i > 0 && (times[i] > t - window || i === last); i -= 1) {
+        gaps.push((times[i] - times[i - 1]) / (numbers[i] - numbers[i - 1]));
       }
     }
     const planned = this.run.header.n_requests; // null: requests come from outside
@@ -244,9 +256,7 @@ class Page {
 }
 
 function median(values) {
-  if (!values.length) return null;
-  values.sort((a, b) => a - b);
-  return values[Math.floor(values.length / 2)];
+  return quantile(values.sort((a, b) => a - b), 0.5);
 }
 
 // The first instant with the most active sessions, at which the page of a finished run opens.

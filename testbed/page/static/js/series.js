@@ -1,5 +1,5 @@
 // Columns for charts: figures of a run over time, in equal steps.
-import { cachedTokensAt, spansOf } from './run.js';
+import { cachedTokensAt, countUntil, spansOf } from './run.js';
 
 const [FEWEST, MOST] = [40, 240];
 
@@ -10,7 +10,7 @@ export function stepsUntil(end) {
   return { size, times: Float64Array.from({ length }, (_, i) => (i + 0.5) * size) };
 }
 
-function quantile(sorted, share) {
+export function quantile(sorted, share) {
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : null;
 }
 
@@ -34,7 +34,40 @@ export function requestCounts(run, steps) {
   return [waiting, active, done].map((column) => Array.from(column.subarray(0, n)));
 }
 
-// Returns tokens per second, and the median and 95th percentile of times between tokens, at every step.
+// Calls take(step, share) for the steps that an interval lies in, with each one's share of it.
+function eachShare(from, until, steps, take) {
+  const last = steps.times.length - 1;
+  const place = (at) => Math.max(0, Math.min(last, Math.floor(at / steps.size)));
+  const [first, end] = [place(from), place(until)];
+  if (first === end) take(end, 1);
+  else {
+    for (let step = first; step <= end; step += 1) {
+      const [begin, over] = [Math.max(from, step * steps.size), step === end ? until : (step + 1) * steps.size];
+      take(step, (over - begin) / (until - from));
+    }
+  }
+}
+
+// Returns how many tokens of a session came from an instant to another. A token counts evenly over the time since the one
+// before it, so that figures are smooth where tokens are few; the first one when it comes.
+export function tokensBetween(session, from, until) {
+  const { times, numbers } = session;
+  let found = 0;
+  for (let i = countUntil(times, from); i < times.length; i += 1) {
+    if (i === 0) found += times[0] <= until ? numbers[0] + 1 : 0;
+    else {
+      const inside = Math.min(times[i], until) - Math.max(times[i - 1], from);
+      const whole = times[i] - times[i - 1];
+      if (whole > 0) found += ((numbers[i] - numbers[i - 1]) * Math.max(0, inside)) / whole;
+      else if (times[i] <= until) found += numbers[i] - numbers[i - 1];
+    }
+    if (times[i] > until) break;
+  }
+  return found;
+}
+
+// Returns tokens per second, and the median and 95th percentile of times between tokens, at every step. A token counts
+// evenly over the time since the one before it.
 export function tokenSeries(run, steps) {
   const n = steps.times.length;
   const gaps = Array.from({ length: n }, () => []);
@@ -44,8 +77,11 @@ export function tokenSeries(run, steps) {
     for (let i = 0; i < times.length; i += 1) {
       const step = Math.min(n - 1, Math.floor(times[i] / steps.size));
       const passed = i ? numbers[i] - numbers[i - 1] : numbers[i] + 1;
-      tokens[step] += passed;
-      if (i) gaps[step].push((times[i] - times[i - 1]) / passed);
+      if (!i) tokens[step] += passed;
+      else {
+        eachShare(times[i - 1], times[i], steps, (place, share) => { tokens[place] += passed * share; });
+        gaps[step].push((times[i] - times[i - 1]) / passed);
+      }
     }
   }
   gaps.forEach((values) => values.sort((a, b) => a - b));
@@ -67,10 +103,16 @@ export function firstTokens(run) {
   return perRequest(run, (session) => (session.times.length ? [session.times[0], session.times[0] - session.at] : null));
 }
 
+// Returns how long a request waited until its chain was opened; null if it waits still.
+export function queueOf(session) {
+  const opening = session.openingAt ?? session.admits[0]?.at;
+  return opening === undefined ? null : Math.max(0, opening - session.at);
+}
+
 export function queues(run) {
   return perRequest(run, (session) => {
-    const opening = session.openingAt ?? session.admits[0]?.at;
-    return opening === undefined ? null : [opening, Math.max(0, opening - session.at)];
+    const queue = queueOf(session);
+    return queue === null ? null : [session.at + queue, queue];
   });
 }
 
