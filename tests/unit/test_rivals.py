@@ -28,7 +28,8 @@ def trace(folder: Path) -> Path:
 def test_the_tables_are_a_sweep_s_and_stand_in_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PARTS, "clustered", PARTS["clustered"]._replace(most_requests=100))
+    monkeypatch.setitem(PARTS, "clustered", PARTS["clustered"]._replace(most_requests=10))
+    monkeypatch.setattr(rivals, "SATURATION_RUNS", 2)
     page = tmp_path / "rivals.md"
     page.write_text("# Rivals\n\nWho wins.\n\n## The tables\n\nstale\n")
     asked = (*FEW, *PAIRS, "--out", str(tmp_path / "out"), "--trace", f"Made={trace(tmp_path)}")
