@@ -15,6 +15,7 @@ from typing import Any
 
 from testbed.errors import UserError
 from testbed.experiments.checkpoints import checkpoint_sizes, read_config
+from testbed.experiments.units import counted
 from testbed.rundir import check_new_folder
 from testbed.runtime.blocks import available_bytes, require_blocks
 from testbed.terminal import say
@@ -45,7 +46,7 @@ def import_command(source: str, folder: Path) -> tuple[dict[str, Any], str]:
         "vocab": sizes.vocabulary,
     }
     text = (
-        f"{folder}: {sizes.family}, {sizes.n_blocks} blocks, hidden size {sizes.hidden_size}, "
+        f"{folder}: {sizes.family}, {counted(sizes.n_blocks, 'blocks')}, hidden size {sizes.hidden_size}, "
         f"{sizes.vocabulary} tokens\n"
         f'next: testbed generate --model {folder} --prompt "The capital of France is"'
     )

@@ -19,6 +19,7 @@ from testbed.experiments.network_tables import MatrixTable
 from testbed.experiments.problems import KeyedError
 from testbed.experiments.shared_links import own_links_in_words
 from testbed.experiments.topologies import DEFAULT_DETOUR, DEFAULT_RATE, load_topology, without_rate
+from testbed.experiments.units import counted
 from testbed.results.plots import plotting, save
 from testbed.results.requests import stats
 
@@ -209,7 +210,9 @@ def topology_text(answer: Mapping[str, Any]) -> str:
     """Return the answer as a few lines for the terminal."""
     found = answer["statistics"]
     parts = f" in {found['n_components']} parts that are not connected" if found["n_components"] > 1 else ""
-    lines = [f"{answer['name']}: {found['n_nodes']} nodes, {found['n_links']} links{parts}"]
+    lines = [
+        f"{answer['name']}: {counted(found['n_nodes'], 'nodes')}, {counted(found['n_links'], 'links')}{parts}"
+    ]
     spread = found["rtt_ms"]
     if spread:
         how = (
@@ -285,7 +288,9 @@ def draw_map(
             for name in places or topology.node_names:
                 text = ", ".join(places[name]) if name in places else name
                 left.annotate(text, at[name], xytext=(4, 3), textcoords="offset points", fontsize=7)
-        left.set_title(f"{topology.name}: {len(topology.nodes)} nodes, {len(topology.links)} links")
+        left.set_title(
+            f"{topology.name}: {counted(len(topology.nodes), 'nodes')}, {counted(len(topology.links), 'links')}"
+        )
         if is_map:
             left.set(xlabel="longitude (degrees east)", ylabel="latitude (degrees north)")
             x, y = np.array(list(at.values())).T

@@ -15,6 +15,7 @@ from testbed.control.guarded import guarded
 from testbed.control.links import ChangeLink, LinkChanges, Pair
 from testbed.control.live import LiveSocket
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.units import counted
 from testbed.experiments.whole import whole_network
 from testbed.records.events import EventWriter, Holding, NetworkOpened, Stopped
 from testbed.runtime import wiring
@@ -91,7 +92,7 @@ class _BareNetwork:
         await self._socket.open()
         self._events.write(Holding(at_s=self._clock.now_s()))
         self._announce(
-            f"network {network.name} ({network.why}) of {len(spec.nodes)} nodes is up; `testbed exec NODE "
+            f"network {network.name} ({network.why}) of {counted(len(spec.nodes), 'nodes')} is up; `testbed exec NODE "
             "-- COMMAND` runs programs on them, Ctrl-C ends it"
         )
         await self._processes.guard(asyncio.Event().wait())

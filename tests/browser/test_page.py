@@ -349,7 +349,7 @@ def test_clients_have_a_row_each_and_objectives_a_line(page: Page, command: Test
         n_own = sum(request["client"] == name for request in requests)
         cells = row.locator("td").all_inner_texts()
         assert cells[1:5] == ["0", "0", str(n_own), "0"]
-        assert cells[-1] == ("0 %" if n_own else "–")  # no token comes within a millisecond
+        assert cells[-1] == ("0 %" if n_own else "\N{EN DASH}")  # no token comes within a millisecond
     expect(page.locator(".chart[data-chart='ttft'] .values")).to_contain_text("objective 60.0 s")
     expect(page.locator(".chart[data-chart='rate'] .values")).not_to_contain_text("objective")
     expect(page.get_by_test_id("phase")).to_have_text("run has ended")

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from testbed.experiments.units import counted
 from testbed.results.intervals import Mean
 from testbed.studies.advise.judging import over
 from testbed.studies.sweep.contrast import EQUAL, UNRESOLVED, WORSE, Difference
@@ -64,7 +65,7 @@ def advise_text(answer: dict[str, Any], width: int = 160) -> str:
         console.print(_losses(felt, measures))
     others = sum(row["n_alike"] for row in judged if row not in felt)
     if others:
-        console.print(f"losing any one of the other {others} servers changes nothing")
+        console.print(f"losing any one of the other {counted(others, 'servers')} changes nothing")
     for row in answer["losses"]:
         if row not in judged:
             console.print(f"the loss of {row['server']} cannot be judged: {row['reason']}")
