@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.table import Table
 
-from testbed.experiments.units import counted
 from testbed.results.intervals import Mean
 from testbed.studies.advise.judging import over
 from testbed.studies.sweep.contrast import EQUAL, UNRESOLVED, WORSE, Difference
@@ -65,7 +64,8 @@ def advise_text(answer: dict[str, Any], width: int = 160) -> str:
         console.print(_losses(felt, measures))
     others = sum(row["n_alike"] for row in judged if row not in felt)
     if others:
-        console.print(f"losing any one of the other {counted(others, 'servers')} changes nothing")
+        which = f"any one of the other {others} servers" if others > 1 else "the other server"
+        console.print(f"losing {which} changes nothing")
     for row in answer["losses"]:
         if row not in judged:
             console.print(f"the loss of {row['server']} cannot be judged: {row['reason']}")

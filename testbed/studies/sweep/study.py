@@ -325,6 +325,11 @@ def study_of(
     _check(study)
     stated = study.objectives or "workload.slo" in study.keys
     experiment = load_experiment(study.target, study.fixed)
+    if "workload.rate" in study.keys and experiment.document.get("workload", {}).get("changes"):
+        raise UserError(
+            f"{study.target}: workload.changes sets rates of its own, which a sweep over workload.rate would leave as "
+            "they are: remove them with --set workload.changes=[], or give them as a workload.curve, which is scaled"
+        )
     study = replace(study, has_goodput=bool(stated or experiment.objectives), costs=costs_given(experiment))
     metrics = _listed(options.metrics) or table.metrics
     pareto = _listed(options.pareto) or table.pareto

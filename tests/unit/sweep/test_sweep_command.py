@@ -388,6 +388,11 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(tmp_path: Path) -> None:
         ((), {"jobs": 0}, "--jobs must be at least 1"),
         ((), {"engine": "real", "jobs": 2}, "only one runs at a time"),
         ((), {"target": "clusterd"}, 'did you mean "clustered"'),
+        (
+            ("workload.rate=0.1,0.3",),
+            {"target": "load-shift"},
+            r"load-shift: workload.changes sets rates of its own, .* --set workload.changes=\[\]",
+        ),
     ],
 )
 def test_what_makes_no_sense_gets_one_sentence_before_anything_is_made(
