@@ -8,7 +8,6 @@ the scenario's links (``testbed.fast.links``). Servers come and go (``testbed.fa
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,16 +17,15 @@ from typing import Any
 from nodes import framesizes
 from nodes.admission import NO_ROUTE, Admission, Attempts, HostedBlocks, Need, name_of_attempt, ready_at_s
 from nodes.batching import Batches
-from nodes.clock import NS, nanoseconds, on_tick
+from nodes.clock import on_tick
 from nodes.framesizes import FrameSize
-from nodes.request import SessionError
+from nodes.request import EARLIER_TURN_FAILED, SessionError
 from policies.online import OnlinePolicy
 from policies.problem import Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
 from policies.rules import MAX_ATTEMPTS
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
-from testbed.control.mover import Mover, ServerMove
 from testbed.control.placing import PlacedExperiment
 from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
@@ -35,11 +33,11 @@ from testbed.fast.idle import IdleTimes
 from testbed.fast.links import Links, Way, never_wait
 from testbed.fast.machines import Machines
 from testbed.fast.meetings import Meetings, SessionsMeet, why_links_have_no_closed_form
+from testbed.fast.moving import Moving
 from testbed.fast.outcome import Disturbed, FastRun, SimulatedRequest
 from testbed.fast.steps import ChainSession, Key, Part, Steps, delays_of, overheads_of, replay_of
-from testbed.records.events import AnyEvent, Moved
+from testbed.fast.turns import Turns
 from testbed.records.requests import COMPLETED, FAILED
-from testbed.records.summary import MoveRow
 
 Planner = Callable[..., float]
 """``EventQueue.at`` or ``EventQueue.free_at``."""
@@ -176,14 +174,9 @@ class _Run:
         self._sessions: dict[int, _Session] = {}
         """Requests that have arrived and have not ended, by number."""
         self._ended: dict[int, SimulatedRequest] = {}
-        self._moves: list[MoveRow] = []
-        self._draining: dict[int, tuple[ServerMove, float]] = {}
-        self._mover: Mover | None = None
+        self._moving: Moving | None = None
         if online is not None:
-            self._mover = Mover(
-                experiment, online, self._coordinator, self, lambda: queue.now_s, self._note_move
-            )
-            self._plan_check(self._mover)
+            self._moving = Moving(experiment, online, queue, self._coordinator, self._servers)
 
     def serve(self, why: str) -> FastRun:
         """Serves all requests. ``why``: how, and the reason."""
@@ -198,15 +191,16 @@ class _Run:
             self._queue.run()
         ended = [self._ended[number] for number in range(len(requests))]
         decisions_s, links = self._coordinator.decisions_s, self._links
+        moves = [] if self._moving is None else self._moving.rows
         if links is not None and self._steps is None:
             for request in ended:
                 links.note(request)
         use = None if links is None else links.use(self._queue.now_s)
         faults = self._machines.events
         if (steps := self._steps) is None:
-            return FastRun(ended, self._moves, decisions_s, why, links=use, faults=faults)
+            return FastRun(ended, moves, decisions_s, why, links=use, faults=faults)
         return FastRun(
-            ended, self._moves, decisions_s, why, steps.rows, steps.n_rows, steps.gaps_s, use, faults
+            ended, moves, decisions_s, why, steps.rows, steps.n_rows, steps.gaps_s, use, faults
         )
 
     # Sessions.
@@ -222,8 +216,8 @@ class _Run:
             self._arrive(number, plan)
 
     def _arrive(self, number: int, plan: RequestPlan) -> None:
-        if self._mover is not None:
-            self._mover.load.arrive(self._queue.now_s)
+        if self._moving is not None:
+            self._moving.load.arrive(self._queue.now_s)
         attempts = self._attempts(plan.index, plan.arrival_at_s)
         self._sessions[number] = session = _Session(number, plan, attempts)
         self._ask(session)
@@ -479,8 +473,8 @@ class _Run:
             waiting_s = session.waiting_s
         if session.ready_at_s is not None and first_at_s is not None:
             setup_s = session.ready_at_s - (arrived_at_s + waiting_s)
-        if self._mover is not None:
-            self._mover.load.end(now_s)
+        if self._moving is not None:
+            self._moving.load.end(now_s)
         del self._sessions[session.number]
         if len(self._ended) + 1 == len(self._experiment.workload.requests):
             self._queue.stop()
@@ -519,60 +513,14 @@ class _Run:
         self._servers[server].release(key)
         if waits is not None:
             self._down(self._free_at, client, server, framesizes.OK, self._confirmed, waits)
-        if server in self._draining:
-            self._load_if_drained(server)
+        if self._moving is not None:
+            self._moving.released(server)
         self._machines.released(server)
 
     def _confirmed(self, session: _Session) -> None:
         session.n_unanswered -= 1
         if not session.n_unanswered:
             self._refused(session)
-
-    # Moves of servers.
-
-    def _plan_check(self, mover: Mover) -> None:
-        at_s = mover.next_check_at_s()
-        if at_s < math.inf:
-            never_early_at_s = nanoseconds(at_s) / NS  # or the policy would want the same check again
-            self._queue.at(never_early_at_s, self._check, mover)
-
-    def _check(self, mover: Mover) -> None:
-        mover.check()
-        self._plan_check(mover)
-
-    def rehost(self, move: ServerMove) -> None:
-        """As ``testbed.control.mover.MoveExecutor``."""
-        now_s, server = self._queue.now_s, move.server
-        room_bytes = self._servers[server].hosted.cache_bytes
-        self._servers[server].offer(move.stays.first, move.stays.last, min(move.new_bytes, room_bytes))
-        self._draining[server] = move, now_s
-        assert move.drain_s is not None
-        self._queue.at(now_s + move.drain_s, self._overdue, move)
-        self._load_if_drained(server)
-
-    def _load_if_drained(self, server: int) -> None:
-        if not self._servers[server].leaving():
-            assert self._mover is not None
-            move, closed_at_s = self._draining.pop(server)
-            now_s = self._queue.now_s
-            self._mover.drained(server, now_s)
-            self._queue.at(now_s + move.load_s, self._loaded, move, closed_at_s, now_s)
-
-    def _overdue(self, move: ServerMove) -> None:
-        if self._draining.get(move.server, (None, 0.0))[0] is move:
-            name = self._problem.servers[move.server].name
-            raise Disturbed(
-                f"{name} cuts the sessions that have not ended {move.drain_s:g} s after it began to move"
-            )
-
-    def _loaded(self, move: ServerMove, closed_at_s: float, drained_at_s: float) -> None:
-        assert self._mover is not None
-        self._servers[move.server].offer(move.new.first, move.new.last, move.new_bytes)
-        self._mover.completed(move, closed_at_s, drained_at_s, self._queue.now_s, 0)
-
-    def _note_move(self, event: AnyEvent) -> None:
-        if isinstance(event, Moved):
-            self._moves.append(event.row([server.name for server in self._problem.servers]))
 
 
 def what_meets(experiment: Experiment) -> str:
