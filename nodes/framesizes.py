@@ -87,7 +87,11 @@ def opening(n_pages: int, *, forwarding: bool) -> FrameSize:
     if not n_pages:
         return JOIN if forwarding else OPEN
     ids = bytes(n_pages * PAGE_ID_BYTES)
-    with_pages = wire.JoinPages(*_JOINING, 1000, 100.5, ids) if forwarding else wire.OpenPages(*_OPENING, 1000, 100.5, ids)
+    with_pages = (
+        wire.JoinPages(*_JOINING, 1000, 100.5, ids)
+        if forwarding
+        else wire.OpenPages(*_OPENING, 1000, 100.5, ids)
+    )
     return _frame(_own_bytes(with_pages), 0, True)
 
 

@@ -165,7 +165,9 @@ class HubHistory:
         """
         kept = {first: self.pages(first, ids[n_found // size :]) for first, n_found in found.items()}
         reached = min(n_found + size * len(kept[first]) for first, n_found in found.items())
-        lacking = {first: kept[first][: max(0, reached - n_found) // size] for first, n_found in found.items()}
+        lacking = {
+            first: kept[first][: max(0, reached - n_found) // size] for first, n_found in found.items()
+        }
         return reached, {first: pages for first, pages in lacking.items() if pages}
 
     def begins_at(self, first: int, ids: Sequence[bytes], n_reused: int) -> tuple[int, list[bytes]]:

@@ -107,7 +107,7 @@ class HubSession:
         """Tokens of the prompt that are not computed, because all servers have kept their caches; those that hops were sent for
         it, of all hops."""
         self._was_open = False
-        self._costs = RoundCosts(0.0, 0.0) if after is None else after._costs
+        self._costs: RoundCosts = RoundCosts(0.0, 0.0) if after is None else after._costs
         """What a round costs on the chain, as the coordinator expects it."""
         self._steps: list[int] = [] if after is None else list(after._steps)
         """The number of tokens of every step so far, the present one included."""
