@@ -134,7 +134,7 @@ def resolve(
     if (
         scenario.cache.prefix == "shared"
         and scenario.workload.arrivals == "trace"
-        and not requests[0].block_ids
+        and not (requests[0].block_ids or requests[0].turn)
     ):
         raise KeyedError(
             ("cache", "prefix"),
