@@ -35,6 +35,7 @@ _OWN = (
     "speculation",
     "suite",
     "sweep",
+    "wire",
 )
 _STRESS = ("chaos", "chaos-mutations", "fuzz", "soak")
 COMMANDS = {name: f"benchmarks.{name}" for name in _OWN} | {

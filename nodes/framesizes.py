@@ -12,6 +12,7 @@ from nodes import wire
 from nodes.batching import Composition
 from nodes.outbox import Class
 from nodes.parts import class_of_payload
+from nodes.prefixes import PAGE_ID_BYTES
 from policies.links import HEADER_BYTES
 
 _MASK_BYTES = 4
@@ -69,14 +70,35 @@ def _frame(own_bytes: int, n_payload: int, is_masked: bool) -> FrameSize:
     )
 
 
-OPEN = _frame(_own_bytes(wire.Open(100, "100", "client1", 0, 30, 1000, 1000, 100.5)), 0, True)
-JOIN = _frame(
-    _own_bytes(wire.Join(100, "100", "client1", 0, 30, 1000, _TOKEN, 3, _TOKEN, 1000, 100.5)), 0, True
-)
+_OPENING = 100, "100", "client1", 0, 30, 1000
+_JOINING = *_OPENING, _TOKEN, 3, _TOKEN
+OPEN = _frame(_own_bytes(wire.Open(*_OPENING, 1000, 100.5)), 0, True)
+JOIN = _frame(_own_bytes(wire.Join(*_JOINING, 1000, 100.5)), 0, True)
 CLOSE = _frame(_own_bytes(wire.Close(1000, "100")), 0, True)
 OK = _frame(_own_bytes(wire.Ok(1000)), 0, False)
+FOUND = _frame(_own_bytes(wire.Found(1000, 1000)), 0, False)
 GOT = _frame(_own_bytes(wire.Got(1000)), 0, False)
 ERROR = _frame(_own_bytes(wire.Error(1000, wire.NO_CAPACITY, "m" * 60)), 0, False)
+
+
+@lru_cache(4096)
+def opening(n_pages: int, *, forwarding: bool) -> FrameSize:
+    """Returns the size of an opening with the ids of ``n_pages`` pages of the prompt."""
+    if not n_pages:
+        return JOIN if forwarding else OPEN
+    ids = bytes(n_pages * PAGE_ID_BYTES)
+    with_pages = (
+        wire.JoinPages(*_JOINING, 1000, 100.5, ids)
+        if forwarding
+        else wire.OpenPages(*_OPENING, 1000, 100.5, ids)
+    )
+    return _frame(_own_bytes(with_pages), 0, True)
+
+
+@lru_cache(4096)
+def keeping(n_pages: int) -> FrameSize:
+    """Returns the size of a closing after which the server may keep ``n_pages`` pages."""
+    return _frame(_own_bytes(wire.Keep(1000, "100", bytes(n_pages * PAGE_ID_BYTES))), 0, True)
 
 
 def there(n_payload: int, at: int, *, forwarding: bool) -> FrameSize:

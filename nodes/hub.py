@@ -17,7 +17,7 @@ from nodes.digest import (
     token_of,
     write_rows,
 )
-from nodes.request import Request, WrongTokenError
+from nodes.request import Request, WrongTokenError, made_up_prompt
 from policies.decoding import Decoding
 
 
@@ -70,21 +70,13 @@ class HubModel(Protocol):
     def close(self) -> None: ...
 
 
-def _made_up(request: Request) -> list[int]:
-    """Returns the tokens of a prompt: the conversation so far, blocks by their ids, and what only this request has."""
-    size = request.block_tokens
-    blocks = (size * number + i for number in request.block_ids for i in range(size))
-    known = [*request.history, *blocks][: request.n_input_tokens]
-    return [*known, *(request.index + i for i in range(request.n_input_tokens - len(known)))]
-
-
 class _StubSequence:
     ended = False
 
     def __init__(self, hub: StubHub, request: Request) -> None:
         self._hub = hub
         self._request = request.index
-        self._pending = list(request.generation.prompt) or _made_up(request)
+        self._pending = list(request.generation.prompt) or made_up_prompt(request, request.history)
         self.tokens = list(self._pending)
         self._caches = [0] * hub.n_blocks
         self._token_bytes = hub.token_bytes

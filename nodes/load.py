@@ -22,10 +22,8 @@ from nodes.records import (
     Token,
 )
 from nodes.recovery import Observer
-from nodes.request import Request, SessionError
+from nodes.request import EARLIER_TURN_FAILED, Request, SessionError
 from nodes.session import HubSession
-
-EARLIER_TURN_FAILED = "an earlier turn of its conversation failed"
 
 
 class LoadGenerator:

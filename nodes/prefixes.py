@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -155,6 +155,25 @@ class HubHistory:
             self._pages.move_to_end((first, each))
             found.append(page[0])
         return found
+
+    def reach(
+        self, found: Mapping[int, int], ids: Sequence[bytes], size: int
+    ) -> tuple[int, dict[int, list[bytes]]]:
+        """Returns how many tokens of a prompt all hops of a chain can have, and the inputs of those that each lacks.
+
+        ``found``: how many tokens each hop has found, by its first block. ``ids`` are those of the prompt's pages of ``size`` tokens.
+        """
+        kept = {first: self.pages(first, ids[n_found // size :]) for first, n_found in found.items()}
+        reached = min(n_found + size * len(kept[first]) for first, n_found in found.items())
+        lacking = {
+            first: kept[first][: max(0, reached - n_found) // size] for first, n_found in found.items()
+        }
+        return reached, {first: pages for first, pages in lacking.items() if pages}
+
+    def begins_at(self, first: int, ids: Sequence[bytes], n_reused: int) -> tuple[int, list[bytes]]:
+        """Returns where the inputs of a hop begin that the hub has after ``n_reused`` tokens were reused, and those before."""
+        known = self.pages(first, ids)
+        return (0, known) if len(known) == len(ids) else (n_reused, [])
 
     def add(self, first: int, page_id: bytes, inputs: bytes, n_bytes: int) -> None:
         """Keeps ``inputs``, as ``HubModel.remember`` returns them, of hidden states of ``n_bytes``."""

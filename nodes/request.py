@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from nodes.blocks.spec import Sampling
@@ -64,6 +66,18 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
         """The number of prompt and output tokens that servers reserve cache for."""
         most = self.n_output_tokens if self.max_new_tokens is None else self.max_new_tokens
         return max(self.n_input_tokens + most, self.held_tokens)
+
+
+def made_up_prompt(request: Request | RequestPlan, history: Sequence[int]) -> list[int]:
+    """Returns the tokens of a prompt: the conversation so far, blocks by their ids, and what only this request has."""
+    size = request.block_tokens
+    blocks = (size * number + i for number in request.block_ids for i in range(size))
+    known = [*history, *blocks][: request.n_input_tokens]
+    return [*known, *(request.index + i for i in range(request.n_input_tokens - len(known)))]
+
+
+EARLIER_TURN_FAILED = "an earlier turn of its conversation failed"
+"""Why a turn failed that was never asked for."""
 
 
 class SessionError(Exception):

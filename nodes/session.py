@@ -107,7 +107,7 @@ class HubSession:
         """Tokens of the prompt that are not computed, because all servers have kept their caches; those that hops were sent for
         it, of all hops."""
         self._was_open = False
-        self._costs = RoundCosts(0.0, 0.0)
+        self._costs: RoundCosts = RoundCosts(0.0, 0.0) if after is None else after._costs
         """What a round costs on the chain, as the coordinator expects it."""
         self._steps: list[int] = [] if after is None else list(after._steps)
         """The number of tokens of every step so far, the present one included."""
@@ -166,11 +166,10 @@ class HubSession:
         A hop that fails now fails at its next step, too, and is replaced then.
         """
         ids = split_ids(self._chain.pages)
-        kept = {hop.first: history.pages(hop.first, ids[hop.n_found // size :]) for hop in self.hops}
-        self._n_reused = reached = min(hop.n_found + size * len(kept[hop.first]) for hop in self.hops)
+        self._n_reused, lacking = history.reach({hop.first: hop.n_found for hop in self.hops}, ids, size)
 
-        async def fill(hop: OpenHop, n_tokens: int) -> None:
-            rows = self._model.recall(b"".join(kept[hop.first][: n_tokens // size]))
+        async def fill(hop: OpenHop, pages: list[bytes]) -> None:
+            rows, n_tokens = self._model.recall(b"".join(pages)), size * len(pages)
             hop.n_cached = hop.n_found
             self._n_filled += n_tokens
             try:
@@ -178,8 +177,7 @@ class HubSession:
             except HopFailed:
                 self._chain.forget(hop)
 
-        lacking = [(hop, reached - hop.n_found) for hop in self.hops]
-        await asyncio.gather(*(fill(hop, n_tokens) for hop, n_tokens in lacking if n_tokens > 0))
+        await asyncio.gather(*(fill(hop, lacking[hop.first]) for hop in self.hops if hop.first in lacking))
 
     def _keep_inputs(self, history: HubHistory, size: int, pages: bytes) -> None:
         """Keeps the inputs of all hops that have them."""
@@ -265,9 +263,8 @@ class HubSession:
         if self._history is not None and (size := self._rules.kept_tokens) is not None:
             ids = split_ids(self._chain.pages)[: reused // size]
             for hop in self.hops[1:]:
-                known = self._history.pages(hop.first, ids)
-                if len(known) == len(ids):
-                    hop.inputs, hop.begins_at = bytearray(b"".join(known)), 0
+                hop.begins_at, known = self._history.begins_at(hop.first, ids, reused)
+                hop.inputs = bytearray(b"".join(known))
         first = self.hops[0]
         first.inputs, first.begins_at = bytearray(self._model.remember(prompt[: len(prompt) - len(rest)])), 0
         return rest

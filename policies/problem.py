@@ -45,6 +45,19 @@ class BlockRange(NamedTuple):
         return self.last - self.first
 
 
+Wire = Literal["fp16", "int8"]
+"""How hidden states may be sent, if not as they are computed: int8 has rows of one byte per value, with a scale for each row."""
+SCALE_BYTES = 4
+"""A row's scale."""
+
+
+def wire_bytes(hidden_size: int, value_bytes: int, wire: Wire | None) -> int:
+    """Returns the bytes of one hidden state on the wire. Its values have ``value_bytes`` where they are computed."""
+    if wire == "int8":
+        return hidden_size + SCALE_BYTES
+    return hidden_size * (2 if wire == "fp16" else value_bytes)
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A transformer, as far as placement must know it.
@@ -65,10 +78,17 @@ class ModelSpec:
     value_bytes: int = 2
     petals_cache_tokens: int = 4096
     blocks_bytes: tuple[float, ...] = ()
+    wire: Wire | None = None
+    """How hidden states are sent; ``None``: as they are computed."""
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's hidden state on the wire."""
+        return wire_bytes(self.hidden_size, self.value_bytes, self.wire)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one token's hidden state as it is computed."""
         return self.hidden_size * self.value_bytes
 
     def range_bytes(self, held: BlockRange) -> float:

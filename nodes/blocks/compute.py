@@ -35,6 +35,7 @@ from nodes.blocks.spec import BlocksSpec
 from nodes.blocks.weights import opened
 from nodes.clock import Clock, ScaledClock
 from nodes.compute import Batcher, Computed, ComputeError
+from policies.problem import wire_bytes
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class BlocksCompute:
         self._family, self._config = family_of(spec.source.config)
         self._device, self._dtype = open_device(spec.device, spec.dtype)
         quantised.check(spec.weights)
-        self.token_bytes: int = self._config.hidden_size * self._dtype.itemsize
+        self.token_bytes: int = wire_bytes(self._config.hidden_size, self._dtype.itemsize, spec.wire)
         self._block_config = self._family.block_config(self._config)
         self._layout = cache_layout(self._config)
         block = empty_block(self._family, self._block_config, 0)
@@ -406,10 +407,10 @@ class BlocksCompute:
 
     @torch.inference_mode()
     def _compute(self, session: _BlocksSession, n_tokens: int, payload: bytes) -> bytes:
-        states = from_bytes(payload, n_tokens, self._dtype, self._device)[None]
+        states = from_bytes(payload, n_tokens, self._dtype, self._device, self._spec.wire)[None]
         assert session.cache is not None, "kept while it runs"
         if self._spec.has_graphs and n_tokens == 1 and session.cache.get_seq_length():
-            return to_bytes(self._decode(session, states)[0])
+            return to_bytes(self._decode(session, states)[0], self._spec.wire)
         chunk_tokens = self._chunk_tokens(session.cache.get_seq_length() + n_tokens)
         outputs = [
             session.model(
@@ -417,7 +418,7 @@ class BlocksCompute:
             ).last_hidden_state
             for chunk in states.split(min(n_tokens, chunk_tokens), dim=1)
         ]
-        return to_bytes(torch.cat(outputs, dim=1)[0])
+        return to_bytes(torch.cat(outputs, dim=1)[0], self._spec.wire)
 
     def _decode(self, session: _BlocksSession, states: torch.Tensor) -> torch.Tensor:
         """Returns the hidden states ``[1, 1, hidden size]`` after the blocks for the session's next token."""
@@ -516,14 +517,14 @@ class BlocksCompute:
         assert self._ragged is not None
         sizes = [portion.n_tokens for portion in portions]
         payload = b"".join(portion.payload for portion in portions)
-        states = from_bytes(payload, sum(sizes), self._dtype, self._device)[None]
+        states = from_bytes(payload, sum(sizes), self._dtype, self._device, self._spec.wire)[None]
         parts = []
         for portion, own in zip(portions, states.split(sizes, dim=1), strict=True):
             session = portion.job.session
             assert session.cache is not None, "kept while it runs"
             blocks = getattr(session.model, self._family.blocks)
             parts.append(Part(own, session.cache, session.first, blocks))
-        row = to_bytes(torch.cat(self._ragged.forward(parts), dim=1)[0])
+        row = to_bytes(torch.cat(self._ragged.forward(parts), dim=1)[0], self._spec.wire)
         ends = [n * self.token_bytes for n in itertools.accumulate(sizes, initial=0)]
         return [row[start:end] for start, end in itertools.pairwise(ends)]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from nodes.compute import ComputeError
+from policies.problem import SCALE_BYTES, Wire
 
 _FIRST_WITH_BFLOAT16 = 8
 """Compute capability (Ampere). torch's own question is about the current device, which need not be this one."""
@@ -117,17 +118,40 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def from_bytes(payload: bytes, n_tokens: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns hidden states ``[n_tokens, hidden size]`` from a payload: the tensor's bytes, row after row."""
-    states = torch.frombuffer(bytearray(payload), dtype=dtype).reshape(n_tokens, -1)
+_SENT = {"fp16": torch.float16, "int8": torch.int8}
+"""The type of what is sent."""
+
+
+def from_bytes(
+    payload: bytes, n_tokens: int, dtype: torch.dtype, device: torch.device, wire: Wire | None = None
+) -> torch.Tensor:
+    """Returns hidden states ``[n_tokens, hidden size]`` from a payload: the bytes of what is sent, row after row."""
+    of_wire = dtype if wire is None else _SENT[wire]
+    states = torch.frombuffer(bytearray(payload), dtype=of_wire).reshape(n_tokens, -1)
     if device.type == "cuda":
         # From pinned memory the copy needs no staging; later work of this stream waits for it.
-        return states.pin_memory().to(device, non_blocking=True)
-    return states
+        states = states.pin_memory().to(device, non_blocking=True)
+    if wire == "int8":
+        scales = states[:, :SCALE_BYTES].contiguous().view(torch.float32)
+        states = states[:, SCALE_BYTES:] * scales
+    return states.to(dtype)
 
 
-def to_bytes(states: torch.Tensor) -> bytes:
+def sent(states: torch.Tensor, wire: Wire) -> torch.Tensor:
+    """Returns hidden states ``[n_tokens, hidden size]`` as they are sent: with int8 each row behind its scale."""
+    if wire == "fp16":
+        most = torch.finfo(torch.float16).max
+        return states.clamp(-most, most).half()
+    values = states.float()
+    scales = values.abs().amax(dim=1, keepdim=True) / 127
+    rows = (values / scales.clamp(min=torch.finfo(torch.float32).tiny)).round().to(torch.int8)
+    return torch.cat((scales.view(torch.int8), rows), dim=1)
+
+
+def to_bytes(states: torch.Tensor, wire: Wire | None = None) -> bytes:
     """Returns the bytes of hidden states ``[n_tokens, hidden size]``; waits until they have been computed."""
+    if wire is not None:
+        states = sent(states, wire)
     if states.is_cuda:
         host = torch.empty(states.shape, dtype=states.dtype, pin_memory=True)
         host.copy_(states, non_blocking=True)

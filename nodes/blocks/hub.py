@@ -28,6 +28,7 @@ from nodes.blocks.weights import opened
 from nodes.compute import ComputeError
 from nodes.drafting import continued
 from nodes.request import Generation, Request, SessionError
+from policies.problem import wire_bytes
 
 
 def prompt_of(request: Request, vocabulary: int) -> list[int]:
@@ -87,7 +88,7 @@ class BlocksHub:
         self.spec = spec
         family, self.config = family_of(spec.source.config)
         self.device, self.dtype = open_device(spec.device, spec.dtype)
-        self.token_bytes: int = self.config.hidden_size * self.dtype.itemsize
+        self.token_bytes: int = wire_bytes(self.config.hidden_size, self.dtype.itemsize, spec.wire)
         self.token_limit: int | None = getattr(self.config, family.token_limit, None)
         """Tokens of the longest sequence that the model is made for; ``None`` if that is unknown."""
         self.end_tokens = end_tokens(spec.source, self.config)
@@ -146,12 +147,12 @@ class BlocksHub:
     @torch.inference_mode()
     def embed(self, tokens: list[int]) -> bytes:
         """Returns the hidden states of tokens that enter block 0, as a payload."""
-        return to_bytes(self._embeddings(torch.tensor(tokens, device=self.device)))
+        return to_bytes(self._embeddings(torch.tensor(tokens, device=self.device)), self.spec.wire)
 
     @torch.inference_mode()
     def logits(self, payload: bytes) -> torch.Tensor:
         """Returns the logits ``[1, vocabulary]`` for one of the hidden states from the last block."""
-        state = from_bytes(payload, 1, self.dtype, self.device)
+        state = from_bytes(payload, 1, self.dtype, self.device, self.spec.wire)
         logits = torch.nn.functional.linear(self._final_norm(state), self._head, self._bias)
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap

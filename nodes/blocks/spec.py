@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from policies.decoding import Decoding
+from policies.problem import Wire
 
 Weights = Literal["plain", "int8", "nf4"]
 """How blocks store their matrices: in the dtype of the activations, or in 8 or about 4 bits per value."""
@@ -44,6 +45,8 @@ class BlocksSpec:
     n_streams: int = 1
     is_batched: bool = False
     chunk_tokens: int | None = None
+    wire: Wire | None = None
+    """How hidden states are sent and received (``policies.problem``)."""
     has_graphs: bool = False
     """Whether steps of one token are CUDA graphs (``nodes.blocks.graphs``); ``n_streams`` is 1 then."""
 
@@ -78,5 +81,7 @@ class HubSpec:
     dtype: str = "float32"
     n_threads: int = 1
     decoding: Decoding | None = None
+    wire: Wire | None = None
+    """As ``BlocksSpec``."""
     draft_folder: str | None = None
     """The checkpoint of the model that drafts; ``None``: tokens are looked up in the request itself."""

@@ -112,6 +112,7 @@ def resolve_blocks(
         seed=full.seed or 0,
         devices=(device,) if isinstance(device, str) else tuple(device),
         dtype=dtype,
+        wire=scenario.network.wire,
         weights=weights,
         n_threads=compute.threads or 1,
         n_streams=compute.streams or 1,

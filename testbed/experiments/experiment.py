@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from netem.spec import SUBNET, TcpSpec
 from policies.links import Link
 from policies.membership import MembershipRules
-from policies.problem import Problem
+from policies.problem import Problem, Wire
 from policies.rules import PagingRules, PrefixRules, RecoveryRules
 from policies.workload import Backoff, QueueRules, RequestPlan
 from testbed.experiments.draws import Sample
@@ -153,6 +153,8 @@ class BlocksSettings:
     is_batched: bool = False
     """Waiting steps are computed together, with at most ``chunk_tokens`` tokens of a prompt."""
     chunk_tokens: int | None = None
+    wire: Wire | None = None
+    """How hidden states are sent; ``None``: as they are computed."""
     has_graphs: bool = False
     """Steps of one token are recorded and played as CUDA graphs."""
 

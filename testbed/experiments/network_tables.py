@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 
 from netem.networks import AUTO, NETWORKS
 from netem.spec import SUBNET
+from policies.problem import Wire
 from testbed.experiments.event_table import EventTable, TraceTable
 from testbed.experiments.fields import BitsPerSecond, Name, Positive, Ratio, Seconds, Table, quantity, rule
 from testbed.experiments.problems import unknown
@@ -35,6 +36,8 @@ class NetworkTable(Table):
 
     - ``backend``: what carries the links; "auto" chooses.
     - ``mtu``: largest IP packet in bytes. ``subnet``: the IPv4 network of the nodes' addresses.
+    - ``wire``: hidden states are sent as 16-bit floating point, or as 8-bit whole numbers with a scale per token; without it, as
+      they are computed.
     - ``keep_cpus_awake``: no CPU of the machine sleeps during a run in real time.
     - ``jitter`` and ``loss`` (a share of packets): of links that have none of their own. A jitter larger than
       a link's one-way delay counts as that delay.
@@ -45,6 +48,7 @@ class NetworkTable(Table):
     backend: NetworkName = AUTO
     mtu: Annotated[int, Field(ge=576, le=65535)] = 1500
     subnet: str = str(SUBNET)
+    wire: Wire | None = None
     keep_cpus_awake: bool = True
     jitter: Seconds = 0.0
     loss: Loss = 0.0

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from policies.interfaces import SessionSetup
-from policies.problem import ModelSpec, ServerSpec, mean_cached_tokens
+from policies.problem import ModelSpec, ServerSpec, Wire, mean_cached_tokens
 from policies.steps import StepTimes
 from testbed.experiments.catalogue import (
     DTYPES,
@@ -101,10 +101,10 @@ def named_model(name: str, dtype: str | None = None) -> ModelTable:
     return filled(table, sizes, *DTYPES[table.dtype], name)
 
 
-def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
+def resolve_model(table: ModelTable, wire: Wire | None = None) -> tuple[ModelTable, ModelSpec]:
     """Return ``[model]`` with all numbers, and as a ``ModelSpec``. Raises ``KeyedError`` for missing sizes.
 
-    The attention cache of a token in a block defaults to 2 x hidden_size values.
+    The attention cache of a token in a block defaults to 2 x hidden_size values. ``wire``: how hidden states are sent.
     """
     values = profiled(table)
     remedy = f"a profile ({', '.join(model_names())})"
@@ -124,6 +124,7 @@ def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
         value_bytes=value_bytes,
         petals_cache_tokens=values.petals_cache_tokens or 4096,
         blocks_bytes=blocks_bytes if len(set(blocks_bytes)) > 1 else (),
+        wire=wire,
     )
     update = {
         "profile": None,

@@ -109,7 +109,7 @@ def resolve(
     Raises ``KeyedError`` with the key path of what cannot be resolved.
     """
     sized, compute, blocks = resolve_blocks(scenario, folder_of("compute", "model"))
-    model_table, model = resolve_model(sized)
+    model_table, model = resolve_model(sized, scenario.network.wire)
     policy = with_whole_paths(with_halves(scenario.policy), folder_of)
     policies = Policies.of(policy, load_policy)
     policy = policies.decide(policy)
@@ -134,7 +134,7 @@ def resolve(
     if (
         scenario.cache.prefix == "shared"
         and scenario.workload.arrivals == "trace"
-        and not requests[0].block_ids
+        and not (requests[0].block_ids or requests[0].turn)
     ):
         raise KeyedError(
             ("cache", "prefix"),

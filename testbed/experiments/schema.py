@@ -545,6 +545,9 @@ class WorkloadTable(Table):
     before it, and its prompt is all that was said, then ``n_further_tokens`` new ones (default: ``n_input_tokens``, which
     are those of first messages). ``n_requests`` counts all requests, and ``rate`` would be theirs if answers took no time.
 
+    ``conversations`` are those of listed requests or request_lengths, a row of [conversation's number, seconds after the answer
+    before] for each; they come from recorded conversations, whose seconds ``think_time`` replaces.
+
     ``prompts`` are those of listed requests that may begin alike, rows of [chat, turn, ids of its blocks of ``prompt_block``
     tokens ...] (default 512; chat and turn -1: of none). Blocks with equal ids have equal tokens. They come from a trace's
     ``hash_ids`` where ``cache.prefix`` is "shared".
@@ -582,14 +585,20 @@ class WorkloadTable(Table):
         | None
     ) = None
     n_further_tokens: Length | None = None
+    conversations: list[Any] | None = None
     prompts: list[Any] | None = None
     prompt_block: Tokens | None = None
 
     @model_validator(mode="after")
     def _of_conversations(self) -> Self:
+        if self.conversations is not None and self.requests is None and self.request_lengths is None:
+            raise rule(
+                "is of listed requests or request_lengths, and the workload has none; leave it out",
+                "conversations",
+            )
         if self.turns is None:
             for key in ("think_time", "n_further_tokens"):
-                if getattr(self, key) is not None:
+                if getattr(self, key) is not None and not (key == "think_time" and self.file is not None):
                     raise rule("is of conversations; give workload.turns, or leave this out", key)
         elif self.arrivals in ("trace", "listed") or None in (self.n_input_tokens, self.n_output_tokens):
             raise rule(

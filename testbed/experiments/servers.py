@@ -127,7 +127,7 @@ def server_specs(
             times_of(table),
             group.gpus,
             group.interconnect or "nvlink",
-            spec.token_bytes,
+            spec.state_bytes,
             sizes.n_kv_heads if is_split and sizes is not None else None,
         )
         found += [
@@ -137,7 +137,7 @@ def server_specs(
                 table,
                 memory_bytes * (1 - (group.memory_reserve or 0.0)),
                 lengths,
-                spec.token_bytes,
+                spec.state_bytes,
                 pattern,
                 times,
                 stored,

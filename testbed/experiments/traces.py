@@ -1,4 +1,5 @@
-"""Reads traces: Mooncake and Qwen-Bailian JSONL, Azure and BurstGPT CSV, and a run's ``requests.parquet``.
+"""Reads traces: Mooncake and Qwen-Bailian JSONL, conversations of ShareGPT and AIPerf, Azure and BurstGPT CSV, and a run's
+``requests.parquet``.
 
 The content decides which kind a file is; text may be compressed with gzip. Every reader yields rows of
 (arrival in seconds, input tokens, output tokens).
@@ -21,12 +22,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from policies.workload import RequestPlan
+from testbed.experiments import recorded_talks
 from testbed.experiments.limits import MAX_REQUESTS, MAX_TOKENS
 from testbed.experiments.problems import KeyedError, shown
 from testbed.experiments.prompts import BAILIAN_TOKENS, MOONCAKE_TOKENS, Prompt, check_ids
+from testbed.experiments.recorded_talks import Place
 from testbed.rundir import parquet_path
 
-Row = tuple[float, int, int] | tuple[float, int, int, Prompt]
+Row = tuple[float, int, int] | tuple[float, int, int, Prompt] | recorded_talks.Row
 _KEY = ("workload", "file")
 _log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 4 * 1024**3
@@ -35,12 +38,14 @@ MAX_FILE_BYTES = 4 * 1024**3
 class Trace(NamedTuple):
     """A recorded workload: its kind, and its requests as [arrival in s, input tokens, output tokens].
 
-    ``prompts`` has what is known of the prompts; empty if the trace has nothing of them.
+    ``prompts`` has what is known of the prompts, and ``places`` where each stands in a conversation whose further messages come
+    after answers; empty if the trace has nothing of them.
     """
 
     kind: str
     requests: list[list[int | float]]
     prompts: list[Prompt]
+    places: list[Place] = []  # noqa: RUF012 - nobody changes it
 
     def check_prompts(self) -> None:
         """Raises ``KeyedError`` if a prompt's ids contradict its length."""
@@ -90,13 +95,15 @@ def read_trace(path: Path) -> Trace:
             len(rows) - len(served),
             len(rows),
         )
-    prompts = [row[3] for row in served if len(row) == 4]
+    places = [row[3] for row in served if len(row) == 4 and isinstance(row[3], Place)]
+    prompts = [row[3] for row in served if len(row) == 4 and isinstance(row[3], Prompt)]
     if len(prompts) < len(served):  # some without ids: then nothing is known of who shares what
         prompts = []
     return Trace(
         kind,
         [[row[0] - served[0][0], row[1], row[2]] for row in served],
         prompts,
+        places,
     )
 
 
@@ -128,8 +135,16 @@ def _text(path: Path) -> tuple[str, Iterator[Row]]:
     with _open(path) as file:
         first = file.readline()
         file.seek(0)
+        if first.lstrip().startswith("["):
+            return SHAREGPT, _json_array(path)
+        if first.lstrip().startswith("{") and (found := _IS_TALK.search(first)):
+            is_sharegpt = found[1] == "conversations"
+            of_talk = recorded_talks.sharegpt() if is_sharegpt else recorded_talks.sessions(_whole, _number)
+            return (SHAREGPT if is_sharegpt else SESSIONS), _json_lines(
+                path, lambda line: [*of_talk(json.loads(line))]
+            )
         if first.lstrip().startswith("{"):
-            return (BAILIAN if _IS_TURN.search(first) else "Mooncake"), _json_lines(path)
+            return (BAILIAN if _IS_TURN.search(first) else "Mooncake"), _json_lines(path, _json_line())
         columns = set(csv.DictReader(file).fieldnames or ())
     for kind, needed, read in _CSV:
         if needed <= columns:
@@ -137,15 +152,25 @@ def _text(path: Path) -> tuple[str, Iterator[Row]]:
     kinds = "; ".join(", ".join(sorted(needed)) for _, needed, _ in _CSV)
     raise KeyedError(
         _KEY,
-        f'"{path}" is not a known kind of trace: it must be JSON lines (timestamp, input_length, '
-        f"output_length), a CSV with the columns {kinds}, or a run's requests.parquet",
+        f'"{path}" is not a known kind of trace: it must be JSON lines (timestamp, input_length, output_length; or session_id '
+        f"with these or delay and text; or conversations with from and value, also as one JSON list), a CSV with the columns {kinds}, or a run's requests.parquet",
     )
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
+def _json_lines(path: Path, read: Callable[[str], Row | list[Row]]) -> Iterator[Row]:
     with _open(path) as file:
         lines = ((n, line) for n, line in enumerate(file, 1) if line.strip())
-        yield from _rows(path, lines, _json_line())
+        yield from _rows(path, lines, read)
+
+
+def _json_array(path: Path) -> Iterator[Row]:
+    with _open(path) as file:
+        try:
+            records = json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise KeyedError(_KEY, f'"{path}" cannot be read as a JSON list: {error}') from None
+    of_talk = recorded_talks.sharegpt()
+    yield from _rows(path, enumerate(records, 1), lambda record: [*of_talk(record)], "conversation")
 
 
 def _csv_lines(path: Path, read: Callable[[dict[str, str]], Row]) -> Iterator[Row]:
@@ -154,20 +179,29 @@ def _csv_lines(path: Path, read: Callable[[dict[str, str]], Row]) -> Iterator[Ro
         yield from _rows(path, ((reader.line_num, record) for record in reader), read)
 
 
-def _rows(path: Path, records: Iterator[tuple[int, Any]], read: Callable[[Any], Row]) -> Iterator[Row]:
-    for line, record in records:
+def _rows(
+    path: Path,
+    records: Iterator[tuple[int, Any]],
+    read: Callable[[Any], Row | list[Row]],
+    unit: str = "line",
+) -> Iterator[Row]:
+    """Yields the rows of all ``records``, each with its number; a record may have several."""
+    for number, record in records:
         try:
-            row = read(record)
-            if not math.isfinite(row[0]):
-                raise ValueError(f"arrival {row[0]} is not a finite time")
-            if max(row[1:3]) > MAX_TOKENS:
-                raise ValueError(f"{max(row[1:3]):.0g} tokens are more than {MAX_TOKENS:,}")
-            yield row
+            found = read(record)
+            for row in found if isinstance(found, list) else [found]:
+                if not math.isfinite(row[0]):
+                    raise ValueError(f"arrival {row[0]} is not a finite time")
+                if max(row[1:3]) > MAX_TOKENS:
+                    raise ValueError(f"{max(row[1:3]):.0g} tokens are more than {MAX_TOKENS:,}")
+                yield row
         except RecursionError:
-            raise KeyedError(_KEY, f'"{path}" line {line} cannot be read: it is nested too deeply') from None
+            raise KeyedError(
+                _KEY, f'"{path}" {unit} {number} cannot be read: it is nested too deeply'
+            ) from None
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise KeyedError(_KEY, f'"{path}" line {line} cannot be read: {what}') from None
+            raise KeyedError(_KEY, f'"{path}" {unit} {number} cannot be read: {what}') from None
 
 
 def _json_line() -> Callable[[str], Row]:
@@ -256,12 +290,13 @@ def _burstgpt() -> Callable[[dict[str, str]], Row]:
     return read
 
 
-BAILIAN = "Qwen-Bailian"
+BAILIAN, SHAREGPT, SESSIONS = "Qwen-Bailian", "ShareGPT", "AIPerf sessions"
 _CSV: tuple[tuple[str, frozenset[str], Callable[[], Callable[[dict[str, str]], Row]]], ...] = (
     ("Azure", frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}), _azure),
     ("BurstGPT", frozenset({"Timestamp", "Request tokens", "Response tokens"}), _burstgpt),
 )
 _IS_TURN = re.compile(r'"(chat_id|turn)"\s*:')
+_IS_TALK = re.compile(r'"(session_id|conversations)"\s*:')
 
 
 def trace_text(kind: str, requests: Sequence[RequestPlan]) -> str:

@@ -19,6 +19,8 @@ from testbed.experiments.draws import Sample, drawn
 from testbed.experiments.limits import MAX_DURATION_S, MAX_NUMBER, MAX_TOKENS, too_late
 from testbed.experiments.problems import KeyedError, shown
 from testbed.experiments.prompts import MOONCAKE_TOKENS, Prompt, listed, of_rows
+from testbed.experiments.recorded_talks import Place, by_conversation, drawn_messages, listed_places
+from testbed.experiments.recorded_talks import of_rows as of_places
 from testbed.experiments.schema import Choice, Lognormal, Quantiles, ThinkTime, Uniform, WorkloadTable
 from testbed.experiments.traces import read_trace
 
@@ -151,10 +153,12 @@ def _checked(listed: list[Any], n_clients: int, is_hidden: bool) -> Listed:
     return listed
 
 
-def _recorded(table: WorkloadTable, folder: Path, keeps_prompts: bool = False) -> tuple[list[Any], str]:
+def _recorded(
+    table: WorkloadTable, seed: int, folder: Path, keeps_prompts: bool = False
+) -> tuple[list[Any], str]:
     """Return the trace's requests with at most ``max_input_tokens``, and in words where they come from.
 
-    ``keeps_prompts``: each has a ``Prompt`` as its last value, if the trace has them.
+    ``keeps_prompts``: each has a ``Prompt`` as its last value, if the trace has them. Requests of conversations have their ``Place``.
     """
     trace = read_trace(folder / (table.file or ""))
     kind = trace.kind
@@ -162,10 +166,25 @@ def _recorded(table: WorkloadTable, folder: Path, keeps_prompts: bool = False) -
     if keeps_prompts and trace.prompts:
         trace.check_prompts()
         rows = [[*row, prompt] for row, prompt in zip(rows, trace.prompts, strict=True)]
+    if trace.places:
+        rows = [[*row, place] for row, place in zip(rows, trace.places, strict=True)]
+        for key in ("n_input_tokens", "n_output_tokens", "draw"):
+            if getattr(table, key) is not None:
+                raise KeyedError(
+                    ("workload", key),
+                    f"is given, and {table.file} has conversations, whose prompts contain the answers before; leave it out",
+                )
+    elif table.think_time is not None:
+        raise KeyedError(
+            ("workload", "think_time"), f"is of conversations, and {table.file} has none; leave it out"
+        )
+    if table.think_time is not None:
+        think_s = _think_s(table.think_time, stream(seed, "think times"))
+        rows = [[*row[:3], row[3]._replace(think_s=think_s() if row[3].turn else 0.0)] for row in rows]
     origin, most = f"{kind} trace {Path(table.file or '').name}", table.max_input_tokens
     if most is None:
         return rows, origin
-    short = [row for row in rows if row[1] <= most]
+    short = [row for row in rows if row[1] <= most]  # of a conversation those before: each prompt is longer
     if not short:
         raise KeyedError(
             ("workload", "max_input_tokens"), f"is {most:,}, and every recorded prompt is longer; raise it"
@@ -180,7 +199,7 @@ def _recorded(table: WorkloadTable, folder: Path, keeps_prompts: bool = False) -
 
 def _replayed(
     table: WorkloadTable, seed: int, folder: Path, n_clients: int, keeps_prompts: bool
-) -> tuple[list[Any], float, str, Sample, list[Lengths]]:
+) -> tuple[list[Any], float, str, Sample | None, list[Lengths]]:
     """Choose recorded requests and stretch their arrivals.
 
     Returns the requests, their mean rate per second, in words where they come from, how many were recorded,
@@ -189,7 +208,13 @@ def _replayed(
     requests of one run may have a higher or lower rate, as they were recorded.
     """
     if table.arrivals == "trace":
-        rows, origin = _recorded(table, folder, keeps_prompts)
+        rows, origin = _recorded(table, seed, folder, keeps_prompts)
+        if isinstance(rows[0][-1], Place) and all(row[0] == 0 for row in rows if not row[-1].turn):
+            raise KeyedError(
+                ("workload", "arrivals"),
+                f'is "trace", and the conversations of {table.file} have no times at which they begin; take "poisson", and give '
+                "rate and n_requests",
+            )
     else:
         rows = _checked(table.requests or [], n_clients, table.lengths == "hidden")
         origin = table.origin or "listed"
@@ -197,7 +222,10 @@ def _replayed(
             lengths = [int(row[1]) for row in rows]
             prompts = of_rows(table.prompts, lengths, table.prompt_block or MOONCAKE_TOKENS)
             rows = [[*row, prompt] for row, prompt in zip(rows, prompts, strict=True)]
-    sample = Sample(table.draw, len(rows))
+        if table.conversations is not None:
+            places = of_places(table.conversations, len(rows))
+            rows = [[*row, place] for row, place in zip(rows, places, strict=True)]
+    sample = None if isinstance(rows[0][-1], Place) else Sample(table.draw, len(rows))
     n = table.n_requests or len(rows)
     if n > len(rows):
         raise KeyedError(
@@ -220,8 +248,8 @@ def _replayed(
 
 def _lengths_listed(
     table: WorkloadTable, seed: int, folder: Path
-) -> tuple[list[list[int]], str | None, list[Lengths]]:
-    """Choose [input, output] tokens for requests whose arrivals are generated.
+) -> tuple[list[list[int]] | list[Message], str | None, list[Lengths]]:
+    """Choose [input, output] tokens for requests whose arrivals are generated, or messages of recorded conversations.
 
     Returns them, in words where they come from, and the lengths of the recorded requests that were not chosen:
     nobody knows before what is about to come. With a trace, each request has both lengths of one recorded
@@ -229,8 +257,11 @@ def _lengths_listed(
     """
     n = table.n_requests or 1
     if table.file is not None:
-        rows, origin = _recorded(table, folder)
+        rows, origin = _recorded(table, seed, folder)
         rng = stream(seed, "recorded lengths")
+        if isinstance(rows[0][-1], Place):
+            said = f"conversations drawn from the {len(by_conversation(rows)):,} of {origin}"
+            return drawn_messages(rows, n, rng), said, [*map(_lengths_of, rows)]
         chosen = [rng.randrange(len(rows)) for _ in range(n)]
         is_chosen = set(chosen)
         others = [_lengths_of(row) for number, row in enumerate(rows) if number not in is_chosen]
@@ -247,6 +278,13 @@ def _lengths_listed(
                 ("workload", "request_lengths", index),
                 f"must be [input tokens, output tokens], 1 to {MAX_TOKENS:,} each, not {shown(row)}",
             )
+    if table.conversations is not None:
+        places = of_places(table.conversations, len(listed))
+        messages = [
+            Message(place.conversation, place.turn, place.think_s, *row)
+            for place, row in zip(places, listed, strict=True)
+        ]
+        return messages[:n], table.origin, []
     return listed[:n], table.origin, []
 
 
@@ -333,6 +371,11 @@ def workload_source(table: WorkloadTable) -> str:
     return f"{arrivals}; {lengths}"
 
 
+def _think_s(think: ThinkTime | float, rng: random.Random) -> Callable[[], float]:
+    """Return what draws the seconds before a further message."""
+    return (lambda: rng.expovariate(1 / think.mean)) if isinstance(think, ThinkTime) else (lambda: think)
+
+
 def _draws(table: WorkloadTable, seed: int, concern: str = "") -> Draws:
     """Return what draws a workload's conversations, each from a random stream of its own."""
     assert table.turns is not None and table.n_input_tokens is not None and table.n_output_tokens is not None
@@ -340,7 +383,6 @@ def _draws(table: WorkloadTable, seed: int, concern: str = "") -> Draws:
         _length(table.n_output_tokens, stream(seed, f"{concern}output lengths")),
         table.max_new_tokens,
     )
-    think, rng = table.think_time or 0.0, stream(seed, f"{concern}think times")
     return Draws(
         turns=_length(table.turns, stream(seed, f"{concern}turns")),
         first=_length(table.n_input_tokens, stream(seed, f"{concern}input lengths")),
@@ -348,9 +390,7 @@ def _draws(table: WorkloadTable, seed: int, concern: str = "") -> Draws:
             table.n_further_tokens or table.n_input_tokens, stream(seed, f"{concern}further lengths")
         ),
         output=output if most is None else lambda: min(output(), most),
-        think_s=(lambda: rng.expovariate(1 / think.mean))
-        if isinstance(think, ThinkTime)
-        else (lambda: think),
+        think_s=_think_s(table.think_time or 0.0, stream(seed, f"{concern}think times")),
     )
 
 
@@ -382,6 +422,7 @@ def make_requests(
     arrivals = stream(seed, "arrivals")
     replayed: list[Any] | None = None
     prompts: list[Prompt] = []
+    places: list[Place] = []
     sample: Sample | None = None
     past: list[Lengths] = []
     update: dict[str, Any] = {}
@@ -392,6 +433,10 @@ def make_requests(
             prompts = [row[-1] for row in replayed]
             replayed = [row[:-1] for row in replayed]
             update = {"prompts": listed(prompts), "prompt_block": prompts[0].block_tokens}
+        if isinstance(replayed[0][-1], Place):
+            places = [row[-1] for row in replayed]
+            replayed = [row[:-1] for row in replayed]
+            update = {"conversations": listed_places(places), "think_time": None}
         arrives_at_s = [float(row[0]) for row in replayed]
         update |= {
             "arrivals": "listed",
@@ -411,17 +456,24 @@ def make_requests(
     messages: list[Message] = []
     if table.turns is not None:
         messages = draw_conversations(_draws(table, seed), len(arrives_at_s))
+    is_listed = replayed is None and None in (table.n_input_tokens, table.n_output_tokens)
+    if is_listed:
+        chosen, said, past = _lengths_listed(table, seed, folder)
+        if isinstance(chosen[0], Message):
+            messages = chosen
+        pairs = [list(each.lengths) if isinstance(each, Message) else each for each in chosen]
+        update = {"file": None, "max_input_tokens": None, "origin": said, "request_lengths": pairs}
+        if messages:
+            rows = [[message.conversation, message.think_s] for message in messages]
+            update |= {"conversations": rows, "think_time": None}
+    if messages:
         starts_s = begins_at_s(arrives_at_s, messages, stream(seed, "conversations"))
         arrives_at_s = _earliest_s(starts_s, messages)
     wrong = too_late(max(arrives_at_s))
     if wrong is not None:
         raise KeyedError(("workload", "rate"), wrong)
-    is_listed = replayed is None and None in (table.n_input_tokens, table.n_output_tokens)
     if replayed is not None:
         pairs = [[int(row[1]), int(row[2])] for row in replayed]
-    elif is_listed:
-        pairs, said, past = _lengths_listed(table, seed, folder)
-        update = {"file": None, "max_input_tokens": None, "origin": said, "request_lengths": pairs}
     lengths = []
     for column, spec, concern in (
         (0, table.n_input_tokens, "input lengths"),
@@ -449,6 +501,12 @@ def make_requests(
         turns[index] = Turn(message.conversation, message.number, after, message.think_s)
     for index, prompt in enumerate(prompts):
         turns[index] = Turn(prompt.conversation, prompt.turn) if prompt.conversation >= 0 else None
+    last: dict[int, int] = {}
+    for index, place in enumerate(places):
+        before = last.get(place.conversation)
+        clients[index] = clients[index] if before is None else clients[before]
+        turns[index] = Turn(place.conversation, place.turn, before, 0.0 if before is None else place.think_s)
+        last[place.conversation] = index
     blocks = [(prompt.ids, prompt.block_tokens) for prompt in prompts] or [((), 0)] * len(clients)
     if messages:
         longest = max(lengths[0]), longest[1]

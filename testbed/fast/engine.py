@@ -8,41 +8,37 @@ the scenario's links (``testbed.fast.links``). Servers come and go (``testbed.fa
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from nodes import framesizes
 from nodes.admission import NO_ROUTE, Admission, Attempts, HostedBlocks, Need, name_of_attempt, ready_at_s
 from nodes.batching import Batches
-from nodes.clock import NS, nanoseconds, on_tick
-from nodes.framesizes import FrameSize
-from nodes.request import SessionError
+from nodes.clock import on_tick
+from nodes.request import EARLIER_TURN_FAILED, SessionError
 from policies.online import OnlinePolicy
 from policies.problem import Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
 from policies.rules import MAX_ATTEMPTS
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
-from testbed.control.mover import Mover, ServerMove
 from testbed.control.placing import PlacedExperiment
 from testbed.experiments.experiment import Experiment
+from testbed.fast.conversations import Conversations
 from testbed.fast.events import EventQueue
 from testbed.fast.idle import IdleTimes
 from testbed.fast.links import Links, Way, never_wait
 from testbed.fast.machines import Machines
 from testbed.fast.meetings import Meetings, SessionsMeet, why_links_have_no_closed_form
+from testbed.fast.moving import Moving
 from testbed.fast.outcome import Disturbed, FastRun, SimulatedRequest
-from testbed.fast.steps import ChainSession, Key, Part, Steps, delays_of, overheads_of, replay_of
-from testbed.records.events import AnyEvent, Moved
+from testbed.fast.sending import Sending
+from testbed.fast.session import Session
+from testbed.fast.steps import ChainDelays, ChainSession, Key, Part, Steps, delays_of, overheads_of, replay_of
 from testbed.records.requests import COMPLETED, FAILED
-from testbed.records.summary import MoveRow
 
-Planner = Callable[..., float]
-"""``EventQueue.at`` or ``EventQueue.free_at``."""
 OnCache = Callable[[float, int, float], None]
 """Called with (instant, server, change in bytes) whenever cache is reserved or released."""
 
@@ -79,44 +75,6 @@ def simulate_fast(
     return _Run(experiment, placed, *options, by_steps=True).serve(f"step by step, since {why}")
 
 
-@dataclass(slots=True)
-class _Session:
-    """A request that has not ended. ``opening`` numbers its attempts to open a session."""
-
-    number: int
-    plan: RequestPlan
-    attempts: Attempts
-    """Those since the request has had no chain."""
-    opening: int = 0
-    n_chains: int = 0
-    """How many chains it has tried to open."""
-    asked_at_s: float = 0.0
-    waiting_s: float = 0.0
-    ready_at_s: float | None = None
-    """When its prompt could be sent."""
-    route: Route | None = None
-    opened: tuple[int, ...] = ()
-    """The servers that have accepted the session."""
-    n_unanswered: int = 0
-    """The servers that have not answered an opening or a closing."""
-    refusal: str = ""
-    broken: tuple[int, ...] = ()
-    """The servers that were gone when its opening came."""
-    is_final: bool = False
-    """Whether waiting for other sessions to end cannot help."""
-    on_chain: ChainSession | None = None
-    """The session on its present chain, or on the last one."""
-    preempted_by: int | None = None
-    """A server that took its cache before all of its present chain was open."""
-    n_preemptions: int = 0
-    preempted_tokens: int = 0
-    preempted_s: float = 0.0
-    cost_s: float | None = None
-    """What routing minimised when the request first asked."""
-    wait_expected_s: float = 0.0
-    """The longest wait that routing expected."""
-
-
 class _Run:
     """One simulation."""
 
@@ -136,6 +94,7 @@ class _Run:
         self._problem = experiment.problem
         self._setup_s = experiment.calibration.session_setup_s
         self._max_attempts = max_attempts
+        self._talks = Conversations(experiment)
         paging = experiment.compute.paging
         self._on_cache = on_cache
         self._coordinator = Coordinator(experiment, placed, lambda: queue.now_s, queue.at)
@@ -152,6 +111,7 @@ class _Run:
         self._times: ServiceTimes | IdleTimes = ServiceTimes(experiment.problem)
         self._links = None if never_wait(experiment) else Links(queue, experiment)
         """``None``: messages take their links' delays alone."""
+        self._send = Sending(queue, experiment.problem, self._links)
         if self._links is not None:
             self._times = IdleTimes(experiment, self._links)
             for change in experiment.network.changes:
@@ -167,66 +127,116 @@ class _Run:
                 laws=problem.servers,
                 batches=batches,
                 caches=None if paging is None else self._servers,
-                notify=self._notify,
+                notify=self._send.notify,
                 forwarding=problem.forwarding,
                 hub_s=problem.hub_s,
                 decoding=problem.decoding,
                 most=most_steps,
             )
-        self._sessions: dict[int, _Session] = {}
-        """Requests that have arrived and have not ended, by number."""
+        self._sessions: dict[int, Session] = {}
+        """Those that have arrived and have not ended, or whose chain is open for the next turn, by number."""
+        self._held: dict[int, Session] = {}
+        """Those whose chain is open, by the index of the next turn."""
         self._ended: dict[int, SimulatedRequest] = {}
-        self._moves: list[MoveRow] = []
-        self._draining: dict[int, tuple[ServerMove, float]] = {}
-        self._mover: Mover | None = None
+        self._moving: Moving | None = None
         if online is not None:
-            self._mover = Mover(
-                experiment, online, self._coordinator, self, lambda: queue.now_s, self._note_move
-            )
-            self._plan_check(self._mover)
+            self._moving = Moving(experiment, online, queue, self._coordinator, self._servers)
 
     def serve(self, why: str) -> FastRun:
         """Serves all requests. ``why``: how, and the reason."""
         requests = self._experiment.workload.requests
-        coming: list[deque[tuple[int, RequestPlan]]] = [deque() for _ in self._problem.clients]
-        for number, plan in enumerate(requests):
-            coming[plan.client].append((number, plan))
+        coming: list[deque[RequestPlan]] = [deque() for _ in self._problem.clients]
+        for plan in requests:
+            if plan.turn is None or plan.turn.after is None:
+                coming[plan.client].append(plan)
         for of_client in coming:
             if of_client:
-                self._queue.at(of_client[0][1].arrival_at_s, self._arrive_from, of_client)
+                self._queue.at(of_client[0].arrival_at_s, self._arrive_from, of_client)
         if requests:
             self._queue.run()
-        ended = [self._ended[number] for number in range(len(requests))]
+        ended = [self._ended[plan.index] for plan in requests]
         decisions_s, links = self._coordinator.decisions_s, self._links
+        moves = [] if self._moving is None else self._moving.rows
         if links is not None and self._steps is None:
             for request in ended:
                 links.note(request)
         use = None if links is None else links.use(self._queue.now_s)
         faults = self._machines.events
         if (steps := self._steps) is None:
-            return FastRun(ended, self._moves, decisions_s, why, links=use, faults=faults)
-        return FastRun(
-            ended, self._moves, decisions_s, why, steps.rows, steps.n_rows, steps.gaps_s, use, faults
-        )
+            return FastRun(ended, moves, decisions_s, why, links=use, faults=faults)
+        return FastRun(ended, moves, decisions_s, why, steps.rows, steps.n_rows, steps.gaps_s, use, faults)
 
     # Sessions.
 
-    def _arrive_from(self, coming: deque[tuple[int, RequestPlan]]) -> None:
+    def _arrive_from(self, coming: deque[RequestPlan]) -> None:
         """One client's requests: those that are due now, and the next when it is due."""
         due = []
-        while coming and on_tick(coming[0][1].arrival_at_s) <= self._queue.now_s:
+        while coming and on_tick(coming[0].arrival_at_s) <= self._queue.now_s:
             due.append(coming.popleft())
         if coming:
-            self._queue.at(coming[0][1].arrival_at_s, self._arrive_from, coming)
-        for number, plan in due:
-            self._arrive(number, plan)
+            self._queue.at(coming[0].arrival_at_s, self._arrive_from, coming)
+        for plan in due:
+            self._arrive(plan)
 
-    def _arrive(self, number: int, plan: RequestPlan) -> None:
-        if self._mover is not None:
-            self._mover.load.arrive(self._queue.now_s)
+    def _arrive(self, plan: RequestPlan) -> None:
+        if self._moving is not None:
+            self._moving.load.arrive(self._queue.now_s)
         attempts = self._attempts(plan.index, plan.arrival_at_s)
-        self._sessions[number] = session = _Session(number, plan, attempts)
+        if (before := self._held.pop(plan.index, None)) is not None:
+            self._go_on(before, plan, attempts)
+            return
+        pages = self._talks.prompt_pages(plan)
+        self._sessions[plan.index] = session = Session(plan.index, plan, attempts, pages=pages)
         self._ask(session)
+
+    def _go_on(self, before: Session, plan: RequestPlan, attempts: Attempts) -> None:
+        """Serves a turn on the chain that the one before has left open."""
+        now_s, chain = self._queue.now_s, before.on_chain
+        assert chain is not None and self._steps is not None, "its chain is open"
+        self._sessions[before.number] = session = Session(
+            before.number,
+            plan,
+            attempts,
+            before.opening,
+            n_chains=before.n_chains,
+            asked_at_s=now_s,
+            ready_at_s=now_s,
+            route=Route(chain.hops, 0.0, 0.0),
+            opened=before.opened,
+            n_reused=before.plan.n_input_tokens + before.plan.n_output_tokens - 1,
+        )
+        self._serve_step_by_step(self._steps, session, chain.hops, now_s, chain)
+
+    def _follow(self, plan: RequestPlan, *, has_failed: bool) -> None:
+        """Plans the turn after request ``plan``, which has ended now; if that failed, the whole conversation fails."""
+        following, now_s = self._talks.after(plan.index), self._queue.now_s
+        if following is None:
+            return
+        assert following.turn is not None, "it follows another turn"
+        think_s, index = following.turn.think_s, following.index
+        at_s = now_s if has_failed else on_tick(now_s + think_s)
+        following = replace(following, arrival_at_s=at_s)
+        if has_failed:
+            if self._moving is not None:
+                self._moving.load.arrive(now_s)
+            self._end(
+                Session(index, following, self._attempts(index, now_s)), FAILED, reason=EARLIER_TURN_FAILED
+            )
+            return
+        if index in self._held and (hold_s := self._talks.hold_s) is not None and think_s > hold_s:
+            self._queue.at(now_s + hold_s, self._let_go, index)
+        self._queue.at(at_s, self._come_back, following)
+
+    def _come_back(self, plan: RequestPlan) -> None:
+        self._coordinator.arrives(plan.index, plan.arrival_at_s)
+        self._arrive(plan)
+
+    def _let_go(self, index: int) -> None:
+        """Closes the chain that was open for turn ``index``, which is not there yet."""
+        session = self._held.pop(index)
+        self._coordinator.release(index)
+        self._close(session)
+        del self._sessions[session.number]
 
     def _attempts(self, request: int, since_s: float) -> Attempts:
         backoff, final_give_up_s = (
@@ -237,20 +247,20 @@ class _Run:
             backoff.waits_s(request), since_s, backoff.give_up_s, final_give_up_s, self._max_attempts
         )
 
-    def _ask(self, session: _Session) -> None:
+    def _ask(self, session: Session) -> None:
         """Ask for a chain."""
         session.opening += 1
         n_done = session.on_chain.token if session.on_chain is not None else 0
         self._coordinator.ask(session.plan.index, partial(self._answer, session), n_done)
 
-    def _answer(self, session: _Session, route: Route | PolicyError | None) -> None:
+    def _answer(self, session: Session, route: Route | PolicyError | None) -> None:
         """The coordinator has decided. Of several that it lets in at once one is told after the other."""
         if self._experiment.policy.queue is None:
             self._told(session, route)
         else:
             self._queue.at(self._queue.now_s, self._told, session, route)
 
-    def _told(self, session: _Session, route: Route | PolicyError | None) -> None:
+    def _told(self, session: Session, route: Route | PolicyError | None) -> None:
         """Send an opening to all servers of the chain."""
         plan = session.plan
         session.asked_at_s = self._queue.now_s
@@ -267,46 +277,22 @@ class _Run:
         if session.cost_s is None:
             session.cost_s = route.cost_s
         # It orders requests that arrived at the same time.
-        name = name_of_attempt(f"{plan.index}", session.n_chains)
+        name = name_of_attempt(f"{session.number}", session.n_chains)
         session.n_chains += 1
         n_done = session.on_chain.token if session.on_chain is not None else 0
         n_sent = n_done
         if session.on_chain is not None and n_done:  # it replays the step in which it lost its chain
             n_sent += session.on_chain.round.sent - 1
-        need = Need(plan.n_input_tokens + n_sent, plan.known.n_tokens, (plan.arrival_at_s, name))
+        most_tokens = self._talks.reserved_tokens(plan)
+        need = Need(plan.n_input_tokens + n_sent, most_tokens, (plan.arrival_at_s, name))
         session.n_unanswered = len(route.hops)
-        size = framesizes.JOIN if self._problem.forwarding else framesizes.OPEN
+        size = framesizes.opening(len(session.pages), forwarding=self._problem.forwarding)
         if self._meetings is not None:
             self._meetings.begin(session.number, plan.client, route.hops, session.asked_at_s)
         for hop in route.hops:
-            self._up(self._queue.at, plan.client, hop.server, size, self._open, session, hop, need)
+            self._send.up(self._queue.at, plan.client, hop.server, size, self._open, session, hop, need)
 
-    def _up(
-        self, plan: Planner, client: int, server: int, frame: FrameSize, call: Callable[..., None], *args: Any
-    ) -> None:
-        """Sends a small message from a client to a server.
-
-        ``plan`` plans its arrival where messages take their link's delay alone.
-        """
-        if self._links is not None:
-            self._links.up(client, server).send(frame, call, *args)
-        else:
-            plan(self._queue.now_s + self._problem.up_s(client, server), call, *args)
-
-    def _down(
-        self, plan: Planner, client: int, server: int, frame: FrameSize, call: Callable[..., None], *args: Any
-    ) -> None:
-        """As ``_up``, from a server to a client."""
-        if self._links is not None:
-            self._links.down(client, server).send(frame, call, *args)
-        else:
-            plan(self._queue.now_s + self._problem.down_s(client, server), call, *args)
-
-    def _notify(self, client: int, server: int, call: Callable[..., None], *args: Any) -> None:
-        """Sends a client that its session has failed on a server."""
-        self._down(self._queue.at, client, server, framesizes.ERROR, call, *args)
-
-    def _open(self, session: _Session, hop: Hop, need: Need) -> None:
+    def _open(self, session: Session, hop: Hop, need: Need) -> None:
         """An opening reaches a server. What the answer is, is known as soon as it is sent."""
         ended_at_s = self._machines.ended_at_s(hop.server)
         if ended_at_s is not None:  # the client learns it when the end of its connection arrives
@@ -315,16 +301,18 @@ class _Run:
             session.broken += (hop.server,)
             self._queue.at(max(heard_at_s, self._queue.now_s), self._answered, session)
             return
-        self._down(self._queue.at, session.plan.client, hop.server, framesizes.OK, self._answered, session)
-        key, server = (session.number, session.opening), self._servers[hop.server]
-        refused = server.admit(key, hop.first, hop.last, need)
+        size = framesizes.FOUND if session.pages else framesizes.OK
+        self._send.down(self._queue.at, session.plan.client, hop.server, size, self._answered, session)
+        key, server = session.key, self._servers[hop.server]
+        refused = server.admit(key, hop.first, hop.last, need, session.pages)
         if refused is None:
             session.opened += (hop.server,)
+            session.found[hop.first] = server.found_tokens(key)
         else:
             session.refusal = f"{self._problem.servers[hop.server].name}: {refused.reason}"
             session.is_final |= refused.is_final
 
-    def _answered(self, session: _Session) -> None:
+    def _answered(self, session: Session) -> None:
         """A server has answered; goes on once all have."""
         session.n_unanswered -= 1
         if session.n_unanswered:
@@ -333,14 +321,57 @@ class _Run:
         if session.refusal:
             self._close(session, is_refused=True)
             return
-        assert session.route is not None
-        begins_at_s, hops = now_s, session.route.hops
-        if session.ready_at_s is None:
-            initial_delay_s = self._problem.initial_delay_s
-            begins_at_s = ready_at_s(session.asked_at_s, now_s, initial_delay_s, self._setup_s)
-            session.waiting_s = session.asked_at_s - on_tick(plan.arrival_at_s)
-            session.ready_at_s = begins_at_s
+        if session.ready_at_s is not None:
+            self._serve(session, now_s)
+            return
+        initial_delay_s = self._problem.initial_delay_s
+        session.ready_at_s = ready_at_s(session.asked_at_s, now_s, initial_delay_s, self._setup_s)
+        session.waiting_s = session.asked_at_s - on_tick(plan.arrival_at_s)
+        if self._talks.outlive:
+            session.n_reused, lacking = self._talks.fill(plan.client, session.found, session.pages)
+            session.n_unanswered = len(lacking)
+            for first, n_tokens in lacking.items():
+                self._fill(session, first, n_tokens)
+        if not session.n_unanswered:
+            self._ready(session)
+
+    def _fill(self, session: Session, first: int, n_tokens: int) -> None:
+        """Sends a hop what it lacks of the prompt's pages, beside all others."""
+        assert self._steps is not None and session.route is not None, "hubs fill hops step by step"
+        (hop,) = (hop for hop in session.route.hops if hop.first == first)
+        filling = ChainSession(
+            session.plan,
+            session.key,
+            (hop,),
+            *self._delays(session.plan, (hop,), n_tokens),
+            ended=partial(self._filled, session),
+            parts=(Part(session.found[first], n_tokens),),
+            is_fill=True,
+        )
+        self._steps.begin(filling, self._queue.now_s)
+
+    def _filled(self, session: Session, at_s: float) -> None:
+        session.n_unanswered -= 1
+        if not session.n_unanswered:
+            self._ready(session)
+
+    def _ready(self, session: Session) -> None:
+        """Has the prompt sent as soon as the session is set up."""
+        assert session.ready_at_s is not None, "its chain is open"
+        session.ready_at_s = max(session.ready_at_s, self._queue.now_s)
+        if self._talks.histories and session.ready_at_s > self._queue.now_s:  # they may change until then
+            self._queue.at(session.ready_at_s, self._serve, session, session.ready_at_s)
+        else:
+            self._serve(session, session.ready_at_s)
+
+    def _serve(self, session: Session, begins_at_s: float) -> None:
+        """Serves a session whose chain is open, from its first token on or after a lost chain."""
+        plan = session.plan
+        assert session.route is not None, "its chain is open"
+        hops = session.route.hops
         if self._steps is not None:
+            if session.on_chain is None:
+                session.begins = self._talks.begins(plan.client, hops, session.pages, session.n_reused or 0)
             self._serve_step_by_step(self._steps, session, hops, begins_at_s)
             return
         first_s, all_s = self._times.of(plan.served, hops)
@@ -350,34 +381,47 @@ class _Run:
             begins_at_s += way.there.late_s(prompt, begins_at_s)
         self._free_at(begins_at_s + all_s, self._finish, session, on_tick(begins_at_s + first_s))
 
+    def _delays(
+        self, plan: RequestPlan, hops: tuple[Hop, ...], first_tokens: int
+    ) -> tuple[ChainDelays, Sequence[Way]]:
+        """Returns the delays of a chain whose first message has ``first_tokens``, and its connections, if they are simulated."""
+        sent = RequestSpec(plan.client, first_tokens, plan.n_output_tokens)
+        if self._links is None:
+            return delays_of(self._experiment, sent, hops), ()
+        return overheads_of(self._experiment, sent, hops), self._links.ways(plan.client, hops)
+
     def _serve_step_by_step(
-        self, steps: Steps, session: _Session, hops: tuple[Hop, ...], ready_at_s: float
+        self,
+        steps: Steps,
+        session: Session,
+        hops: tuple[Hop, ...],
+        ready_at_s: float,
+        held: ChainSession | None = None,
     ) -> None:
-        """Serve a session step by step, from the first token on, or with a replay after a lost chain."""
-        plan, before, key = session.plan, session.on_chain, (session.number, session.opening)
-        ended, lost = partial(self._finish, session), partial(self._lost, session)
-        parts: Sequence[Part] = (Part(0, plan.n_input_tokens),)
+        """Serve a session step by step: from the first token on, also on a chain that was ``held``, or with a replay after
+        a lost chain."""
+        plan, before = session.plan, session.on_chain
+        n_reused = session.n_reused or 0
+        parts: Sequence[Part] = (Part(n_reused, plan.n_input_tokens - n_reused),)
         if before is not None:
             parts = replay_of(before, in_steps=self._experiment.faults.recovery.replay == "step_by_step")
-        sent = RequestSpec(plan.client, parts[0].n_tokens, plan.n_output_tokens)
-        ways: Sequence[Way] = ()
-        if self._links is None:
-            delays = delays_of(self._experiment, sent, hops)
-        else:
-            delays, ways = overheads_of(self._experiment, sent, hops), self._links.ways(plan.client, hops)
-        session.on_chain = on_chain = ChainSession(plan, key, hops, delays, ended, lost, ways)
-        on_chain.parts, on_chain.ready_at_s = parts, ready_at_s
-        on_chain.costs = self._coordinator.round_costs(plan.index, hops)
+        session.on_chain = on_chain = ChainSession(
+            plan,
+            session.key,
+            hops,
+            *self._delays(plan, hops, parts[0].n_tokens),
+            ended=partial(self._finish, session),
+            lost=partial(self._lost, session),
+            parts=parts,
+            ready_at_s=ready_at_s,
+        )
+        on_chain.costs = self._coordinator.round_costs(plan.index, hops) if held is None else held.costs
+        if held is not None:
+            on_chain.earlier, on_chain.seen_tokens = held.step_sizes, held.seen_tokens
+            session.preempted_by = held.preempted_by
         if before is not None:
             session.preempted_s += ready_at_s - session.attempts.since_s
-            on_chain.rounds, on_chain.round = before.rounds, before.round
-            on_chain.token, on_chain.first_at_s, on_chain.ready_at_s = (
-                before.token,
-                before.first_at_s,
-                before.ready_at_s,
-            )
-            if not self._problem.forwarding:  # of hops that are done; else the client has none of them
-                on_chain.records = before.records[: len(before.records) - before.part]
+            on_chain.resume(before, forwarding=self._problem.forwarding)
         on_chain.preempted_by = session.preempted_by
         steps.begin(on_chain, ready_at_s)
 
@@ -386,8 +430,9 @@ class _Run:
         placement = self._coordinator.placement
         held, room_bytes = placement.ranges[server], placement.cache_bytes[server]
         token_bytes, on_cache = self._problem.model.cache_bytes_per_token, self._on_cache
+        how = self._experiment.compute.paging, self._talks.page_tokens
         return Admission(
-            HostedBlocks(held.first, held.last, room_bytes, token_bytes, self._experiment.compute.paging),
+            HostedBlocks(held.first, held.last, room_bytes, token_bytes, *how),
             partial(self._preempted, server),
             None if on_cache is None else partial(self._cache_changed, on_cache, server),
         )
@@ -409,26 +454,30 @@ class _Run:
         """Handle that a server has taken a session's cache for others."""
         session = self._sessions.get(key[0])  # it may have ended, which the server does not know yet
         if self._problem.forwarding and session is not None:
-            self._notify(session.plan.client, server, self._hear, session, key, server)
+            self._send.notify(session.plan.client, server, self._hear, key, server)
 
-    def _hear(self, session: _Session, key: Key, server: int) -> None:
+    def _hear(self, key: Key, server: int) -> None:
         """With forwarding: notify the client that ``server`` preempted its session or opening ``key``."""
+        session = self._sessions.get(key[0])
+        if session is None:
+            return
         if self._steps is not None and session.on_chain is not None and session.on_chain.key == key:
             self._steps.notify_preempted(session.on_chain, server)
-        elif key == (session.number, session.opening):
+        elif key == session.key:
             session.preempted_by = session.preempted_by if session.preempted_by is not None else server
 
-    def _lost(self, session: _Session, server: int, cached_tokens: int) -> None:
+    def _lost(self, session: Session, server: int, cached_tokens: int) -> None:
         """Give up the chain, and ask for another as at first."""
         now_s, index = self._queue.now_s, session.plan.index
         session.n_preemptions += 1
         session.preempted_tokens += cached_tokens
         session.attempts = self._attempts(index, now_s)
+        session.pages, session.begins = (), ()
         self._close(session)
         self._coordinator.release(index)
         self._ask(session)
 
-    def _refused(self, session: _Session) -> None:
+    def _refused(self, session: Session) -> None:
         """Try again after the backoff, or give up."""
         now_s, plan = self._queue.now_s, session.plan
         if self._meetings is not None:
@@ -441,21 +490,34 @@ class _Run:
         except SessionError as given_up:
             self._fail(session, str(given_up))
         else:
+            session.n_rejections += 1
             self._queue.at(now_s + wait_s, self._ask, session)
         self._coordinator.release(plan.index)
 
-    def _finish(self, session: _Session, first_at_s: float) -> None:
+    def _finish(self, session: Session, first_at_s: float) -> None:
         if self._links is not None and self._steps is None:
             assert session.route is not None
             if not self._problem.hub_s(session.plan.client):  # else that of its last result has left before
                 self._links.up(session.plan.client, session.route.hops[-1].server).acknowledge()
-        self._close(session)
-        if self._meetings is not None:
-            self._meetings.end(session.number, self._queue.now_s)
-        self._coordinator.release(session.plan.index)
-        self._end(session, COMPLETED, session.route, first_at_s, self._queue.now_s)
+        plan, route = session.plan, session.route
+        assert route is not None, "it was served"
+        following, pages = self._talks.after(plan.index), self._talks.all_pages(plan)
+        self._coordinator.completed(plan.index)
+        if following is not None and self._talks.hold_s is not None:
+            assert session.on_chain is not None, "chains stay open step by step"
+            session.on_chain.is_over = False
+            self._held[following.index] = session
+            self._coordinator.hands_over(plan.index, following.index)
+        else:
+            if pages is not None:
+                self._talks.remember(plan.client, route.hops, session.begins, pages)
+            self._close(session, pages)
+            if self._meetings is not None:
+                self._meetings.end(session.number, self._queue.now_s)
+            self._coordinator.release(plan.index)
+        self._end(session, COMPLETED, route, first_at_s, self._queue.now_s)
 
-    def _fail(self, session: _Session, reason: str) -> None:
+    def _fail(self, session: Session, reason: str) -> None:
         on_chain = session.on_chain
         route = (
             None if on_chain is None or session.route is None else session.route._replace(hops=on_chain.hops)
@@ -465,118 +527,65 @@ class _Run:
 
     def _end(
         self,
-        session: _Session,
+        session: Session,
         status: str,
-        route: Route | None,
-        first_at_s: float | None,
-        ended_at_s: float | None,
+        route: Route | None = None,
+        first_at_s: float | None = None,
+        ended_at_s: float | None = None,
         reason: str = "",
     ) -> None:
-        now_s, plan, setup_s = self._queue.now_s, session.plan, None
-        arrived_at_s = on_tick(plan.arrival_at_s)
-        waiting_s = now_s - arrived_at_s
-        if session.ready_at_s is not None:
-            waiting_s = session.waiting_s
-        if session.ready_at_s is not None and first_at_s is not None:
-            setup_s = session.ready_at_s - (arrived_at_s + waiting_s)
-        if self._mover is not None:
-            self._mover.load.end(now_s)
-        del self._sessions[session.number]
+        now_s, plan = self._queue.now_s, session.plan
+        if self._moving is not None:
+            self._moving.load.end(now_s)
+        following = self._talks.after(plan.index)
+        if following is None or following.index not in self._held:
+            self._sessions.pop(session.number, None)
         if len(self._ended) + 1 == len(self._experiment.workload.requests):
             self._queue.stop()
-        self._ended[session.number] = SimulatedRequest(
-            plan=plan,
-            status=status,
-            route=route,
-            n_rejections=session.opening - 1 - session.n_preemptions,
-            waiting_s=waiting_s,
-            setup_s=setup_s,
-            ttft_s=None if first_at_s is None else first_at_s - arrived_at_s,
-            time_s=None if ended_at_s is None else ended_at_s - arrived_at_s,
-            ended_s=now_s - arrived_at_s,
-            reason=reason,
-            rounds=None if session.on_chain is None else session.on_chain.rounds,
-            n_done=session.on_chain.token if session.on_chain is not None and ended_at_s is None else 0,
-            n_preemptions=session.n_preemptions,
-            preempted_tokens=session.preempted_tokens,
-            preempted_s=session.preempted_s,
-            cost_s=session.cost_s,
-            wait_expected_s=session.wait_expected_s,
-        )
+        self._ended[plan.index] = session.outcome(status, now_s, route, first_at_s, ended_at_s, reason)
+        self._follow(plan, has_failed=status == FAILED)
 
-    def _close(self, session: _Session, *, is_refused: bool = False) -> None:
-        """Notify servers that the session is over. One that ``is_refused`` goes on once all have confirmed it."""
-        key, client = (session.number, session.opening), session.plan.client
-        waits = session if is_refused else None
+    def _close(
+        self, session: Session, pages: Sequence[bytes] | None = None, *, is_refused: bool = False
+    ) -> None:
+        """Notify servers that the session is over, and that they may keep the caches of ``pages``.
+
+        One that ``is_refused`` goes on once all have confirmed it.
+        """
+        client, waits = session.plan.client, session if is_refused else None
+        size = framesizes.CLOSE if pages is None else framesizes.keeping(len(pages) - len(session.pages))
         session.n_unanswered = len(session.opened)
         for server in session.opened:
-            self._up(self._free_at, client, server, framesizes.CLOSE, self._free, key, client, server, waits)
+            self._send.up(
+                self._free_at, client, server, size, self._free, session.key, client, server, waits, pages
+            )
         if is_refused and not session.opened:
             self._refused(session)
 
-    def _free(self, key: Key, client: int, server: int, waits: _Session | None) -> None:
+    def _free(
+        self, key: Key, client: int, server: int, waits: Session | None, pages: Sequence[bytes] | None
+    ) -> None:
         """A closing reaches a server."""
-        self._servers[server].release(key)
+        if pages is not None and self._servers[server].cached_tokens(key):
+            self._servers[server].keep(key, pages)
+        else:
+            self._servers[server].release(key)
         if waits is not None:
-            self._down(self._free_at, client, server, framesizes.OK, self._confirmed, waits)
-        if server in self._draining:
-            self._load_if_drained(server)
+            self._send.down(self._free_at, client, server, framesizes.OK, self._confirmed, waits)
+        if self._moving is not None:
+            self._moving.released(server)
         self._machines.released(server)
 
-    def _confirmed(self, session: _Session) -> None:
+    def _confirmed(self, session: Session) -> None:
         session.n_unanswered -= 1
         if not session.n_unanswered:
             self._refused(session)
 
-    # Moves of servers.
-
-    def _plan_check(self, mover: Mover) -> None:
-        at_s = mover.next_check_at_s()
-        if at_s < math.inf:
-            never_early_at_s = nanoseconds(at_s) / NS  # or the policy would want the same check again
-            self._queue.at(never_early_at_s, self._check, mover)
-
-    def _check(self, mover: Mover) -> None:
-        mover.check()
-        self._plan_check(mover)
-
-    def rehost(self, move: ServerMove) -> None:
-        """As ``testbed.control.mover.MoveExecutor``."""
-        now_s, server = self._queue.now_s, move.server
-        room_bytes = self._servers[server].hosted.cache_bytes
-        self._servers[server].offer(move.stays.first, move.stays.last, min(move.new_bytes, room_bytes))
-        self._draining[server] = move, now_s
-        assert move.drain_s is not None
-        self._queue.at(now_s + move.drain_s, self._overdue, move)
-        self._load_if_drained(server)
-
-    def _load_if_drained(self, server: int) -> None:
-        if not self._servers[server].leaving():
-            assert self._mover is not None
-            move, closed_at_s = self._draining.pop(server)
-            now_s = self._queue.now_s
-            self._mover.drained(server, now_s)
-            self._queue.at(now_s + move.load_s, self._loaded, move, closed_at_s, now_s)
-
-    def _overdue(self, move: ServerMove) -> None:
-        if self._draining.get(move.server, (None, 0.0))[0] is move:
-            name = self._problem.servers[move.server].name
-            raise Disturbed(
-                f"{name} cuts the sessions that have not ended {move.drain_s:g} s after it began to move"
-            )
-
-    def _loaded(self, move: ServerMove, closed_at_s: float, drained_at_s: float) -> None:
-        assert self._mover is not None
-        self._servers[move.server].offer(move.new.first, move.new.last, move.new_bytes)
-        self._mover.completed(move, closed_at_s, drained_at_s, self._queue.now_s, 0)
-
-    def _note_move(self, event: AnyEvent) -> None:
-        if isinstance(event, Moved):
-            self._moves.append(event.row([server.name for server in self._problem.servers]))
-
 
 def what_meets(experiment: Experiment) -> str:
     """Returns why sessions affect each other on servers, so that their times have no closed form; "" if they do not."""
+    if experiment.compute.prefix is not None:
+        return "what is computed depends on the caches that are kept"
     if experiment.problem.decoding is not None:
         return "tokens are drafted"
     if experiment.compute.paging is not None:

@@ -59,7 +59,8 @@ class SimulatedRequest(NamedTuple):
     preempted_s: float = 0.0
     cost_s: float | None = None
     wait_expected_s: float = 0.0
-    """As ``testbed.results.logs.RequestRecord``."""
+    n_cached_tokens: int | None = None
+    """Both as ``testbed.results.logs.RequestRecord``."""
 
 
 class FastRun(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 from nodes import framesizes
@@ -71,10 +72,10 @@ class ChainSession:
     key: Key
     hops: tuple[Hop, ...]
     delays: ChainDelays
+    ways: Sequence[Way]
+    """The hops' connections. Without them messages take the ``delays`` and nothing else."""
     ended: Callable[[float], None]
     lost: Callable[[int, int], None] = lambda server, cached_tokens: None
-    ways: Sequence[Way] = ()
-    """The hops' connections. Without them messages take the ``delays`` and nothing else."""
     token: int = 0
     parts: Sequence[Part] = ()
     """The present step's messages: only a replay step by step has several.
@@ -101,10 +102,29 @@ class ChainSession:
     """The server that took its cache; the client acts on it when it next waits for a result."""
     is_over: bool = False
     """Whether the client waits for nothing more; servers may not know that yet."""
+    is_fill: bool = False
+    """Whether it is no session of its own, but a part of a prompt for one hop's cache: it has no result."""
+    earlier: Sequence[int] = ()
+    """The tokens of every step of earlier turns on its chain."""
 
     @property
     def delay(self) -> HopDelays:
-        return (self.delays.later if self.parts[self.part].position else self.delays.prompt)[self.at]
+        part = self.parts[self.part]
+        is_prompt = not part.position or (not self.token and part.n_tokens > 1)
+        return (self.delays.prompt if is_prompt else self.delays.later)[self.at]
+
+    @property
+    def step_sizes(self) -> tuple[int, ...]:
+        """The tokens of every step of this turn and of earlier ones, all of which are done."""
+        of_prompt = self.plan.n_input_tokens - sum(self.earlier)
+        return (*self.earlier, of_prompt, *(self.rounds.made or [1] * (self.token - 1)))
+
+    def resume(self, before: ChainSession, *, forwarding: bool) -> None:
+        """Takes the tokens of the session ``before``, whose chain is lost."""
+        self.earlier, self.rounds, self.round = before.earlier, before.rounds, before.round
+        self.token, self.first_at_s, self.ready_at_s = before.token, before.first_at_s, before.ready_at_s
+        if not forwarding:  # of hops that are done; else the client has none of them
+            self.records = before.records[: len(before.records) - before.part]
 
 
 class Steps:
@@ -253,7 +273,8 @@ class Steps:
             self._queue.at(departed_at_s + session.delay.down_s, self._received, *step)
             return
         way = session.ways[session.at]
-        way.back.send(way.size_back(part.n_tokens * self._token_bytes), self._received, *step)
+        n_bytes = 0 if session.is_fill else part.n_tokens * self._token_bytes
+        way.back.send(way.size_back(n_bytes), self._received, *step)
 
     def _record(
         self,
@@ -282,6 +303,9 @@ class Steps:
         """Handle that the client has the present part's result: of one hop, with forwarding of all hops."""
         session.is_away = False
         if session.is_over:
+            return
+        if session.is_fill:
+            session.ended(self._queue.now_s)
             return
         self._record(session, arrived_at_s, departed_at_s, self._queue.now_s, together)
         # Parts go through the chain one by one with forwarding, else through one hop after another.
@@ -347,15 +371,11 @@ def _nothing() -> None:
 
 def replay_of(session: ChainSession, *, in_steps: bool) -> list[Part]:
     """Returns the replay of all inputs of ``session`` to a new chain: in one message, or as the steps were."""
-    n_input, (position, n_last, _) = session.plan.n_input_tokens, session.parts[-1]
+    position, n_last, _ = session.parts[-1]
     if not in_steps:
         return [Part(0, position + n_last, True)]
-    parts = [Part(0, n_input, True)]
-    if session.token:
-        sizes = session.rounds.made or [1] * (session.token - 1)
-        for n_tokens in (*sizes, n_last):
-            parts.append(Part(parts[-1].position + parts[-1].n_tokens, n_tokens, True))
-    return parts
+    sizes = session.step_sizes + ((n_last,) if session.token else ())
+    return [Part(at, n, True) for at, n in zip(accumulate(sizes, initial=0), sizes, strict=False)]
 
 
 def delays_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -> ChainDelays:

@@ -69,6 +69,9 @@ def show_command(file: Path) -> tuple[dict[str, Any], str]:
     for name, values in zip(("n_input_tokens", "n_output_tokens"), lengths, strict=True):
         answer[name] = {"mean": float(values.mean()), "max": int(values.max())}
         answer[name] |= {f"p{share}": float(np.percentile(values, share)) for share in _SHARES}
+    if trace.places:
+        n_talks = len({place.conversation for place in trace.places})
+        answer["conversations"] = {"n": n_talks, "turns_mean": len(trace.places) / n_talks}
     if trace.prompts:
         try:
             trace.check_prompts()
@@ -98,6 +101,9 @@ def _text(answer: dict[str, Any]) -> str:
         row = answer[key]
         shares = ", ".join(f"p{share} {row[f'p{share}']:g}" for share in _SHARES)
         lines.append(f"  {name:<13} mean {row['mean']:.1f}, {shares}, max {row['max']}")
+    if "conversations" in answer:
+        talks = answer["conversations"]
+        lines.append(f"  {counted(talks['n'], 'conversations')}, {talks['turns_mean']:.1f} turns each")
     if "prefix" in answer:
         lines.append(
             f"  {answer['prefix']['hit_ratio']:.2%} of the input tokens begin as an earlier prompt did, in whole pages of "

@@ -44,6 +44,9 @@ def _verify(
 ) -> Verification:
     if not blocks.settings.verify:
         return unchecked("compute.verify is false")
+    wire = experiment.problem.model.wire
+    if wire is not None and (wire, blocks.settings.dtype) != ("fp16", "float16"):
+        return unchecked(f'network.wire is "{wire}": hidden states are not sent as they are computed')
     requests = [r for r in read_logs(run_dir).requests if r.status == "completed" and r.tokens]
     if not requests:
         return unchecked("no request completed")

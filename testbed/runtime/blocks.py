@@ -48,6 +48,7 @@ class BlocksModel:
             source=self.source,
             device=settings.device_of(server),
             dtype=settings.dtype,
+            wire=settings.wire,
             weights=settings.weights,  # type: ignore[arg-type]  # checked where the scenario is read
             n_threads=settings.n_threads,
             memory_bytes=memory_bytes,
@@ -64,6 +65,7 @@ class BlocksModel:
             source=self.source,
             device=settings.devices[0],
             dtype=settings.dtype,
+            wire=settings.wire,
             n_threads=settings.n_threads,
             decoding=decoding,
             draft_folder=None if draft_model is None else str(checkpoint_folder(draft_model)),

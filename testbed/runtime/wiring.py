@@ -8,6 +8,7 @@ from pathlib import Path
 
 from netem.spec import NetworkSpec
 from nodes.admission import HostedBlocks
+from nodes.digest import DIGEST_BYTES
 from nodes.links import DelayProfile
 from nodes.messages import ChangedLink, ServerEnd
 from nodes.node import DATA_PORT, ClientConfig, ServerConfig, StubHubSpec
@@ -95,8 +96,16 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
 
 
 def check_frames(experiment: Experiment) -> None:
-    """Raise ``UserError`` for a prompt, or a replayed history, that is too long for one step."""
-    most = MAX_PAYLOAD_BYTES // experiment.problem.model.token_bytes
+    """Raise ``UserError`` for a prompt, or a replayed history, that is too long for one step, and for hidden states that cannot
+    hold the stub's value.
+    """
+    model = experiment.problem.model
+    if experiment.compute.backend == "stub" and model.token_bytes < DIGEST_BYTES:
+        raise UserError(
+            f"model.hidden_size: is {model.hidden_size}, so that a hidden state has {model.token_bytes} bytes on the wire, and "
+            f"the timing stub's need {DIGEST_BYTES}; raise it, or compute the blocks"
+        )
+    most = MAX_PAYLOAD_BYTES // model.token_bytes
     if experiment.workload.endpoint_tokens > most:
         raise UserError(
             f"endpoint.max_model_len: {experiment.workload.endpoint_tokens:,} tokens do not fit into one step, which "

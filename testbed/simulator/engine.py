@@ -181,10 +181,6 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
                     f"{experiment.name}: {what} has no meaning in the reference mode; add --mode {TESTBED}"
                 )
         return REFERENCE, "asked for" if case.source is None else "an instance file"
-    if has_further_turns(experiment):
-        return VIRTUAL, "further messages of conversations come after answers"
-    if experiment.compute.prefix is not None:
-        return VIRTUAL, "what is computed depends on the caches that servers have kept"
     if disturbance is not None:
         return VIRTUAL, f"{disturbance} can disturb a session midway"
     return FAST, "nothing disturbs a session midway"
@@ -197,6 +193,12 @@ def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | N
         (
             online is not None and bool(experiment.faults.planned),
             f"fault, with policy.online {experiment.policy.online},",
+        ),
+        (
+            experiment.compute.paging is not None
+            and experiment.compute.prefix is not None
+            and experiment.compute.prefix.history_bytes > 0,
+            "cache.hub_history, where caches grow,",
         ),
         (experiment.compute.batching == "serial", "compute.batching serial"),
         (

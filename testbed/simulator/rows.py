@@ -38,6 +38,7 @@ def outcome_rows(clients: Sequence[str], outcomes: Sequence[SimulatedRequest]) -
                 max_new_tokens=plan.known.n_output_tokens,
                 n_tokens_done=r.n_done if r.time_s is None else plan.n_output_tokens,
                 n_rejections=r.n_rejections,
+                n_cached_tokens=r.n_cached_tokens,
                 n_recoveries=r.n_replays,
                 n_preemptions=r.n_preemptions,
                 preempted_tokens=r.preempted_tokens,

@@ -88,7 +88,7 @@ def replay(
     for number, query in queries.items():
         plan = RequestPlan(number, 0, query.sent_at_s[0], query.n_input, query.n_output)
         delays = ChainDelays(*(_delays(cluster, query, n_tokens) for n_tokens in (query.n_input, 1)))
-        session = ChainSession(plan, (number, 0), tuple(query.hops), delays, ended)
+        session = ChainSession(plan, (number, 0), tuple(query.hops), delays, (), ended)
         session.parts, session.ready_at_s = (Part(0, query.n_input),), plan.arrival_at_s
         queue.at(plan.arrival_at_s, steps.begin, session, plan.arrival_at_s)
     if n_left:

@@ -209,9 +209,7 @@ def run_all(
     for setting in settings:
         changes = all_changes(setting)
         for policy in policies:
-            group = {
-                Run(changes, policy, seed, setting.target): (policy, setting.name, seed) for seed in seeds
-            }
+            group = {setting.run(changes, policy, seed): (policy, setting.name, seed) for seed in seeds}
             groups.append(list(group))
             asked |= group
     found: dict[str, dict[tuple[str, int], Record]] = {policy: {} for policy in policies}
@@ -285,7 +283,7 @@ def _checked(
     again = sorted(done, key=lambda setting: records[setting.name, seed].took_s)[:_N_CHECKED]
     checks: dict[Check, str] = {}
     for setting in again:
-        run = Run(all_changes(setting), policy, seed, setting.target)
+        run = setting.run(all_changes(setting), policy, seed)
         checks[Check(run, figures_in(records[setting.name, seed]))] = setting.name
     if again:
         checks[next(iter(checks))._replace(figures=None)] = again[0].name

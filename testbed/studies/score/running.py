@@ -15,7 +15,7 @@ from typing import NamedTuple, TextIO
 from testbed.control.placing import deciding, interrupt_policy
 from testbed.errors import RunError, UserError
 from testbed.experiments.probes import with_outputs_of_others
-from testbed.simulator.engine import TESTBED, simulate
+from testbed.simulator.engine import TESTBED, VIRTUAL, simulate
 from testbed.studies.score.marks import Figures
 from testbed.studies.score.measures import figures_in, figures_of
 from testbed.studies.sweep.runs import FAILED, OK, Record, Run, Runner, Setup, case_of
@@ -116,7 +116,10 @@ class Checker:
             with self._runner.limited():
                 case = case_of(self._setup, run)
                 other = replace(case, experiment=with_outputs_of_others(case.experiment))
-                found = [simulate(each, TESTBED) for each in (case, other)]
+                found = [
+                    simulate(each, TESTBED, is_virtual=run.engine == VIRTUAL, live=False)
+                    for each in (case, other)
+                ]
         except (UserError, RunError):
             return ""
         if found[0].placement != found[1].placement:

@@ -6,11 +6,11 @@ A suite is a folder: ``suite.toml`` (``SuiteTable``), scenario files beside it, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from pydantic import Field, ValidationError
@@ -22,6 +22,7 @@ from testbed.experiments.problems import explain, unknown
 from testbed.experiments.sources import read_toml
 from testbed.studies.score.marks import Best, Figures
 from testbed.studies.score.running import Limits
+from testbed.studies.sweep.runs import Run
 
 SUITE, REFERENCE = "suite.toml", "reference.json"
 
@@ -30,7 +31,7 @@ class SettingTable(Table):
     """``[[setting]]``: a scenario with changes (``--set``), and the objective that its requests should meet.
 
     ``scenario`` is a file in the suite's folder, or a shipped scenario's name. ``quick`` settings are those of
-    ``--quick``. All seeds know the same past requests, so that a policy has one placement for them.
+    ``--quick``. ``engine``: the one that serves it, where it was frozen with another than a run would have today. All seeds know the same past requests, so that a policy has one placement for them.
     """
 
     name: str
@@ -39,6 +40,7 @@ class SettingTable(Table):
     objective: str
     set: list[str] = Field(default_factory=list)
     quick: bool = False
+    engine: Literal["virtual"] | None = None
 
 
 class LimitsTable(Table):
@@ -81,6 +83,11 @@ class Setting:
     target: str
     changes: tuple[str, ...]
     is_quick: bool
+    engine: str | None = None
+
+    def run(self, changes: Sequence[Override], policy: str, seed: int) -> Run:
+        """Return a policy's run of the setting with a seed; ``changes``: as ``all_changes``."""
+        return Run(tuple(changes), policy, seed, self.target, self.engine)
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,7 @@ def read_suite(name: str) -> Suite:
             str(folder / setting.scenario) if setting.scenario.endswith(".toml") else setting.scenario,
             (*table.set, *setting.set, f'workload.slo="{setting.objective}"'),
             setting.quick,
+            setting.engine,
         )
         for setting in table.setting
     )

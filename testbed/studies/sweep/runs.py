@@ -39,13 +39,14 @@ OK, INFEASIBLE, FAILED = "ok", "infeasible", "failed"
 
 class Run(NamedTuple):
     """One run: changes to the scenario in the syntax of ``--set``, a policy (None: the scenario's own), a
-    seed, and the scenario (None: the study's).
+    seed, the scenario and the engine (None: the study's).
     """
 
     changes: tuple[Override, ...]
     policy: str | None
     seed: int
     scenario: str | None = None
+    engine: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,12 +126,12 @@ class Runner:
         began_at_s = time.perf_counter()
         try:
             case = case_of(self._setup, run)
-            key = key_of(case.experiment, self._setup)
+            key = key_of(case.experiment, self._setup, run.engine)
         except UserError as error:
             return Record("", FAILED, str(error), run.policy or "")
         if key in self._setup.known:
             return Record(key, is_known=True)
-        found = self._served(case)
+        found = self._served(case, run.engine or self._setup.engine)
         share = recorded_share(drawn_of(case.experiment))
         return msgspec.structs.replace(
             found,
@@ -140,9 +141,9 @@ class Runner:
             took_s=time.perf_counter() - began_at_s,
         )
 
-    def _served(self, case: Case) -> Record:
+    def _served(self, case: Case, engine: str) -> Record:
         try:
-            simulation = self._simulate(case)
+            simulation = self._simulate(case, engine)
         except (UserError, RunError) as error:
             return Record("", FAILED, str(error), again=isinstance(error, RunError))
         except Exception as error:  # one failed run must not end thousands of others
@@ -164,8 +165,7 @@ class Runner:
             requests=columns_of(simulation) if self._setup.keeps_requests else b"",
         )
 
-    def _simulate(self, case: Case) -> Simulation:
-        engine = self._setup.engine
+    def _simulate(self, case: Case, engine: str) -> Simulation:
         if engine == REAL:
             return _served_in_real_time(case)
         mode = REFERENCE if engine == REFERENCE else TESTBED
@@ -189,11 +189,11 @@ def case_of(setup: Setup, run: Run) -> Case:
     return case if draw is None else scenario_case(target, choice, [*changes, draw], run.seed)
 
 
-def key_of(experiment: Experiment, setup: Setup) -> str:
-    """Returns a digest of all that determines a run's result: code, engine, objectives, resolved scenario,
-    and the contents of policy files.
+def key_of(experiment: Experiment, setup: Setup, engine: str | None = None) -> str:
+    """Returns a digest of all that determines a run's result: code, engine (``None``: that of ``setup``), objectives, resolved
+    scenario, and the contents of policy files.
     """
-    about = [rules_digest(), setup.engine, dict(setup.objectives), experiment.document]
+    about = [rules_digest(), engine or setup.engine, dict(setup.objectives), experiment.document]
     about += [
         setup.digests.get(name) or source_digest(name)
         for name in (experiment.policy.placement, experiment.policy.routing, experiment.policy.online or "")

@@ -24,6 +24,18 @@ FRAMES: dict[str, tuple[wire.Frame, Any, bool]] = {
         framesizes.JOIN,
         True,
     ),
+    "open-pages": (
+        wire.OpenPages(120, "150", "client9", 3, 70, 2000, 900, 7.25, bytes(240)),
+        framesizes.opening(30, forwarding=False),
+        True,
+    ),
+    "join-pages": (
+        wire.JoinPages(120, "150", "client9", 3, 70, 2000, TOKEN, 9, TOKEN, 900, 7.25, bytes(240)),
+        framesizes.opening(30, forwarding=True),
+        True,
+    ),
+    "found": (wire.Found(2000, 1500), framesizes.FOUND, False),
+    "keep": (wire.Keep(2000, "150", bytes(800)), framesizes.keeping(100), True),
     "close": (wire.Close(2000, "150"), framesizes.CLOSE, True),
     "ok": (wire.Ok(2000), framesizes.OK, False),
     "got": (wire.Got(2000), framesizes.GOT, False),

@@ -12,7 +12,7 @@ from testbed.studies.score.leaderboard import frozen_text
 from testbed.studies.score.marks import Figures, best_of
 from testbed.studies.score.measures import figures_of
 from testbed.studies.score.suite import all_changes, read_suite, shipped_suites
-from testbed.studies.sweep.runs import Run, Runner, Setup
+from testbed.studies.sweep.runs import Runner, Setup
 
 AGAIN = ("clustered-design", "abovenet-design", "clustered-drafts")
 """Settings that are quickly served again."""
@@ -51,7 +51,7 @@ def test_todays_code_has_the_frozen_figures(setting: str) -> None:
     assert suite.reference is not None
     runner = Runner(Setup(""), figures_of)
     for policy in ("proposed", "chain-composition"):
-        record = runner(Run(all_changes(found), policy, suite.seeds[0], found.target))
+        record = runner(found.run(all_changes(found), policy, suite.seeds[0]))
         frozen = suite.reference.policies[setting][policy][0]
         measured = msgspec.convert(record.measures, Figures)
         assert msgspec.structs.asdict(measured) == pytest.approx(msgspec.structs.asdict(frozen), rel=1e-9)

@@ -1,9 +1,10 @@
-"""Conversations as the testbed serves them in virtual time."""
+"""Conversations in both engines: the testbed itself in virtual time, and the fast engine where nothing disturbs a session."""
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -61,11 +62,33 @@ design_concurrency = 1
 
 
 def served(folder: Path, *overrides: str) -> list[RequestRow]:
+    """In virtual time; the fast engine has the same rows, but for some bytes of frames on the links."""
     path = folder / "talk.toml"
     path.write_text(SMALL)
-    simulation = simulate(Case(load_experiment(str(path), overrides)), "testbed")
-    assert simulation.engine == "virtual"
+    case = Case(load_experiment(str(path), overrides))
+    simulation = simulate(case, "testbed", is_virtual=True)
+    fast = simulate(case, "testbed")
+    assert (fast.engine == "virtual") == any(option.startswith("fault=") for option in overrides)
+    check_same(fast.rows, simulation.rows, 1e-4)
     return list(simulation.rows)
+
+
+def check_same(rows: Sequence[RequestRow], others: Sequence[RequestRow], abs_s: float) -> None:
+    for row, other in zip(rows, others, strict=True):
+        for name in (
+            "status",
+            "reason",
+            "chain",
+            "n_cached_tokens",
+            "n_rejections",
+            "n_preemptions",
+            "preempted_tokens",
+        ):
+            assert getattr(row, name) == getattr(other, name), name
+        for name in ("arrival_at_s", "ended_at_s"):
+            assert getattr(row, name) == pytest.approx(getattr(other, name), abs=abs_s), name
+        for name in ("queue_s", "setup_s", "ttft_s", "e2e_s"):
+            assert row.times[name] == pytest.approx(other.times[name], abs=abs_s), name
 
 
 @pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
@@ -218,6 +241,7 @@ def test_with_unlimited_room_a_trace_hits_exactly_what_its_ids_imply(tmp_path: P
     path.write_text(SMALL[: SMALL.index("[workload]")] + of_trace + SMALL[SMALL.index("[policy]") :])
     experiment = load_experiment(str(path), ("cache.prefix=shared",))
     rows = simulate(Case(experiment), "testbed").rows
+    check_same(rows, simulate(Case(experiment), "testbed", is_virtual=True).rows, 1e-4)
     implied = implied_reuse(experiment.workload.requests, 16)
     assert [row.n_cached_tokens for row in rows] == implied and len(set(implied)) > 3
 
