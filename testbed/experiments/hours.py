@@ -15,7 +15,7 @@ from policies.problem import ModelSpec, Placement, ServerSpec
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.fault_tables import ChurnTable, FaultTable
 from testbed.experiments.faults import MAX_FAULTS
-from testbed.experiments.problems import KeyedError, shown
+from testbed.experiments.problems import Key, KeyedError, shown
 from testbed.experiments.schema import Scenario, ServersTable
 from testbed.faultkinds import Join, Leave, SlowDown
 
@@ -62,12 +62,12 @@ def time_in_words(at_s: float) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
-def _zone_s(text: str) -> float | None:
-    """Return the seconds that a time zone such as +09:00 is ahead of UTC; ``None`` if it is none."""
+def zone_s(text: str, key: Key) -> float:
+    """Return the seconds that a time zone such as +09:00 is ahead of UTC. Raises ``KeyedError`` of ``key`` if it is none."""
     found = _ZONE.fullmatch(text)
     ahead_s = None if found is None else time_of_day(found[2])
     if found is None or ahead_s is None or ahead_s > 14 * 3600:
-        return None
+        raise KeyedError(key, f'must be an offset from UTC such as "+09:00" or "-05:30", not {shown(text)}')
     return ahead_s if found[1] == "+" else -ahead_s
 
 
@@ -85,12 +85,7 @@ def hours_of(group: ServersTable, index: int, begins_at: str) -> Hours | None:
         if group.time_zone is not None:
             raise KeyedError(("servers", index, "time_zone"), "is that of hours; give them, or leave it out")
         return None
-    ahead_s = _zone_s(group.time_zone or "+00:00")
-    if ahead_s is None:
-        raise KeyedError(
-            ("servers", index, "time_zone"),
-            f'must be an offset from UTC such as "+09:00" or "-05:30", not {shown(group.time_zone)}',
-        )
+    ahead_s = zone_s(group.time_zone or "+00:00", ("servers", index, "time_zone"))
     found = _HOURS.fullmatch(group.hours.strip())
     opens_s, closes_s = (time_of_day(found[1]), time_of_day(found[2])) if found else (None, None)
     key = ("servers", index, "hours")

@@ -17,6 +17,7 @@ from policies.rules import PagingRules, PrefixRules
 from policies.workload import Backoff, QueueRules, RequestPlan, longest_tokens
 from testbed.experiments.blocks import check_steps, resolve_blocks
 from testbed.experiments.decoding import resolve_decoding
+from testbed.experiments.demand import demand_of
 from testbed.experiments.events import check_changes, network_changes
 from testbed.experiments.experiment import (
     BlocksSettings,
@@ -126,9 +127,8 @@ def resolve(
     workload, requests, lengths, sample, length_samples = make_requests(
         scenario.workload,
         scenario.seed,
-        len(where.clients),
+        demand_of(scenario),
         folder_of("workload", "file"),
-        _weights(scenario.clients),
         keeps_prompts=scenario.cache.prefix == "shared",
     )
     if (
@@ -424,13 +424,6 @@ def _own_hardware(
     if compute.hub_token is None:
         compute = compute.model_copy(update={"hub_token": one_hub_token(hub_tokens)})
     return own, compute
-
-
-def _weights(groups: Sequence[ClientsTable]) -> list[float] | None:
-    """Return how many requests each client sends in proportion to others; ``None``: all as many."""
-    found = [group.weight for group in groups for _ in range(group.count)]
-    known = [weight for weight in found if weight is not None]
-    return known if len(known) == len(found) else None
 
 
 def _objectives(slo: str | None) -> tuple[tuple[str, float], ...]:

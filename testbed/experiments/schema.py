@@ -79,6 +79,7 @@ Hidden states and caches are 16 bits wide with quantised weights.
 
 Count = Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)]
 CountOrNone = Annotated[int, Field(ge=0, le=MAX_HIDDEN_SIZE)]
+RateCurve = Annotated[list[Weight], Field(min_length=2, max_length=10_000)]
 
 
 class ModelTable(Table):
@@ -310,7 +311,9 @@ class ClientsTable(Table):
     ``hub_token``, the time per output token. Default: ``compute.hub_token``.
 
     Each client sends ``rate`` requests per second, or a ``share`` of all in proportion to the others'. With
-    rates, ``workload.rate`` is their sum; if it is given, too, they are shares of it.
+    rates, ``workload.rate`` is their sum; if it is given, too, they are shares of it. That rate is the mean of the client's
+    ``curve`` (default: ``workload.curve``), which goes by local time if ``time_zone`` is given, an offset from UTC, and
+    else begins with the run: ``testbed.experiments.demand``.
     """
 
     site: Name
@@ -320,6 +323,8 @@ class ClientsTable(Table):
     hub_token: Seconds | None = None
     rate: Positive | None = None
     share: Positive | None = None
+    curve: RateCurve | None = None
+    time_zone: str | None = None
 
     @property
     def weight(self) -> float | None:
@@ -560,7 +565,7 @@ class WorkloadTable(Table):
     arrivals: Literal["poisson", "gamma", "constant", "trace", "listed"] = "poisson"
     rate: Positive | None = None
     changes: list[RateChange] | None = None
-    curve: Annotated[list[Weight], Field(min_length=2, max_length=10_000)] | None = None
+    curve: RateCurve | None = None
     curve_period: PositiveSeconds | None = None
     shape: Positive | None = None
     file: str | None = None
@@ -674,8 +679,6 @@ class WorkloadTable(Table):
                 raise rule(f"sets the rates, and so does {what}; keep one of them", "curve")
             if not any(self.curve):
                 raise rule("is 0 at all times; at least one value must be above 0", "curve")
-        elif self.curve_period is not None:
-            raise rule("is of a curve; give workload.curve, or leave this out", "curve_period")
         for before, after in pairwise(self.changes or ()):
             if after.at <= before.at:
                 raise rule("must be in the order of time, each later than the one before", "changes")

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from policies.workload import RequestPlan, Turn
 from testbed.experiments.conversations import Draws, Message, begins_at_s, draw_conversations
+from testbed.experiments.demand import Demand
 from testbed.experiments.draws import Sample, drawn
 from testbed.experiments.limits import MAX_DURATION_S, MAX_NUMBER, MAX_TOKENS, too_late
 from testbed.experiments.problems import KeyedError, shown
@@ -28,7 +28,6 @@ LengthTable = int | Uniform | Lognormal | Choice | Quantiles
 Listed = list[list[int | float]]
 Lengths = tuple[int, int]
 """(input, output) tokens of a request."""
-DAY_S = 86400.0
 _MOST_KNOWN = 256
 """Most past requests whose lengths policies know."""
 
@@ -59,13 +58,13 @@ def _gaps(table: WorkloadTable, rng: random.Random) -> Callable[[], float]:
     return lambda: 1 / rate
 
 
-def _warped(table: WorkloadTable, gap: Callable[[], float], n: int) -> list[float]:
+def _warped(table: WorkloadTable, demand: Demand, gap: Callable[[], float], n: int) -> list[float]:
     """Return ``n`` arrivals in s.
 
-    Gaps are drawn for ``table.rate`` and scaled to the rate in force (``changes``, ``curve``).
+    Gaps are drawn for ``table.rate`` and scaled to the rate in force (``changes``, curves).
     """
     assert table.rate is not None, "generated arrivals have a rate"
-    changes = _rates(table)
+    changes = _changes(table, table.rate) if table.changes else demand.rates(table.rate)
     at_s, arrivals = 0.0, [0.0]
     (_, rate), following = next(changes), next(changes, None)
     while len(arrivals) < n:
@@ -78,17 +77,10 @@ def _warped(table: WorkloadTable, gap: Callable[[], float], n: int) -> list[floa
     return arrivals
 
 
-def _rates(table: WorkloadTable) -> Iterator[tuple[float, float]]:
-    """Yield (from when on in s, requests per second), the first from 0 s; without end for a curve."""
-    assert table.rate is not None
-    if table.curve is None:
-        yield 0.0, table.rate
-        yield from ((change.at, change.rate) for change in table.changes or ())
-        return
-    curve, period_s = table.curve, table.curve_period or DAY_S
-    mean = sum(curve) / len(curve)
-    for number in itertools.count():
-        yield number * period_s / len(curve), table.rate * curve[number % len(curve)] / mean
+def _changes(table: WorkloadTable, rate: float) -> Iterator[tuple[float, float]]:
+    """Yield (from when on in s, requests per second), the first from 0 s."""
+    yield 0.0, rate
+    yield from ((change.at, change.rate) for change in table.changes or ())
 
 
 def _length(table: LengthTable, rng: random.Random) -> Callable[[], int]:
@@ -405,9 +397,8 @@ def _earliest_s(starts_s: list[float], messages: list[Message]) -> list[float]:
 def make_requests(
     table: WorkloadTable,
     seed: int,
-    n_clients: int,
+    demand: Demand,
     folder: Path,
-    weights: Sequence[float] | None = None,
     *,
     keeps_prompts: bool = False,
 ) -> tuple[WorkloadTable, tuple[RequestPlan, ...], tuple[int, int], Sample | None, tuple[Lengths, ...]]:
@@ -416,8 +407,7 @@ def make_requests(
     Returns the resolved table, the requests, the (input, output) lengths that the placement is designed for,
     how recorded requests were chosen (``None`` if generated), and lengths of past requests. The placement is
     designed for the longest prompt, and for the longest output that can occur or, if lengths are hidden, that
-    a request may ask for. Each request is of a client drawn by the clients' ``weights`` (default: all alike), unless a
-    list says which. ``keeps_prompts``: what a trace has of prompts that begin alike is kept. A relative trace file is looked for in ``folder``. Raises ``KeyedError``.
+    a request may ask for. Each request is of a client drawn by the ``demand`` of all, unless a list says which. ``keeps_prompts``: what a trace has of prompts that begin alike is kept. A relative trace file is looked for in ``folder``. Raises ``KeyedError``.
     """
     arrivals = stream(seed, "arrivals")
     replayed: list[Any] | None = None
@@ -428,7 +418,7 @@ def make_requests(
     update: dict[str, Any] = {}
     if table.arrivals in ("trace", "listed"):
         keeps_prompts = keeps_prompts and table.n_input_tokens is None
-        replayed, rate, origin, sample, past = _replayed(table, seed, folder, n_clients, keeps_prompts)
+        replayed, rate, origin, sample, past = _replayed(table, seed, folder, demand.n_clients, keeps_prompts)
         if isinstance(replayed[0][-1], Prompt):
             prompts = [row[-1] for row in replayed]
             replayed = [row[:-1] for row in replayed]
@@ -449,8 +439,8 @@ def make_requests(
         }
     else:
         gap, n = _gaps(table, arrivals), table.n_requests or 1
-        if table.changes or table.curve:
-            arrives_at_s = _warped(table, gap, n)
+        if table.changes or not demand.is_constant:
+            arrives_at_s = _warped(table, demand, gap, n)
         else:
             arrives_at_s = list(accumulate((gap() for _ in range(n - 1)), initial=0.0))
     messages: list[Message] = []
@@ -486,11 +476,7 @@ def make_requests(
             lengths.append([draw() for _ in arrives_at_s])
         else:
             lengths.append([pair[column] for pair in pairs])
-    choice = stream(seed, "client choice")
-    if weights is None:
-        clients = [choice.randrange(n_clients) for _ in arrives_at_s]
-    else:
-        clients = choice.choices(range(n_clients), weights, k=len(arrives_at_s))
+    clients = demand.clients(arrives_at_s, stream(seed, "client choice"))
     limits: list[int | None] = [None] * len(clients)
     longest = (_longest(table.n_input_tokens, lengths[0]), _longest(table.n_output_tokens, lengths[1]))
     turns: list[Turn | None] = [None] * len(clients)
