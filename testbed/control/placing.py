@@ -29,6 +29,7 @@ from testbed.control.fixed import fixed_placement, fixed_routing
 from testbed.errors import UserError
 from testbed.experiments import Override, Target, load_experiment
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.filesread import note_policy
 from testbed.experiments.policy import FIXED, UNREAD, Policies
 from testbed.experiments.schema import PolicyTable
 from testbed.terminal import unsaid
@@ -163,6 +164,7 @@ def load_to_run(target: Target, overrides: Sequence[Override] = ()) -> Experimen
 def users_policy(kind: str, name: str, is_of_file: bool = False) -> object:
     """Load a policy that is not shipped; ``is_of_file``: only a file names it. Raises ``PolicyError``."""
     import_from_here(name)
+    note_policy(name)
     if is_of_file:
         _give_notice([name])
     return resolve(kind, name)

@@ -16,6 +16,7 @@ from typing import Any
 from policies.workload import RequestPlan, Turn
 from testbed.experiments.conversations import Draws, Message, begins_at_s, draw_conversations
 from testbed.experiments.draws import Sample, drawn
+from testbed.experiments.filesread import note_file
 from testbed.experiments.limits import MAX_DURATION_S, MAX_NUMBER, MAX_TOKENS, too_late
 from testbed.experiments.problems import KeyedError, shown
 from testbed.experiments.prompts import MOONCAKE_TOKENS, Prompt, listed, of_rows
@@ -156,7 +157,7 @@ def _recorded(table: WorkloadTable, folder: Path, keeps_prompts: bool = False) -
 
     ``keeps_prompts``: each has a ``Prompt`` as its last value, if the trace has them.
     """
-    trace = read_trace(folder / (table.file or ""))
+    trace = read_trace(note_file(folder / (table.file or "")))
     kind = trace.kind
     rows: list[Any] = trace.requests
     if keeps_prompts and trace.prompts:

@@ -12,19 +12,25 @@ from typing import Any, NamedTuple
 
 from testbed.control.choice import check_policy
 from testbed.errors import UserError
+from testbed.experiments.filesread import files_read, note_file, note_policy
+from testbed.experiments.inputs import keep_inputs
+from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.provenance import PROVENANCE, provenance
 from testbed.results.intervals import Mean, mean_of
+from testbed.rundir import write_json
 from testbed.studies.score import leaderboard
 from testbed.studies.score.measures import figures_in
 from testbed.studies.score.running import Check, Checker, LimitedRunner, Limits, broken_rule, lost
-from testbed.studies.score.suite import Setting, Suite, all_changes, read_suite
+from testbed.studies.score.suite import REFERENCE, SUITE, Setting, Suite, all_changes, read_suite
 from testbed.studies.score.text import leaderboard_text, score_text
 from testbed.studies.sweep.command import Shown
+from testbed.studies.sweep.disk import writing
 from testbed.studies.sweep.pool import Local, digest_of, n_workers, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import INFEASIBLE, OK, Record, Run, Setup
 from testbed.studies.sweep.store import KeptRuns, default_folder, kept_runs
 
-RUNS = "score.jsonl"
+RUNS, SCORE = "score.jsonl", "score.json"
 FROZEN, FRESH = "frozen", "fresh"
 FIRST_FRESH_SEED, N_FRESH_SEEDS = 1000, 1_000_000
 """Fresh seeds are drawn from this range, which no suite's frozen seeds reach."""
@@ -37,7 +43,7 @@ _N_CHECKED = 3
 class Options:
     """The options of the command line. ``seeds``: frozen, fresh (both are scored), or numbers in their place.
 
-    Programs may give policies that are ``objects``, by kind and name.
+    Programs may give policies that are ``objects``, by kind and name, and the ``fresh_seeds``, which are drawn else.
     """
 
     suite: str = DEFAULT_SUITE
@@ -47,6 +53,7 @@ class Options:
     out: Path | None = None
     objects: Mapping[tuple[str, str], object] = field(default_factory=dict)
     has_checks: bool = True
+    fresh_seeds: tuple[int, ...] = ()
 
 
 SETUP = Setup("")
@@ -96,9 +103,32 @@ def score(
     Without ``options.out`` runs are kept in the folder ``default``. ``shown`` shows the progress. Raises as
     ``score_command``.
     """
-    with kept_runs(options.out, default, RUNS) as kept:
+    with kept_runs(options.out, default, RUNS) as kept, files_read() as read:
+        note_file(suite.folder / SUITE)
+        note_file(suite.folder / REFERENCE)
+        for name in vars(PolicyChoice.of(policy)).values():
+            if name is not None and ":" in name:
+                note_policy(name)
         (answer,), _ = _answers(suite, [policy], options, kept, shown)
+        if kept.is_stored and not options.objects:
+            with writing(kept.folder / SCORE):
+                write_json(kept.folder / PROVENANCE, provenance())
+                keep_inputs(kept.folder, call_of(policy, options, answer["fresh_seeds"]), read)
+                write_json(kept.folder / SCORE, answer)
     return answer, kept.in_words
+
+
+def call_of(policy: str, options: Options, fresh_seeds: Sequence[int]) -> dict[str, Any]:
+    """Return the command that scores ``policy`` on the same seeds, as data for JSON; ``called`` reads it."""
+    given = {"suite": options.suite, "is_quick": options.is_quick, "seeds": options.seeds}
+    given |= {"has_checks": options.has_checks, "fresh_seeds": list(fresh_seeds)}
+    return {"command": "score", "policy": policy, "options": given}
+
+
+def called(call: Mapping[str, Any]) -> tuple[str, Options]:
+    """Return policy and options of ``call_of``. Raises ``KeyError`` or ``TypeError`` if it is none."""
+    given = call["options"]
+    return str(call["policy"]), Options(**{**given, "fresh_seeds": tuple(given["fresh_seeds"])})
 
 
 def leaderboard_command(policies: Sequence[str], options: Options) -> tuple[dict[str, Any], str, int]:
@@ -178,7 +208,7 @@ def _seeds(suite: Suite, options: Options) -> tuple[Sequence[int], Sequence[int]
     if options.seeds == FROZEN:
         return frozen, ()
     if options.seeds == FRESH:
-        drawn: dict[int, None] = {}
+        drawn: dict[int, None] = dict.fromkeys(options.fresh_seeds)
         while len(drawn) < len(frozen):
             drawn[FIRST_FRESH_SEED + secrets.randbelow(N_FRESH_SEEDS)] = None
         return frozen, tuple(drawn)

@@ -1,0 +1,179 @@
+"""Computes a bundle's results again, from copies of its inputs in a fresh folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from netem.networks import IN_PROCESS
+from policies.problem import PolicyError
+from testbed.control.choice import check_policy
+from testbed.control.placing import load_to_run
+from testbed.errors import RunError, UserError
+from testbed.experiments import changed
+from testbed.experiments.inputs import FILES, INPUTS, Inputs
+from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.sources import Document, read_toml
+from testbed.records.plan import PLAN, Plan, read_plan
+from testbed.records.summary import read_summary
+from testbed.rundir import TWIN
+from testbed.runs.session import RunOptions, RunSession
+from testbed.simulator.cases import Case, instance_case
+from testbed.simulator.engine import VIRTUAL, simulate
+from testbed.simulator.summary import summarize_simulation
+from testbed.simulator.tables import write_simulation
+from testbed.studies.score import command as score
+from testbed.studies.score.suite import read_suite
+from testbed.studies.sweep import study as sweep
+from testbed.studies.sweep.command import LOCAL, TABLES, sweep_command
+from testbed.studies.sweep.kept import REQUESTS
+from testbed.studies.sweep.runs import REAL
+from testbed.studies.sweep.table import RESULTS
+
+_FABRIC_TOLERANCE_S = 1.5e-6
+_OF_A_RUN = ("requests.parquet", "hops.parquet", "links.parquet", "events.jsonl", "trace.json")
+_OF_A_SWEEP = (RESULTS, REQUESTS, *TABLES[1:])
+
+
+class Again(NamedTuple):
+    """What is to be compared: the same ``files`` in the folders ``bundled`` and ``found``.
+
+    ``tolerance_s``: how far times may differ. ``note``: what cannot be the same, in words. ``measured``: columns and keys
+    that are times of the machine.
+    """
+
+    bundled: Path
+    found: Path
+    files: tuple[str, ...]
+    tolerance_s: float = 0.0
+    note: str = ""
+    measured: tuple[str, ...] = ()
+
+
+@contextmanager
+def unpacked(result: Path, inputs: Inputs | None, folder: Path) -> Iterator[None]:
+    """Copy the inputs of ``result`` into the new ``folder``; the body runs where their command ran, and finds its modules."""
+    here, path = Path.cwd(), list(sys.path)
+    if inputs is None:
+        folder.mkdir()
+    else:
+        shutil.copytree(result / INPUTS / FILES, folder)
+        for file in sorted(folder.rglob("*.toml")):
+            text = file.read_text(encoding="utf-8")
+            file.write_text(_moved(text, inputs, folder, file.parent), encoding="utf-8")
+        sys.path[:0] = [str(folder / place) for place in inputs.path]
+    os.chdir(folder if inputs is None else folder / inputs.folder)
+    try:
+        yield
+    finally:
+        os.chdir(here)
+        sys.path[:] = path
+
+
+def call_in(folder: Path, inputs: Inputs) -> dict[str, Any]:
+    """Return the command with paths as they are in the ``folder`` of ``unpacked``."""
+    found: dict[str, Any] = json.loads(
+        _moved(json.dumps(inputs.call), inputs, folder, folder / inputs.folder)
+    )
+    return found
+
+
+def _moved(text: str, inputs: Inputs, folder: Path, start: Path) -> str:
+    """Return ``text`` with paths relative to ``start`` in the place of the absolute ones that are renamed."""
+    for old, new in sorted(inputs.renamed.items(), key=lambda names: -len(names[0])):
+        text = text.replace(json.dumps(old)[1:-1], json.dumps(os.path.relpath(folder / new, start))[1:-1])
+    return text
+
+
+def score_again(result: Path, call: Mapping[str, Any], out: Path, jobs: int | None) -> Again:
+    """Score the policy again. Raises ``UserError``."""
+    policy, options = score.called(call)
+    options = replace(options, out=out, jobs=jobs)
+    check_policy(policy)
+    answer, _ = score.score(read_suite(options.suite), policy, options, out)
+    valid = "valid" if answer["valid"] else f"not valid: {answer['why']}"
+    note = f"{policy} on {answer['suite']}{' (quick)' if answer['quick'] else ''}: score {answer['combined_score']:.4f}, {valid}"
+    return Again(result, out, (score.SCORE,), note=note, measured=("place_cpu_s", "route_cpu_ms", "out"))
+
+
+def sweep_again(result: Path, call: Mapping[str, Any], out: Path, jobs: int | None) -> Again:
+    """Do all runs of a sweep again. Raises ``UserError`` for one in real time."""
+    target, options = sweep.called(call)
+    if sweep.read_study(target, options).engine == REAL:
+        raise UserError(
+            "this sweep measured a machine in real time (--engine real), which no other run repeats; with --engine "
+            "virtual it can be repeated"
+        )
+    sweep_command(target, options, out, LOCAL, jobs)
+    return Again(result, out, tuple(name for name in _OF_A_SWEEP if (result / name).is_file()))
+
+
+def run_again(result: Path, renamed: Mapping[str, str], out: Path) -> Again:
+    """Serve a run again, in the engine that served it; of a run in real time its twin.
+
+    ``renamed``: absolute paths in its scenario, and where these files are now. Raises ``UserError`` and ``RunError``.
+    """
+    plan = read_plan(result)
+    is_real = not plan.is_simulated and (plan.clock is None or plan.clock.name != "virtual")
+    note = ""
+    if is_real:
+        note = "the run was in real time: its measured times cannot be the same on any machine; compared is its twin in virtual time"
+        if not (result / TWIN / PLAN).is_file():
+            raise UserError(f"{note}, and it has none (--no-twin)")
+        result = result / TWIN
+        plan = read_plan(result)
+    summary = read_summary(result)
+    if summary.n_interrupted or summary.n_not_started:
+        raise UserError(f"{result.name}: the run was interrupted, and nothing repeats the moment of that")
+    (_simulate if plan.is_simulated else _emulate)(result, plan, renamed, out)
+    files = tuple(name for name in _OF_A_RUN if (result / name).is_file())
+    is_exact = plan.is_simulated or plan.network == IN_PROCESS.name
+    return Again(result, out, files, 0.0 if is_exact else _FABRIC_TOLERANCE_S, note)
+
+
+def _document(result: Path, renamed: Mapping[str, str]) -> Document:
+    document = read_toml(result / "scenario.toml")
+    policy = document.get("policy", {})
+    for key, value in policy.items():
+        for old, new in renamed.items():
+            if isinstance(value, str) and value.endswith(f":{old}"):
+                policy[key] = value.removesuffix(old) + new
+    return Document(document, str(document.get("name", "scenario")))
+
+
+def _emulate(result: Path, plan: Plan, renamed: Mapping[str, str], out: Path) -> None:
+    experiment = load_to_run(_document(result, renamed))
+    again = changed(experiment, {"clock": "virtual", "network.backend": plan.network})
+    options = RunOptions(report=False, trace=(result / "trace.json").is_file(), with_twin=False, live=False)
+    ended = RunSession(again, out, options).run()
+    if ended.error is not None:
+        raise ended.error
+    if ended.interrupted:
+        raise KeyboardInterrupt
+
+
+def _simulate(result: Path, plan: Plan, renamed: Mapping[str, str], out: Path) -> None:
+    summary = read_summary(result)
+    try:
+        if (result / "instance.json").is_file():
+            choice = PolicyChoice(None, plan.placement.policy, plan.routing)
+            has_setup = summary.calibration.session_setup_s > 0
+            case = instance_case(
+                result / "instance.json", choice, has_setup, plan.placement.design_concurrency
+            )
+        else:
+            case = Case(load_to_run(_document(result, renamed)))
+        simulation = simulate(case, str(plan.mode), folder=out)
+    except PolicyError as error:
+        raise UserError(str(error)) from error
+    if simulation.placement is None:
+        raise RunError(f"there is no placement any more: {simulation.error}")
+    if simulation.engine != VIRTUAL:
+        write_simulation(out, simulation, summarize_simulation(simulation, summary.objectives))
