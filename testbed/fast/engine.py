@@ -22,6 +22,7 @@ from nodes.clock import NS, nanoseconds, on_tick
 from nodes.framesizes import FrameSize
 from nodes.request import SessionError
 from policies.online import OnlinePolicy
+from policies.outcomes import Times
 from policies.problem import Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
 from policies.rules import MAX_ATTEMPTS
@@ -92,6 +93,8 @@ class _Session:
     """How many chains it has tried to open."""
     asked_at_s: float = 0.0
     waiting_s: float = 0.0
+    opened_at_s: float | None = None
+    """When it began to open the first chain that admitted it."""
     ready_at_s: float | None = None
     """When its prompt could be sent."""
     route: Route | None = None
@@ -339,6 +342,7 @@ class _Run:
             initial_delay_s = self._problem.initial_delay_s
             begins_at_s = ready_at_s(session.asked_at_s, now_s, initial_delay_s, self._setup_s)
             session.waiting_s = session.asked_at_s - on_tick(plan.arrival_at_s)
+            session.opened_at_s = session.asked_at_s
             session.ready_at_s = begins_at_s
         if self._steps is not None:
             self._serve_step_by_step(self._steps, session, hops, begins_at_s)
@@ -452,6 +456,8 @@ class _Run:
         self._close(session)
         if self._meetings is not None:
             self._meetings.end(session.number, self._queue.now_s)
+        times = Times(session.opened_at_s, first_at_s, session.plan.n_output_tokens)
+        self._coordinator.ended(session.plan.index, times, self._queue.now_s, has_failed=False)
         self._coordinator.release(session.plan.index)
         self._end(session, COMPLETED, session.route, first_at_s, self._queue.now_s)
 
@@ -460,7 +466,10 @@ class _Run:
         route = (
             None if on_chain is None or session.route is None else session.route._replace(hops=on_chain.hops)
         )
-        first_at_s = on_chain.first_at_s if on_chain is not None and on_chain.token else None
+        n_tokens = 0 if on_chain is None else on_chain.token
+        first_at_s = on_chain.first_at_s if on_chain is not None and n_tokens else None
+        times = Times(session.opened_at_s, first_at_s, n_tokens)
+        self._coordinator.ended(session.plan.index, times, self._queue.now_s, has_failed=True)
         self._end(session, FAILED, route, first_at_s, None, reason)
 
     def _end(
