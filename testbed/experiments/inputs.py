@@ -55,9 +55,10 @@ def keep_inputs(out: Path, call: Mapping[str, Any], read: FilesRead) -> None:
     """
     ours = Path(str(resources.files("scenarios"))).absolute()
     files = {path: _whole(path) for path in read.files}
-    shipped = {path for path in files.values() if path.is_relative_to(ours)}
+    of_ours = {path for path in files.values() if path.is_relative_to(ours)}
+    shipped = {path for path in of_ours if path.is_file()}
     here = Path.cwd()
-    kept, roots = {path for path in files.values() if path not in shipped}, []
+    kept, roots = set(files.values()) - of_ours, []
     installed: dict[str, str] = {}
     for policy in sorted(read.policies):
         if policy.startswith((FIXED, OBJECT)):

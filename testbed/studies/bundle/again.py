@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from netem.networks import IN_PROCESS
 from policies.problem import PolicyError
-from testbed.control.choice import check_policy
 from testbed.control.placing import load_to_run
 from testbed.errors import RunError, UserError
 from testbed.experiments import changed
@@ -30,7 +29,6 @@ from testbed.simulator.engine import VIRTUAL, simulate
 from testbed.simulator.summary import summarize_simulation
 from testbed.simulator.tables import write_simulation
 from testbed.studies.score import command as score
-from testbed.studies.score.suite import read_suite
 from testbed.studies.sweep import study as sweep
 from testbed.studies.sweep.command import LOCAL, TABLES, sweep_command
 from testbed.studies.sweep.kept import REQUESTS
@@ -93,14 +91,20 @@ def _moved(text: str, inputs: Inputs, folder: Path, start: Path) -> str:
 
 
 def score_again(result: Path, call: Mapping[str, Any], out: Path, jobs: int | None) -> Again:
-    """Score the policy again. Raises ``UserError``."""
-    policy, options = score.called(call)
+    """Score the policy, or make the leaderboard again. Raises ``UserError``."""
+    is_board, policies, options = score.called(call)
     options = replace(options, out=out, jobs=jobs)
-    check_policy(policy)
-    answer, _ = score.score(read_suite(options.suite), policy, options, out)
-    valid = "valid" if answer["valid"] else f"not valid: {answer['why']}"
-    note = f"{policy} on {answer['suite']}{' (quick)' if answer['quick'] else ''}: score {answer['combined_score']:.4f}, {valid}"
-    return Again(result, out, (score.SCORE,), note=note, measured=("place_cpu_s", "route_cpu_ms", "out"))
+    if is_board:
+        answer, _, _ = score.leaderboard_command(policies, options)
+    else:
+        answer, _, _ = score.score_command(policies[0], options)
+    notes = []
+    for one in answer["policies"] if is_board else [answer]:
+        valid = "valid" if one["valid"] else f"not valid: {one['why']}"
+        quick = " (quick)" if one["quick"] else ""
+        notes.append(f"{one['policy']} on {one['suite']}{quick}: score {one['combined_score']:.4f}, {valid}")
+    measured = ("place_cpu_s", "route_cpu_ms", "out")
+    return Again(result, out, (score.SCORE,), note="\n".join(notes), measured=measured)
 
 
 def sweep_again(result: Path, call: Mapping[str, Any], out: Path, jobs: int | None) -> Again:
