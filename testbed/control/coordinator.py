@@ -64,8 +64,8 @@ class Coordinator:
         if prefix is not None and prefix.kind == "shared":
             self._prefixes = self._new_prefixes(placed.placement)
         self._n_done: dict[int, int] = {}
-        self._outcomes = Outcomes() if placed.router.observes else None
-        self._names_requests = "requests" in placed.router.wants
+        self._outcomes = Outcomes() if placed.observes else None
+        self._names_requests = placed.names_requests
         self._expected_output = experiment.compute.expected_output
         self._session_tokens = 0 if prefix is None or paging is not None else prefix.session_tokens
         self._times = ServiceTimes(problem)

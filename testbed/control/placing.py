@@ -55,15 +55,7 @@ class CheckedRouter:
     ``check_waits``: also check the expected wait against the state, for engines that rely on it.
     """
 
-    def __init__(
-        self,
-        router: Router,
-        problem: Problem,
-        placement: Placement,
-        name: str,
-        wants: Collection[Want] = (),
-    ) -> None:
-        self.wants = wants
+    def __init__(self, router: Router, problem: Problem, placement: Placement, name: str) -> None:
         self._router = router
         self._problem = problem
         self._placement = placement
@@ -118,7 +110,8 @@ class PlacedExperiment:
 
     ``decision_s`` are the real seconds that both took. ``cpu_s`` are the CPU seconds of the placement policy,
     also if its placement was known before. ``bind`` makes a router for another placement of the same problem,
-    ``bind_to`` one for another problem, too (a part of it, see ``policies.subrange``).
+    ``bind_to`` one for another problem, too (a part of it, see ``policies.subrange``). ``observes``: whether the router
+    learns from what became of requests; ``names_requests``: whether it wants to know which request asks.
     """
 
     placement: Placement
@@ -127,6 +120,8 @@ class PlacedExperiment:
     bind: Callable[[Placement], CheckedRouter]
     bind_to: Callable[[Problem, Placement], CheckedRouter]
     cpu_s: float = 0.0
+    observes: bool = False
+    names_requests: bool = False
 
 
 class PolicyInterrupted(PolicyError):
@@ -313,11 +308,13 @@ def place(
                 f"routing policy {experiment.policy.routing} must return a router with a method route() from "
                 f"bind(), not {type(router).__name__}"
             )
-        return CheckedRouter(router, problem, placement, experiment.policy.routing, wants)
+        return CheckedRouter(router, problem, placement, experiment.policy.routing)
 
     bind = partial(bind_to, problem)
     router = bind(placement)
-    return PlacedExperiment(placement, router, time.perf_counter() - started_at, bind, bind_to, cpu_s)
+    took_s = time.perf_counter() - started_at
+    learns = router.observes, "requests" in wants
+    return PlacedExperiment(placement, router, took_s, bind, bind_to, cpu_s, *learns)
 
 
 def _with_wanted(

@@ -239,4 +239,4 @@ def test_a_bandit_without_an_arm_has_no_chain() -> None:
     placed = place(case.experiment)
     longer = RequestSpec(0, 10**9, 4)
     assert placed.router.route(longer, SystemState(placed.placement.cache_bytes), 0.0) is None
-    assert placed.router.observes and Hop(0, 0, 6).n_blocks == 6
+    assert placed.observes and Hop(0, 0, 6).n_blocks == 6
