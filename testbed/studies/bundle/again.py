@@ -6,18 +6,18 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from netem.networks import IN_PROCESS
 from policies.problem import PolicyError
 from testbed.control.placing import load_to_run
 from testbed.errors import RunError, UserError
 from testbed.experiments import changed
-from testbed.experiments.inputs import FILES, INPUTS, Inputs
+from testbed.experiments.inputs import CALL, FILES, INPUTS, Inputs
 from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.sources import Document, read_toml
 from testbed.records.plan import PLAN, Plan, read_plan
@@ -34,6 +34,8 @@ from testbed.studies.sweep.command import LOCAL, TABLES, sweep_command
 from testbed.studies.sweep.kept import REQUESTS
 from testbed.studies.sweep.runs import REAL
 from testbed.studies.sweep.table import RESULTS
+
+T = TypeVar("T")
 
 _FABRIC_TOLERANCE_S = 1.5e-6
 _OF_A_RUN = ("requests.parquet", "hops.parquet", "links.parquet", "events.jsonl", "trace.json")
@@ -63,9 +65,9 @@ def unpacked(result: Path, inputs: Inputs | None, folder: Path) -> Iterator[None
         folder.mkdir()
     else:
         shutil.copytree(result / INPUTS / FILES, folder)
-        for file in sorted(folder.rglob("*.toml")):
+        for file in sorted(folder.rglob("*.toml")) if inputs.renamed else ():
             text = file.read_text(encoding="utf-8")
-            file.write_text(_moved(text, inputs, folder, file.parent), encoding="utf-8")
+            file.write_text(moved(text, inputs, folder, file.parent), encoding="utf-8")
         sys.path[:0] = [str(folder / place) for place in inputs.path]
     os.chdir(folder if inputs is None else folder / inputs.folder)
     try:
@@ -77,22 +79,30 @@ def unpacked(result: Path, inputs: Inputs | None, folder: Path) -> Iterator[None
 
 def call_in(folder: Path, inputs: Inputs) -> dict[str, Any]:
     """Return the command with paths as they are in the ``folder`` of ``unpacked``."""
-    found: dict[str, Any] = json.loads(
-        _moved(json.dumps(inputs.call), inputs, folder, folder / inputs.folder)
-    )
+    found: dict[str, Any] = json.loads(moved(json.dumps(inputs.call), inputs, folder, folder / inputs.folder))
     return found
 
 
-def _moved(text: str, inputs: Inputs, folder: Path, start: Path) -> str:
+def moved(text: str, inputs: Inputs, folder: Path, start: Path) -> str:
     """Return ``text`` with paths relative to ``start`` in the place of the absolute ones that are renamed."""
     for old, new in sorted(inputs.renamed.items(), key=lambda names: -len(names[0])):
         text = text.replace(json.dumps(old)[1:-1], json.dumps(os.path.relpath(folder / new, start))[1:-1])
     return text
 
 
+def _read(called: Callable[[Mapping[str, Any]], T], call: Mapping[str, Any]) -> T:
+    """Return a command of a bundle as its module has it. Raises ``UserError`` if it is none of this version."""
+    try:
+        return called(call)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"the command in {INPUTS}/{CALL} is none of this version ({error!r}); use the bundle's own"
+        ) from None
+
+
 def score_again(result: Path, call: Mapping[str, Any], out: Path, jobs: int | None) -> Again:
     """Score the policy, or make the leaderboard again. Raises ``UserError``."""
-    is_board, policies, options = score.called(call)
+    is_board, policies, options = _read(score.called, call)
     options = replace(options, out=out, jobs=jobs)
     if is_board:
         answer, _, _ = score.leaderboard_command(policies, options)
@@ -109,7 +119,7 @@ def score_again(result: Path, call: Mapping[str, Any], out: Path, jobs: int | No
 
 def sweep_again(result: Path, call: Mapping[str, Any], out: Path, jobs: int | None) -> Again:
     """Do all runs of a sweep again. Raises ``UserError`` for one in real time."""
-    target, options = sweep.called(call)
+    target, options = _read(sweep.called, call)
     if sweep.read_study(target, options).engine == REAL:
         raise UserError(
             "this sweep measured a machine in real time (--engine real), which no other run repeats; with --engine "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +18,38 @@ _MOST = 5
 
 
 def differences_of(
-    name: str, bundled: Path, found: Path, tolerance_s: float = 0.0, measured: Collection[str] = ()
+    name: str,
+    bundled: Path,
+    found: Path,
+    tolerance_s: float = 0.0,
+    measured: Collection[str] = (),
+    renamed: Callable[[str], str] = str,
 ) -> list[str]:
     """Return how the file ``name`` differs between two folders, a sentence per difference; none: it is the same.
 
     Numbers may differ by ``tolerance_s``. Columns and keys called as one of ``measured`` are left out: they are times of
-    the machine.
+    the machine. ``renamed`` returns a text of the bundle with the names that files have now.
     """
     if not (found / name).is_file():
         return [f"{name}: is not there any more"]
     if (bundled / name).read_bytes() == (found / name).read_bytes():
         return []
     if name.endswith(".parquet"):
-        wrong = _tables(bundled / name, found / name, tolerance_s, measured)
+        wrong = _tables(bundled / name, found / name, tolerance_s, measured, renamed)
     elif name.endswith(".json"):
-        wrong = _objects(bundled / name, found / name, measured)
+        wrong = _objects(bundled / name, found / name, measured, renamed)
     else:
-        wrong = _lines(bundled / name, found / name)
+        wrong = _lines(bundled / name, found / name, renamed)
     return [f"{name}: {text}" for text in wrong]
 
 
-def _tables(bundled: Path, found: Path, tolerance_s: float, measured: Collection[str]) -> list[str]:
+def _tables(
+    bundled: Path,
+    found: Path,
+    tolerance_s: float,
+    measured: Collection[str],
+    renamed: Callable[[str], str],
+) -> list[str]:
     one, other = (pq.read_table(parquet_path(path)) for path in (bundled, found))
     wrong = []
     for title, names, others in (
@@ -52,7 +63,8 @@ def _tables(bundled: Path, found: Path, tolerance_s: float, measured: Collection
     for column in one.column_names:
         if column in measured or column not in other.column_names or one[column].equals(other[column]):
             continue
-        pairs = list(zip(one[column].to_pylist(), other[column].to_pylist(), strict=True))
+        then = [renamed(value) if isinstance(value, str) else value for value in one[column].to_pylist()]
+        pairs = list(zip(then, other[column].to_pylist(), strict=True))
         unequal = [pair for pair in pairs if not _same(*pair, tolerance_s)]
         if unequal:
             gaps = [abs(b - a) for a, b in unequal if _is_number(a) and _is_number(b)]
@@ -63,10 +75,11 @@ def _tables(bundled: Path, found: Path, tolerance_s: float, measured: Collection
     return wrong + _first(differing, "columns")
 
 
-def _objects(bundled: Path, found: Path, measured: Collection[str]) -> list[str]:
-    one, other = (
-        dict(_values(json.loads(path.read_text(encoding="utf-8")), "", measured)) for path in (bundled, found)
-    )
+def _objects(
+    bundled: Path, found: Path, measured: Collection[str], renamed: Callable[[str], str]
+) -> list[str]:
+    texts = renamed(bundled.read_text(encoding="utf-8")), found.read_text(encoding="utf-8")
+    one, other = (dict(_values(json.loads(text), "", measured)) for text in texts)
     differing = [
         f"{key} is {other.get(key)!r}, and not {one.get(key)!r}"
         for key in dict.fromkeys([*one, *other])
@@ -86,14 +99,13 @@ def _values(value: Any, key: str, measured: Collection[str]) -> Iterator[tuple[s
         yield key, value
 
 
-def _lines(bundled: Path, found: Path) -> list[str]:
-    one, other = (
-        path.read_text(encoding="utf-8", errors="replace").splitlines() for path in (bundled, found)
-    )
-    if len(one) != len(other):
-        return [f"has {counted(len(other), 'lines')}, and not {len(one):,}"]
-    n = sum(a != b for a, b in zip(one, other, strict=True))
-    return [f"differs in {n:,} of {counted(len(one), 'lines')}"]
+def _lines(bundled: Path, found: Path, renamed: Callable[[str], str]) -> list[str]:
+    one, other = (path.read_text(encoding="utf-8", errors="replace") for path in (bundled, found))
+    then, now = renamed(one).splitlines(), other.splitlines()
+    if len(then) != len(now):
+        return [f"has {counted(len(now), 'lines')}, and not {len(then):,}"]
+    n = sum(a != b for a, b in zip(then, now, strict=True))
+    return [f"differs in {n:,} of {counted(len(then), 'lines')}"] if n else []
 
 
 def _first(texts: Sequence[str], of: str) -> list[str]:

@@ -7,10 +7,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from testbed.errors import UserError
 from testbed.experiments.inputs import Inputs, digest_of_file, read_inputs
 from testbed.experiments.provenance import provenance, read_provenance, source_digest
 from testbed.rundir import scratch
-from testbed.studies.bundle.again import Again, call_in, run_again, score_again, sweep_again, unpacked
+from testbed.studies.bundle.again import Again, call_in, moved, run_again, score_again, sweep_again, unpacked
 from testbed.studies.bundle.command import RUN
 from testbed.studies.bundle.differences import differences_of
 from testbed.studies.bundle.manifest import RESULT, read_manifest
@@ -35,12 +36,17 @@ def reproduce_bundle(folder: Path, jobs: int | None) -> tuple[dict[str, Any], st
         with unpacked(result, inputs, files):
             again = _again(manifest.kind, result, inputs, files, out, jobs)
             versions = _versions(result, inputs)
-        found = {
-            name: differences_of(name, again.bundled, again.found, again.tolerance_s, again.measured)
-            for name in again.files
-        }
+
+        def renamed(text: str) -> str:
+            return text if inputs is None else moved(text, inputs, files, files / inputs.folder)
+
+        how = again.tolerance_s, again.measured, renamed
+        found = {name: differences_of(name, again.bundled, again.found, *how) for name in again.files}
+        same = [name for name, texts in found.items() if not texts]
+        is_exact = all(
+            (again.bundled / name).read_bytes() == (again.found / name).read_bytes() for name in same
+        )
     different = [text for texts in found.values() for text in texts]
-    same = [name for name, texts in found.items() if not texts]
     answer = {
         "bundle": str(folder),
         "kind": manifest.kind,
@@ -52,14 +58,9 @@ def reproduce_bundle(folder: Path, jobs: int | None) -> tuple[dict[str, Any], st
     }
     lines = [again.note] if again.note else []
     if same:
-        how = (
-            f"the same to {again.tolerance_s * 1e6:.1f} µs"
-            if again.tolerance_s
-            else "the same figures"
-            if again.measured
-            else "the same bytes"
-        )
-        lines.append(f"{how}: {', '.join(same)}")
+        near = f"the same to {again.tolerance_s * 1e6:.1f} µs" if again.tolerance_s else "the same figures"
+        which = "the same bytes" if is_exact else near
+        lines.append(f"{which}: {', '.join(same)}")
     lines += different
     if different:
         lines += versions or [
@@ -74,7 +75,10 @@ def _again(kind: str, result: Path, inputs: Inputs | None, files: Path, out: Pat
         log.warning("notice: the bundle runs the code of its policies")
     if kind == RUN:
         return run_again(result, {old: str(files / new) for old, new in renamed.items()}, out)
-    assert inputs is not None, "bundle_command checks that they are there"
+    if inputs is None:
+        raise UserError(
+            f"{result.parent} holds no inputs that this version reads; compute the {kind} and bundle it again"
+        )
     do = score_again if kind == "score" else sweep_again
     return do(result, call_in(files, inputs), out, jobs)
 

@@ -232,3 +232,26 @@ def test_values_within_the_tolerance_and_measured_ones_are_the_same(tmp_path: Pa
     assert len(differences_of("o.json", one, other)) == 2
     write("other", at_s=[1.0])
     assert differences_of("t.parquet", one, other)[-1] == "t.parquet: has 1 row, and not 2"
+
+
+def test_files_that_have_other_names_in_the_bundle_are_no_difference(tmp_path: Path) -> None:
+    for name, file in (("one", "/home/me/a.toml"), ("other", "a.toml")):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"scenario": [file]}), tmp_path / name / "t.parquet")
+        (tmp_path / name / "t.csv").write_text(f"scenario\n{file}\n")
+        (tmp_path / name / "t.json").write_text(json.dumps({"scenario": file}))
+    for ending in ("parquet", "csv", "json"):
+        given = f"t.{ending}", tmp_path / "one", tmp_path / "other", 0.0, ()
+        assert differences_of(*given)
+        assert not differences_of(*given, lambda text: text.replace("/home/me/", ""))
+
+
+def test_a_command_of_another_version_is_one_sentence(bundle: Path) -> None:
+    path = bundle / RESULT / INPUTS / "inputs.json"
+    inputs = json.loads(path.read_text())
+    path.write_text(json.dumps({**inputs, "call": {"command": "sweep"}}))
+    with pytest.raises(UserError, match="none of this version"):
+        reproduce_bundle(_sealed(bundle), 1)
+    path.write_text("{}")
+    with pytest.raises(UserError, match="holds no inputs that this version reads"):
+        reproduce_bundle(_sealed(bundle), 1)
