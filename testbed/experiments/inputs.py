@@ -100,7 +100,8 @@ def keep_policies(run_dir: Path, experiment: Experiment) -> None:
         elif ":" in name and not name.startswith((FIXED, OBJECT)):
             read.policies.add(name)
     if read.files or read.policies:
-        keep_inputs(run_dir, {"command": "run"}, read)
+        halves = {"placement": experiment.policy.placement, "routing": experiment.policy.routing}
+        keep_inputs(run_dir, {"command": "run", **halves}, read)
 
 
 def read_inputs(folder: Path) -> Inputs | None:

@@ -18,7 +18,7 @@ from testbed.control.placing import load_to_run
 from testbed.errors import RunError, UserError
 from testbed.experiments import changed
 from testbed.experiments.inputs import CALL, FILES, INPUTS, Inputs
-from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.policy import HALVES, PolicyChoice
 from testbed.experiments.sources import Document, read_toml
 from testbed.records.plan import PLAN, Plan, read_plan
 from testbed.records.summary import read_summary
@@ -129,10 +129,10 @@ def sweep_again(result: Path, call: Mapping[str, Any], out: Path, jobs: int | No
     return Again(result, out, tuple(name for name in _OF_A_SWEEP if (result / name).is_file()))
 
 
-def run_again(result: Path, renamed: Mapping[str, str], out: Path) -> Again:
+def run_again(result: Path, call: Mapping[str, Any], out: Path) -> Again:
     """Serve a run again, in the engine that served it; of a run in real time its twin.
 
-    ``renamed``: absolute paths in its scenario, and where these files are now. Raises ``UserError`` and ``RunError``.
+    ``call`` has its policies by kind, if they are not shipped ones. Raises ``UserError`` and ``RunError``.
     """
     plan = read_plan(result)
     is_real = not plan.is_simulated and (plan.clock is None or plan.clock.name != "virtual")
@@ -146,25 +146,21 @@ def run_again(result: Path, renamed: Mapping[str, str], out: Path) -> Again:
     summary = read_summary(result)
     if summary.n_interrupted or summary.n_not_started:
         raise UserError(f"{result.name}: the run was interrupted, and nothing repeats the moment of that")
-    (_simulate if plan.is_simulated else _emulate)(result, plan, renamed, out)
+    (_simulate if plan.is_simulated else _emulate)(result, plan, call, out)
     is_exact = plan.is_simulated or plan.network == IN_PROCESS.name
     compared = _OF_A_RUN if is_exact else _OF_A_RUN[:3]  # the others are text, in which no tolerance holds
     files = tuple(name for name in compared if (result / name).is_file())
     return Again(result, out, files, 0.0 if is_exact else _FABRIC_TOLERANCE_S, note)
 
 
-def _document(result: Path, renamed: Mapping[str, str]) -> Document:
+def _document(result: Path, call: Mapping[str, Any]) -> Document:
     document = read_toml(result / "scenario.toml")
-    policy = document.get("policy", {})
-    for key, value in policy.items():
-        for old, new in renamed.items():
-            if isinstance(value, str) and value.endswith(f":{old}"):
-                policy[key] = value.removesuffix(old) + new
+    document.get("policy", {}).update((key, call[key]) for key in HALVES if key in call)
     return Document(document, str(document.get("name", "scenario")))
 
 
-def _emulate(result: Path, plan: Plan, renamed: Mapping[str, str], out: Path) -> None:
-    experiment = load_to_run(_document(result, renamed))
+def _emulate(result: Path, plan: Plan, call: Mapping[str, Any], out: Path) -> None:
+    experiment = load_to_run(_document(result, call))
     again = changed(experiment, {"clock": "virtual", "network.backend": plan.network})
     options = RunOptions(report=False, trace=(result / "trace.json").is_file(), with_twin=False, live=False)
     ended = RunSession(again, out, options).run()
@@ -174,17 +170,18 @@ def _emulate(result: Path, plan: Plan, renamed: Mapping[str, str], out: Path) ->
         raise KeyboardInterrupt
 
 
-def _simulate(result: Path, plan: Plan, renamed: Mapping[str, str], out: Path) -> None:
+def _simulate(result: Path, plan: Plan, call: Mapping[str, Any], out: Path) -> None:
     summary = read_summary(result)
     try:
         if (result / "instance.json").is_file():
-            choice = PolicyChoice(None, plan.placement.policy, plan.routing)
+            halves = {"placement": plan.placement.policy, "routing": plan.routing, **call}
+            choice = PolicyChoice(None, halves["placement"], halves["routing"])
             has_setup = summary.calibration.session_setup_s > 0
             case = instance_case(
                 result / "instance.json", choice, has_setup, plan.placement.design_concurrency
             )
         else:
-            case = Case(load_to_run(_document(result, renamed)))
+            case = Case(load_to_run(_document(result, call)))
         simulation = simulate(case, str(plan.mode), folder=out)
     except PolicyError as error:
         raise UserError(str(error)) from error

@@ -70,11 +70,10 @@ def reproduce_bundle(folder: Path, jobs: int | None) -> tuple[dict[str, Any], st
 
 
 def _again(kind: str, result: Path, inputs: Inputs | None, files: Path, out: Path, jobs: int | None) -> Again:
-    renamed = {} if inputs is None else inputs.renamed
     if inputs is not None and inputs.path:
         log.warning("notice: the bundle runs the code of its policies")
     if kind == RUN:
-        return run_again(result, {old: str(files / new) for old, new in renamed.items()}, out)
+        return run_again(result, {} if inputs is None else call_in(files, inputs), out)
     if inputs is None:
         raise UserError(
             f"{result.parent} holds no inputs that this version reads; compute the {kind} and bundle it again"

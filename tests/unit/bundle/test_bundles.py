@@ -64,6 +64,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (data / "trace.csv").write_text("Timestamp,Request tokens,Response tokens\n0,5,3\n0.5,8,2\n2,6,2\n")
     (work / "mine.toml").write_text(SCENARIO.format(matrix=data / "rtt.csv"))
     (work / "bundled_policy.py").write_text(POLICY)
+    (work / "blocks.json").write_text("[[1, 6], [1, 6], [1, 6]]")
     (work / "bundled_helper.py").write_text('PLACED = "cg-bp"\n')
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(work)
@@ -167,7 +168,7 @@ def test_what_is_no_bundle_or_no_result_is_refused_and_leaves_nothing(project: P
     "options",
     [
         ("simulate", "--policy", "bundled_policy:Own+ws-rr"),
-        ("simulate", "--mode", "reference"),
+        ("simulate", "--mode", "reference", "--placement", "fixed:blocks.json"),
         ("simulate", "--clock", "virtual"),
         ("up", "--network", "memory", "--no-report"),
     ],
