@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from policies.cgbp import CgBp
 from policies.interfaces import wants_of
 from policies.learning import BanditRouter
 from policies.outcomes import MOST_KNOWN, Outcome, Outcomes
@@ -240,3 +241,32 @@ def test_a_bandit_without_an_arm_has_no_chain() -> None:
     longer = RequestSpec(0, 10**9, 4)
     assert placed.router.route(longer, SystemState(placed.placement.cache_bytes), 0.0) is None
     assert placed.observes and Hop(0, 0, 6).n_blocks == 6
+
+
+def test_a_placement_gets_the_places_of_the_servers_that_are_there() -> None:
+    seen: list[Problem] = []
+
+    class Looks(CgBp):
+        name = "looks"
+        wants = ("places", "seed")
+        sees_join_order = False
+
+        def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+            seen.append(problem)
+            return super().place(problem, design_concurrency)
+
+    policies = Looks(), Watching()
+    Watching.problems.clear()
+    with offering([("placement", policies[0]), ("routing", policies[1])]) as names:
+        halves = names["placement", id(policies[0])], names["routing", id(policies[1])]
+        servers = [{**SERVERS[0], "present": False}, SERVERS[1]]
+        changes = ("policy.design_concurrency=searched",)
+        case = scenario_case(
+            Document({**SCENARIO, "servers": servers}, "x"), PolicyChoice(None, *halves), changes, None
+        )
+        placed = place(case.experiment)
+    assert {problem.places.server_sites for problem in seen if problem.places is not None} == {("There",)}
+    assert {problem.seed for problem in seen} == {3} and placed.names_requests
+    trials, last = Watching.problems[0], Watching.problems[-1]
+    assert trials.places is not None and trials.places.cost_per_hour == (1,)
+    assert last.places is not None and last.places.server_sites == ("Here", "Here", "There")
