@@ -14,6 +14,7 @@ import msgspec
 from nodes.links import DelayProfile
 from nodes.records import Plan, Recoveries, States
 from nodes.request import Request
+from policies.outcomes import Times
 
 A = TypeVar("A")
 
@@ -253,9 +254,13 @@ class GetReplacement(Question[Plan | None], frozen=True):
 
 
 class Recorded(Message, frozen=True):
-    """A client has logged a record of a request."""
+    """A client has logged a record of a request.
+
+    With the last one of a request come its ``times``, if ``ClientConfig.sends_times``.
+    """
 
     record: States | Recoveries
+    times: Times | None = None
 
 
 class NewToken(Message, frozen=True):

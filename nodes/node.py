@@ -62,6 +62,7 @@ from nodes.server import Server, ServerLimits
 from nodes.session import HubSession, SessionRules
 from nodes.slow import slowed
 from policies.decoding import Decoding
+from policies.outcomes import Times
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,8 @@ class ClientConfig(NodeConfig):
     model: StubHubSpec | HubSpec = field(kw_only=True)
     forwarding: bool = field(kw_only=True, default=False)
     """Whether servers send hidden states straight to the next one."""
+    sends_times: bool = field(kw_only=True, default=False)
+    """Whether a routing policy learns from what the client measures of requests."""
 
 
 async def _compute(config: ServerConfig, clock: Clock) -> Compute:
@@ -224,6 +227,8 @@ class _Client:
         self._work: asyncio.Task[None] | None = None
         self._generator: LoadGenerator | None = None
         self._watched: set[int] = set()
+        self._times: dict[int, Times] = {}
+        """Those of requests that have not ended, if they are sent."""
         self._log = EventLog(config.log_path)
         n_bytes = config.rules.history_bytes
         self._history = HubHistory(n_bytes) if n_bytes else None
@@ -331,14 +336,28 @@ class _Client:
         return await self.peer.ask(GetRoute(request.index, attempt, n_done))
 
     def _recorded(self, record: AnyRecord) -> None:
+        times = self._measured(record) if self.config.sends_times else None
         if isinstance(record, Token):
             if record.request in self._watched:
                 n_tokens = record.token + 1
                 self._notify(NewToken(record.request, n_tokens, record.token_id, record.at_s))
         elif not isinstance(record, Opening | Drafted):
-            self._notify(Recorded(record))
+            self._notify(Recorded(record, times))
             if isinstance(record, ENDED):
                 self._watched.discard(record.request)
+
+    def _measured(self, record: AnyRecord) -> Times | None:
+        """Keeps what a record says of its request's times; returns them if it is the last one."""
+        times = self._times.get(record.request, Times())
+        if isinstance(record, ENDED):
+            self._times.pop(record.request, None)
+            return times
+        if isinstance(record, Opening):
+            self._times[record.request] = times._replace(opened_at_s=record.at_s)
+        elif isinstance(record, Token):
+            first_at_s = record.at_s if times.first_at_s is None else times.first_at_s
+            self._times[record.request] = Times(times.opened_at_s, first_at_s, record.token + 1)
+        return None
 
     async def _report(self, generator: LoadGenerator) -> None:
         while True:

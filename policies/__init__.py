@@ -7,6 +7,7 @@ The input and output of policies
   when
 - ``steps``: how long a step takes on a server; ``links``: what a link does to a message
 - ``link_rates``: the rates of a problem's links; ``link_waits``: how long messages are expected to wait for them
+- ``places``: where nodes are; ``outcomes``: what became of requests, for policies that want to know
 - ``interfaces``: the protocols of placement and routing policies, with their traits; ``checks``: the rules for
   their results
 - ``registry``: policies by name, users' own included; ``remember``: keeps results
@@ -30,6 +31,7 @@ Routing
 - ``wsrr``: WS-RR; ``petals_routing``: PETALS' routing; ``petals_search``: its search for chains
 - ``optimal_rr``: the exact optimum for one request
 - ``iwrr``: Helix' routing; ``swarm_routing``: SWARM's; ``parallax`` and ``pipelines`` contain Parallax'
+- ``learning``: a bandit over chains, and regions first
 - ``petals_code``: PETALS' routing as in its code; ``foresight_routing``: our own
 - ``chains``: links and cheapest chains; ``positions``: the graph of block positions
 - ``waiting``: time until cache is free; ``workload``: requests, and how refused ones wait

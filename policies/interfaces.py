@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
+from policies.outcomes import Outcome
 from policies.problem import Placement, PolicyError, Problem, RequestSpec, Route
 from policies.state import SystemState
 
 Queue = Literal["none", "fifo", "backfill"]
 Communication = Literal["hub-spoke", "server-to-server"]
 SessionSetup = Literal["petals", "proposed"]
+Want = Literal["places", "seed", "requests"]
+"""What a policy gets only if it wants it:
+
+- ``places``: ``Problem.places``, the sites and regions of servers and clients, and the servers' prices
+- ``seed``: ``Problem.seed``, the run's, for draws of its own
+- ``requests``: ``SystemState.who``, which request asks (only routings)
+"""
 
 
 class PlacementPolicy(Protocol):
@@ -38,6 +46,8 @@ class PlacementPolicy(Protocol):
 
     Else it sees those of steps of one token.
     """
+    wants: ClassVar[tuple[Want, ...]] = ()
+    """What it gets beside the problem."""
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Returns a placement that covers every block.
@@ -60,6 +70,18 @@ class Router(Protocol):
         ...
 
 
+class LearningRouter(Router, Protocol):
+    """A router that is called with what became of requests."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a request that has ended, as its client measured it.
+
+        Called before the first decision for which the outcome is known, in the order in which requests ended. A router
+        that is bound later, as after a failure, is called with the last outcomes first.
+        """
+        ...
+
+
 class RoutingPolicy(Protocol):
     """Makes routers. ``name`` is its name in scenarios."""
 
@@ -72,6 +94,8 @@ class RoutingPolicy(Protocol):
     """With room on all servers it takes the chain of the least service time, so that Theorem 1 is about it."""
     counts_drafts: ClassVar[bool] = False
     """As that of placement policies."""
+    wants: ClassVar[tuple[Want, ...]] = ()
+    """What it gets beside the problem and the state."""
 
     def bind(self, problem: Problem, placement: Placement) -> Router: ...
 
@@ -89,6 +113,15 @@ def communication_of(policy: object) -> Communication:
 def session_setup_of(policy: object) -> SessionSetup:
     """Returns a placement policy's ``session_setup``. Raises ``PolicyError`` for an unknown one."""
     return cast(SessionSetup, _one_of(get_args(SessionSetup), policy, PlacementPolicy, "session_setup"))
+
+
+def wants_of(policy: object) -> tuple[Want, ...]:
+    """Returns a placement or routing policy's ``wants``. Raises ``PolicyError`` for an unknown one."""
+    wants = trait(policy, RoutingPolicy, "wants")
+    if isinstance(wants, str) or not set(wants) <= set(get_args(Want)):
+        of, words = getattr(policy, "name", "a policy"), ", ".join(map(repr, get_args(Want)))
+        raise PolicyError(f"the policy {of} has wants = {wants!r}; its class must state a tuple of {words}")
+    return cast("tuple[Want, ...]", tuple(wants))
 
 
 def trait(policy: object, protocol: type, name: str) -> Any:

@@ -44,6 +44,7 @@ def among(problem: Problem, servers: Sequence[int]) -> Problem:
         if sent is None
         else replace(sent, up=linear(sent.up), down=linear(sent.down), across=linear(rows(sent.across))),
         links=None if problem.links is None else problem.links.among(servers),
+        places=None if problem.places is None else problem.places.among(servers),
         join_order=tuple(number[j] for j in problem.join_order if j in number),
     )
 

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 from policies.decoding import MOST_TOKENS, Decoding, RoundCosts
 from policies.link_rates import LinkRates
+from policies.places import Places
 from policies.steps import StepLaw, StepTimes
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -308,6 +309,7 @@ class Problem:
     - ``decoding``: how clients draft tokens, which servers verify together; ``None``: a step makes one token.
     - ``further_token_s[c][j]``: what every hidden state after the first adds to a decode step's messages; empty: nothing.
     - ``shared``: see ``by_token``.
+    - ``places``, ``seed``: only for policies that want them (``policies.interfaces``).
     """
 
     model: ModelSpec
@@ -337,6 +339,8 @@ class Problem:
     one_way: OneWayDelays | None = None
     links: LinkRates | None = None
     caps_limit_concurrency: bool = True
+    places: Places | None = None
+    seed: int | None = None
 
     @cached_property
     def by_token(self) -> Problem:

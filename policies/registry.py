@@ -28,6 +28,7 @@ from policies.foresight_routing import ForesightRouting
 from policies.helix import Helix
 from policies.interfaces import PlacementPolicy, RoutingPolicy
 from policies.iwrr import Iwrr
+from policies.learning import Bandit, RegionFirst
 from policies.milp import LpRounding, MilpPaperPlacement, MilpPlacement
 from policies.online import OnlinePolicy, TwoTimeScale
 from policies.optimal_rr import OptimalRr
@@ -77,6 +78,8 @@ ROUTINGS: dict[str, type[RoutingPolicy]] = {
         SwarmRouting,
         Sticky,
         PrefixAware,
+        Bandit,
+        RegionFirst,
     )
 }
 PAIRS: dict[str, tuple[str, str]] = {

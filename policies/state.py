@@ -8,6 +8,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from policies.link_rates import Passage, Queue
+from policies.outcomes import Outcomes, WhoAsks
 from policies.prefixes import Asking
 from policies.problem import Hop
 
@@ -59,6 +60,10 @@ class SystemState:
         """The same by session."""
         self.asking: Asking | None = None
         """What is known of the request that asks now; ``None`` where no cache outlives its request."""
+        self.who: WhoAsks | None = None
+        """Which request asks now; ``None`` for routings that do not want "requests", and in trials."""
+        self.outcomes: Outcomes | None = None
+        """What became of earlier requests; ``None`` for routers that do not observe, and in trials."""
 
     def open(
         self,

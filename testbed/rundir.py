@@ -38,6 +38,8 @@ ENDPOINT = "endpoint.json"
 """The endpoint of ``testbed serve``, while it serves: ``url``."""
 STUDY, STUDY_PAGE = "study.json", "index.html"
 """Files of the folder of a study (`testbed sweep`): what it is about, and the page of its results."""
+LEADERBOARD = "leaderboard.parquet"
+"""File of the folder of a leaderboard (`testbed score --all`), beside ``STUDY_PAGE``."""
 SCRATCH = ("links", "virtual", "study", "agent")
 """Kinds of temporary folders: of ``testbed links``, of simulations by the engine ``virtual``, of simulated or
 measured runs of a study, of agents on other machines."""

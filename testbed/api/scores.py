@@ -108,7 +108,7 @@ def score(
                 check_policy(name)
             folder = temporary / "score" if out is None else Path(out)
             options = command.Options(
-                found.name, quick, seeds, whole(jobs, "jobs"), folder, chosen.objects, checks
+                os.fspath(suite), quick, seeds, whole(jobs, "jobs"), folder, chosen.objects, checks
             )
             answer, _ = command.score(found, name, options, folder, shown_to(progress, stopped))
             return Score(

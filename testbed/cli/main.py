@@ -12,7 +12,7 @@ import typer
 from testbed.cli import ask, describe, machine, run, watch
 from testbed.cli.helptext import Command, Group, group
 from testbed.cli.options import with_page_port
-from testbed.cli.reproduce import reproduce_app
+from testbed.cli.reproduce import bundle, reproduce_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 from testbed.terminal import warn_once
 
@@ -37,6 +37,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
         "capacity": ask.capacity,
         "advise": ask.advise,
         "solve": ask.solve,
+        "bundle": bundle,
         "reproduce": reproduce_app,
     },
     "Watch runs": {"view": watch.view, "ps": watch.ps, "report": watch.report},

@@ -1,13 +1,13 @@
-"""``testbed reproduce``: papers' evaluations, each with its own options."""
+"""``testbed bundle`` and ``testbed reproduce``: results that can be computed again, and papers' evaluations."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from testbed.cli.helptext import group
+from testbed.cli.helptext import Group, group
 from testbed.cli.options import FirstSeedOption, JobsOption, JsonOption, out_option, print_answer, runs_option
 from testbed.errors import UserError
 
@@ -79,7 +79,57 @@ def helix(
     print_answer(answer, lambda: text, as_json)
 
 
+def of_bundle(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder that `testbed bundle` has written.")
+    ],
+    jobs: JobsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute the results of a bundle again, and compare: exit code 0 if they are the same, else 1.
+
+    The name may be left out: `testbed reproduce FOLDER`. Runs the code of the bundle's policies. What differs is
+    named, with the versions that do.
+    """
+    from testbed.studies.bundle.reproduce import reproduce_bundle
+
+    answer, text, code = reproduce_bundle(folder, jobs)
+    print_answer(answer, lambda: text, as_json)
+    raise typer.Exit(code)
+
+
+def bundle(
+    results: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RESULTS", help="The folder of a run, of a simulation (--out), of a sweep or of a score."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The bundle: a new folder.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Copy results with all that they were computed from into one folder, which `testbed reproduce` checks anywhere."""
+    from testbed.studies.bundle.command import bundle_command
+
+    answer, text = bundle_command(results, out)
+    print_answer(answer, lambda: text, as_json)
+
+
+_BUNDLE = "bundle"
+
+
+class _OrFolder(Group):
+    """Reads what is no name of a command as the folder of a bundle."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and ("/" in args[0] or Path(args[0]).exists()):
+            args = [_BUNDLE, *args]
+        return super().resolve_command(ctx, args)
+
+
 reproduce_app = group(
-    "Repeat a paper's evaluation, and put its printed numbers beside ours (docs/validation.md).",
-    {"paper": paper, "chain": chain, "helix": helix},
+    "Compute a bundle's results again, or a paper's evaluation, and put its printed numbers beside ours "
+    "(docs/validation.md).",
+    {_BUNDLE: of_bundle, "paper": paper, "chain": chain, "helix": helix},
+    cls=_OrFolder,
 )

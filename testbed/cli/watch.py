@@ -14,7 +14,8 @@ def view(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="The run directory of a finished run, a running one or a simulation."
+            metavar="RUN",
+            help="The run directory of a finished run, a running one or a simulation; or a leaderboard's folder.",
         ),
     ],
     others: Annotated[
@@ -36,7 +37,7 @@ def view(
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in this machine's browser.")] = True,
 ) -> None:
-    """Show a run in the browser, live or replayed, until Ctrl-C."""
+    """Show a run in the browser, live or replayed, until Ctrl-C; or a leaderboard, which is a file."""
     from testbed.page.view import view_command
 
     view_command(run, others or (), port, browser, typer.echo)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from nodes.clock import on_tick
 from policies.bans import Bans
 from policies.decoding import RoundCosts
 from policies.joining import join
 from policies.link_rates import Passage
 from policies.link_waits import LinkWaits
 from policies.membership import Membership
+from policies.outcomes import Outcomes, Times, WhoAsks, outcome_of
 from policies.prefixes import PrefixMap
 from policies.problem import BlockRange, Hop, Placement, PolicyError, RequestSpec, Route, round_costs
 from policies.replay import ServiceTimes
 from policies.subrange import SubrangeRouter
 from policies.waiting import fits
+from policies.workload import RequestPlan
 from testbed.control.placing import PlacedExperiment
 from testbed.control.view import RouterView
 from testbed.control.waiting_room import Answer, CallAt, Wait, WaitingRoom
@@ -60,6 +64,8 @@ class Coordinator:
         if prefix is not None and prefix.kind == "shared":
             self._prefixes = self._new_prefixes(placed.placement)
         self._n_done: dict[int, int] = {}
+        self._outcomes = Outcomes() if placed.observes else None
+        self._names_requests = placed.names_requests
         self._expected_output = experiment.compute.expected_output
         self._session_tokens = 0 if prefix is None or paging is not None else prefix.session_tokens
         self._times = ServiceTimes(problem)
@@ -80,6 +86,21 @@ class Coordinator:
     def arrives(self, index: int, at_s: float) -> None:
         """Notes when a request arrives: a further turn of a conversation does once the one before has ended."""
         self.requests[index] = replace(self.requests[index], arrival_at_s=at_s)
+
+    @property
+    def observes(self) -> bool:
+        """Whether the routing policy learns from what became of requests."""
+        return self._outcomes is not None
+
+    def ended(self, index: int, times: Times, at_s: float, *, has_failed: bool) -> None:
+        """Notes what a client has measured of a request that has ended, for policies that learn. ``release`` must follow."""
+        if self._outcomes is not None:
+            plan, hops = self.requests[index], self._chains.get(index, ())
+            self._outcomes.add(
+                outcome_of(
+                    *(_who(plan), plan.client, hops, plan.n_input_tokens, times, at_s), has_failed=has_failed
+                )
+            )
 
     @property
     def placement(self) -> Placement:
@@ -175,6 +196,11 @@ class Coordinator:
         state.asking = None
         if self._prefixes is not None and is_whole:
             state.asking = self._prefixes.asking(self.requests[index], now_s)
+        state.who = _who(self.requests[index]) if self._names_requests else None
+        if self._outcomes is not None:
+            age_s = self._state_age_s
+            self._outcomes.know(math.floor(now_s / age_s) * age_s if age_s else math.inf)
+        state.outcomes = self._outcomes
         is_as_at_first = self.placement is self._first_placement and (
             usable is self._present or usable == self._present
         )
@@ -283,3 +309,9 @@ class Coordinator:
         if self._prefixes is not None:
             self._prefixes = self._new_prefixes(placement)
         self.look()
+
+
+def _who(plan: RequestPlan) -> WhoAsks:
+    turn = plan.turn
+    conversation, number = (None, 0) if turn is None else (turn.conversation, turn.number)
+    return WhoAsks(plan.index, conversation, number, on_tick(plan.arrival_at_s))

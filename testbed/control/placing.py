@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +19,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from policies.checks import check_placement, check_route, check_waiting
-from policies.interfaces import PlacementPolicy, Router, RoutingPolicy, trait
+from policies.interfaces import PlacementPolicy, Router, RoutingPolicy, Want, trait, wants_of
 from policies.joining import among, spread
+from policies.outcomes import Outcome
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
 from policies.registry import OBJECT, how_failed, resolve, resolve_placement, resolve_routing
 from policies.search import search_design_concurrency
@@ -29,6 +30,7 @@ from testbed.control.fixed import fixed_placement, fixed_routing
 from testbed.errors import UserError
 from testbed.experiments import Override, Target, load_experiment
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.filesread import note_policy
 from testbed.experiments.policy import FIXED, UNREAD, Policies
 from testbed.experiments.schema import PolicyTable
 from testbed.terminal import unsaid
@@ -59,6 +61,8 @@ class CheckedRouter:
         self._placement = placement
         self._name = name
         self._checked: set[tuple[Hop, ...]] = set()
+        self._observe: Callable[[Outcome], None] | None = getattr(router, "observe", None)
+        self._n_observed = 0
         self.decisions_s: list[float] = []
         self.cpu_s = 0.0
         self.check_waits = False
@@ -70,6 +74,10 @@ class CheckedRouter:
         """
         started_at, cpu_at = time.perf_counter(), time.process_time()
         with policy_code("routing", self._name):
+            if self._observe is not None and state.outcomes is not None:
+                for outcome in state.outcomes.since(self._n_observed):
+                    self._observe(outcome)
+                self._n_observed = state.outcomes.n_known
             route = self._router.route(request, state, now_s)
         self.cpu_s += time.process_time() - cpu_at
         self.decisions_s.append(time.perf_counter() - started_at)
@@ -84,6 +92,11 @@ class CheckedRouter:
             check_waiting(self._problem, request, route, state, now_s, self._name)
         return route
 
+    @property
+    def observes(self) -> bool:
+        """Whether the policy learns from what became of requests."""
+        return self._observe is not None
+
     def _is_known(self, route: Any) -> bool:
         """Whether it is a route whose chain has been checked, and whose wait is in order."""
         if not isinstance(route, Route) or type(route.hops) is not tuple:
@@ -97,7 +110,8 @@ class PlacedExperiment:
 
     ``decision_s`` are the real seconds that both took. ``cpu_s`` are the CPU seconds of the placement policy,
     also if its placement was known before. ``bind`` makes a router for another placement of the same problem,
-    ``bind_to`` one for another problem, too (a part of it, see ``policies.subrange``).
+    ``bind_to`` one for another problem, too (a part of it, see ``policies.subrange``). ``observes``: whether the router
+    learns from what became of requests; ``names_requests``: whether it wants to know which request asks.
     """
 
     placement: Placement
@@ -106,6 +120,8 @@ class PlacedExperiment:
     bind: Callable[[Placement], CheckedRouter]
     bind_to: Callable[[Problem, Placement], CheckedRouter]
     cpu_s: float = 0.0
+    observes: bool = False
+    names_requests: bool = False
 
 
 class PolicyInterrupted(PolicyError):
@@ -163,6 +179,7 @@ def load_to_run(target: Target, overrides: Sequence[Override] = ()) -> Experimen
 def users_policy(kind: str, name: str, is_of_file: bool = False) -> object:
     """Load a policy that is not shipped; ``is_of_file``: only a file names it. Raises ``PolicyError``."""
     import_from_here(name)
+    note_policy(name)
     if is_of_file:
         _give_notice([name])
     return resolve(kind, name)
@@ -248,6 +265,8 @@ def place(
     there = problem_of_placing if is_whole else among(problem_of_placing, present)
     if not trait(policy, PlacementPolicy, "sees_join_order"):  # every seed draws another one
         there = dataclasses.replace(there, join_order=())
+    there = _with_wanted(experiment, there, wants_of(policy), None if is_whole else present)
+    wants = wants_of(routing)
 
     def search() -> Placement:
         with policy_code("placement", experiment.policy.placement):
@@ -256,7 +275,12 @@ def place(
                 return policy.place(there, given)
             if trait(policy, PlacementPolicy, "searches"):
                 return policy.place(there)
-            return search_design_concurrency(there, policy.place, routing.bind).placement
+            return search_design_concurrency(there, policy.place, bind_in_trial).placement
+
+    def bind_in_trial(problem: Problem, placement: Placement) -> Router:
+        return routing.bind(
+            _with_wanted(experiment, problem, wants, None if is_whole else present), placement
+        )
 
     def decide() -> Decided:
         began_at = time.process_time()
@@ -276,7 +300,7 @@ def place(
     counts_drafts = trait(routing, RoutingPolicy, "counts_drafts")
 
     def bind_to(problem: Problem, placement: Placement) -> CheckedRouter:
-        problem = problem.as_seen(counts_drafts=counts_drafts)
+        problem = _with_wanted(experiment, problem.as_seen(counts_drafts=counts_drafts), wants)
         with policy_code("routing", experiment.policy.routing):
             router = routing.bind(problem, placement)
         if not callable(getattr(router, "route", None)):
@@ -288,7 +312,23 @@ def place(
 
     bind = partial(bind_to, problem)
     router = bind(placement)
-    return PlacedExperiment(placement, router, time.perf_counter() - started_at, bind, bind_to, cpu_s)
+    took_s = time.perf_counter() - started_at
+    learns = router.observes, "requests" in wants
+    return PlacedExperiment(placement, router, took_s, bind, bind_to, cpu_s, *learns)
+
+
+def _with_wanted(
+    experiment: Experiment, problem: Problem, wants: Collection[Want], servers: Sequence[int] | None = None
+) -> Problem:
+    """Return the problem with what a policy ``wants``, and without what it does not; ``servers``: those of the problem."""
+    places = None
+    if "places" in wants:
+        places = experiment.places
+        places = places if servers is None else places.among(servers)
+    seed = experiment.seed if "seed" in wants else None
+    if (places, seed) == (problem.places, problem.seed):
+        return problem
+    return dataclasses.replace(problem, places=places, seed=seed)
 
 
 def _check_nothing_was_missed(

@@ -12,6 +12,7 @@ from typing import Any
 
 from testbed.errors import UserError
 from testbed.experiments.families import ConfigError, ModelSizes, sizes_of
+from testbed.experiments.filesread import note_file
 
 _log = logging.getLogger(__name__)
 INSTALL = "pip install '.[blocks]' in the checkout"
@@ -43,7 +44,7 @@ def read_config(checkpoint: str) -> dict[str, Any]:
     folder = Path(checkpoint)
     path = folder / "config.json" if folder.is_absolute() else _fetched_config(checkpoint)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(note_file(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
             f"{checkpoint} is not a checkpoint: it has no config.json; give another folder"

@@ -7,6 +7,7 @@ from pathlib import Path
 from policies.decoding import MOST_TOKENS, Decoding, measured_rates
 from testbed.errors import UserError
 from testbed.experiments.checkpoints import find_checkpoint, read_config
+from testbed.experiments.filesread import note_file
 from testbed.experiments.limits import MAX_DRAFTED
 from testbed.experiments.problems import Key, KeyedError
 from testbed.experiments.schema import DecodingTable, Scenario
@@ -74,7 +75,7 @@ def resolve_decoding(
 
 def _counts(name: str, folder: Path) -> list[int]:
     """Return the numbers in a file. Raises ``KeyedError``."""
-    path = folder / name
+    path = note_file(folder / name)
     try:
         lines = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 from netem.spec import SUBNET, TcpSpec
 from policies.links import Link
 from policies.membership import MembershipRules
+from policies.places import Places
 from policies.problem import Problem, Wire
 from policies.rules import PagingRules, PrefixRules, RecoveryRules
 from policies.workload import Backoff, QueueRules, RequestPlan
@@ -312,6 +313,20 @@ class Experiment:
     def document(self) -> Mapping[str, Any]:
         """``tables`` as TOML data; loading it gives this experiment. Empty for an explicit instance."""
         return {} if self.tables is None else self.tables.model_dump(by_alias=True, exclude_none=True)
+
+    @cached_property
+    def places(self) -> Places:
+        """Where servers and clients are, and what servers cost, for policies that want it."""
+        regions = {row.name: row.region or row.name for row in self.network.sites}
+        servers = tuple(self.sites[server.name] for server in self.problem.servers)
+        clients = tuple(self.sites[client] for client in self.problem.clients)
+        return Places(
+            servers,
+            clients,
+            tuple(regions.get(site, site) for site in servers),
+            tuple(regions.get(site, site) for site in clients),
+            self.costs.per_hour,
+        )
 
     @cached_property
     def program_nodes(self) -> Mapping[str, Program]:

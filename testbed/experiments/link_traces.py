@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from testbed.experiments.event_table import TraceTable
 from testbed.experiments.fields import ratio
+from testbed.experiments.filesread import note_file
 from testbed.experiments.limits import MAX_TRACE_STEPS
 from testbed.experiments.problems import Key, KeyedError, explain, nearest, shown
 from testbed.experiments.units import DURATION, RATE, Dimension
@@ -38,7 +39,7 @@ def listed(table: TraceTable, folder: Path, key: Key) -> TraceTable:
     """
     if table.file is None:
         return table
-    path = folder / table.file
+    path = note_file(folder / table.file)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             steps = (_mahimahi if table.kind == "mahimahi" else _csv)(table, file)

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from testbed.experiments.fields import checked_name
+from testbed.experiments.filesread import note_file
 from testbed.experiments.network_tables import MatrixTable, NetworkTable, why_not_square
 from testbed.experiments.problems import Key, KeyedError, cut, explain, nearest, shown, unknown
 from testbed.experiments.topology_files import unique_names
@@ -74,7 +75,7 @@ def matrix_of_file(table: MatrixTable, folder: Path, used: Mapping[str, Key] | N
     and the row and column of what is wrong, or the key of a site that the file does not have.
     """
     assert table.file is not None
-    path = folder / table.file
+    path = note_file(folder / table.file)
     asked = {"rtt": (DURATION, table.rtt_unit), "rate": (RATE, table.rate_unit)}
     try:
         measured = _read(path, asked)

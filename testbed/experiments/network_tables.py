@@ -213,13 +213,14 @@ class SiteTable(Table):
 
     ``up`` carries what its nodes send to other sites, ``down`` what they receive from them; without a value,
     that direction is not limited. Links inside the site do not use them. ``carbon_g_per_kwh`` is the carbon
-    dioxide of the site's electricity, in grams.
+    dioxide of the site's electricity, in grams. ``region`` is a name that sites share, for policies that want it.
     """
 
     name: Name
     up: BitsPerSecond | None = None
     down: BitsPerSecond | None = None
     carbon_g_per_kwh: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    region: Name | None = None
 
     @property
     def has_links(self) -> bool:
@@ -228,7 +229,7 @@ class SiteTable(Table):
 
     @model_validator(mode="after")
     def _limits(self) -> Self:
-        if not self.has_links and self.carbon_g_per_kwh is None:
+        if not self.has_links and self.carbon_g_per_kwh is None and self.region is None:
             raise rule("limits nothing; give up, down or both")
         return self
 

@@ -21,6 +21,7 @@ from policies.interfaces import (
 from policies.registry import FIXED as FIXED
 from policies.registry import PAIRS, shipped_policy
 from testbed.experiments.changes import Change
+from testbed.experiments.filesread import note_file
 from testbed.experiments.problems import KeyedError, unknown
 from testbed.experiments.schema import PolicyTable
 
@@ -159,7 +160,8 @@ def with_whole_paths(table: PolicyTable, folder_of: Callable[[str, str], Path]) 
         name = getattr(table, half) or ""
         file = Path(name.removeprefix(FIXED))
         if name.startswith(FIXED) and file.suffix == ".json":
-            update[half] = f"{FIXED}{(folder_of('policy', half) / file).absolute()}"
+            path = note_file(folder_of("policy", half) / file)
+            update[half] = f"{FIXED}{path.absolute()}"
     return table.model_copy(update=update)
 
 

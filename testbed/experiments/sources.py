@@ -15,6 +15,7 @@ from typing import Any
 
 from testbed.errors import ScenarioError
 from testbed.experiments.changes import Change, Override
+from testbed.experiments.filesread import note_file
 from testbed.experiments.limits import MAX_KEY_PARTS, MAX_TOML_BYTES
 from testbed.experiments.policy import FIXED, HALVES, settle_overrides
 from testbed.experiments.problems import Key, KeyedError, key_in_document, nearest
@@ -96,6 +97,7 @@ def read_source(target: Target) -> Source:
             text = shipped[name_or_path].read_text(encoding="utf-8")
             label = f"scenarios/{name_or_path}.toml"
             folder = Path(str(resources.files("scenarios")))
+            note_file(folder / f"{name_or_path}.toml")
             return Source(label, name_or_path, folder, _parse(text, label))
         if path.exists():
             raise ScenarioError(
@@ -116,7 +118,7 @@ def read_source(target: Target) -> Source:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the data of a TOML file. Raises ``ScenarioError``."""
     try:
-        with path.open("rb") as file:
+        with note_file(path).open("rb") as file:
             data = file.read(MAX_TOML_BYTES + 1)
         if len(data) > MAX_TOML_BYTES:
             raise ScenarioError(

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 from netem.topology import Path as TopologyPath
 from netem.topology import Topology, TopologyError, TopologyLink, TopologyNode
 from testbed.experiments.fields import BitsPerSecond, Name, Seconds, Table
+from testbed.experiments.filesread import note_file
 from testbed.experiments.network import Node
 from testbed.experiments.network_tables import MatrixTable, NetworkTable, TopologyNetworkTable
 from testbed.experiments.problems import KeyedError, explain, key_in_document, nearest
@@ -90,6 +91,7 @@ def load_topology(
     shipped = shipped_topologies()
     if name_or_path in shipped:
         resource = resources.files("scenarios") / "topologies" / f"{name_or_path}.toml"
+        note_file(Path(str(resource)))
         document = tomllib.loads(resource.read_text(encoding="utf-8"))
         return _topology(document, resource.name, default_bps)
     path = folder / name_or_path
@@ -105,7 +107,7 @@ def load_topology(
             f'{path} is not a topology by its ending; if it is a matrix, use kind = "matrix" and file = '
             f'"{path.name}"',
         )
-    foreign = read_foreign(path, delay_unit)
+    foreign = read_foreign(note_file(path), delay_unit)
     if foreign is None and delay_unit is not None:
         raise KeyedError(
             ("network", "delay_unit"),

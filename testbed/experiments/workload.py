@@ -16,6 +16,7 @@ from policies.workload import RequestPlan, Turn
 from testbed.experiments.conversations import Draws, Message, begins_at_s, draw_conversations
 from testbed.experiments.demand import Demand
 from testbed.experiments.draws import Sample, drawn
+from testbed.experiments.filesread import note_file
 from testbed.experiments.limits import MAX_DURATION_S, MAX_NUMBER, MAX_TOKENS, too_late
 from testbed.experiments.problems import KeyedError, shown
 from testbed.experiments.prompts import MOONCAKE_TOKENS, Prompt, listed, of_rows
@@ -152,7 +153,7 @@ def _recorded(
 
     ``keeps_prompts``: each has a ``Prompt`` as its last value, if the trace has them. Requests of conversations have their ``Place``.
     """
-    trace = read_trace(folder / (table.file or ""))
+    trace = read_trace(note_file(folder / (table.file or "")))
     kind = trace.kind
     rows: list[Any] = trace.requests
     if keeps_prompts and trace.prompts:

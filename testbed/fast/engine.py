@@ -19,6 +19,7 @@ from nodes.batching import Batches
 from nodes.clock import on_tick
 from nodes.request import EARLIER_TURN_FAILED, SessionError
 from policies.online import OnlinePolicy
+from policies.outcomes import Times
 from policies.problem import Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
 from policies.rules import MAX_ATTEMPTS
@@ -327,6 +328,7 @@ class _Run:
         initial_delay_s = self._problem.initial_delay_s
         session.ready_at_s = ready_at_s(session.asked_at_s, now_s, initial_delay_s, self._setup_s)
         session.waiting_s = session.asked_at_s - on_tick(plan.arrival_at_s)
+        session.opened_at_s = session.asked_at_s
         if self._talks.outlive:
             session.n_reused, lacking = self._talks.fill(plan.client, session.found, session.pages)
             session.n_unanswered = len(lacking)
@@ -503,6 +505,8 @@ class _Run:
         assert route is not None, "it was served"
         following, pages = self._talks.after(plan.index), self._talks.all_pages(plan)
         self._coordinator.completed(plan.index)
+        times = Times(session.opened_at_s, first_at_s, plan.n_output_tokens)
+        self._coordinator.ended(plan.index, times, self._queue.now_s, has_failed=False)
         if following is not None and self._talks.hold_s is not None:
             assert session.on_chain is not None, "chains stay open step by step"
             session.on_chain.is_over = False
@@ -522,7 +526,10 @@ class _Run:
         route = (
             None if on_chain is None or session.route is None else session.route._replace(hops=on_chain.hops)
         )
-        first_at_s = on_chain.first_at_s if on_chain is not None and on_chain.token else None
+        n_tokens = 0 if on_chain is None else on_chain.token
+        first_at_s = on_chain.first_at_s if on_chain is not None and n_tokens else None
+        times = Times(session.opened_at_s, first_at_s, n_tokens)
+        self._coordinator.ended(session.plan.index, times, self._queue.now_s, has_failed=True)
         self._end(session, FAILED, route, first_at_s, None, reason)
 
     def _end(

@@ -31,6 +31,8 @@ class Session:
     """How many chains it has tried to open."""
     asked_at_s: float = 0.0
     waiting_s: float = 0.0
+    opened_at_s: float | None = None
+    """When it began to open the first chain that admitted it."""
     ready_at_s: float | None = None
     """When its prompt could be sent."""
     route: Route | None = None

@@ -18,7 +18,7 @@ from testbed.errors import UserError
 from testbed.page.feed import Feed
 from testbed.page.others import read_others
 from testbed.page.serve import PageServer, address_of, bind
-from testbed.rundir import OWNER, not_a_run
+from testbed.rundir import LEADERBOARD, OWNER, STUDY_PAGE, not_a_run
 
 DEFAULT_PORT = 8765
 _TEXT_BROWSERS = ("www-browser", "lynx", "w3m", "links", "elinks")
@@ -33,12 +33,17 @@ def new_token() -> str:
 def view_command(
     run_dir: Path, others: Sequence[Path], port: int | None, browser: bool, say: Callable[[str], None]
 ) -> None:
-    """Serve the page of ``run_dir`` until SIGINT or SIGTERM. Raises ``UserError``.
+    """Serve the page of ``run_dir`` until SIGINT or SIGTERM, or open a leaderboard's page. Raises ``UserError``.
 
     Charts show the interval of the mean over this run and ``others``. ``port`` None: ``DEFAULT_PORT``, or any
     free one if that is taken. ``browser``: open the page in this machine's browser. ``say`` prints the page's
     address.
     """
+    if (run_dir / LEADERBOARD).is_file() and not others:
+        say((run_dir / STUDY_PAGE).resolve().as_uri())
+        if browser:
+            _open((run_dir / STUDY_PAGE).resolve().as_uri())
+        return
     for folder in (run_dir, *others):
         check_run_dir(folder)
     feed = Feed(run_dir.resolve(), read_others(run_dir, others))
@@ -98,7 +103,11 @@ def _shown(url: str) -> Iterator[None]:
         leading.write_text(
             f'<!doctype html><meta http-equiv=refresh content="0; url={place}">', encoding="utf-8"
         )
-        with contextlib.suppress(webbrowser.Error):  # no browser; the address is printed, too
-            if getattr(webbrowser.get(), "name", "") not in _TEXT_BROWSERS:
-                webbrowser.open(leading.as_uri())
+        _open(leading.as_uri())
         yield
+
+
+def _open(url: str) -> None:
+    with contextlib.suppress(webbrowser.Error):  # no browser; the address is printed, too
+        if getattr(webbrowser.get(), "name", "") not in _TEXT_BROWSERS:
+            webbrowser.open(url)

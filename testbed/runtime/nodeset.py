@@ -101,7 +101,10 @@ class NodeSet:
         for client in problem.clients:
             log = self._run_dir / "events" / f"{client}.log"
             control, address = self._processes.control_path, self._processes.address(client)
-            config = wiring.client_config(experiment, client, control, address, log, self._blocks)
+            config = wiring.client_config(
+                *(experiment, client, control, address, log, self._blocks),
+                sends_times=self._coordinator.observes,
+            )
             await self._processes.spawn("client", config)
         absent = {problem.servers[server].name for server in experiment.faults.absent}
         names = (name for name in experiment.nodes if name not in absent)

@@ -144,6 +144,9 @@ class Reports:
             self._moves.state(record)
         if isinstance(record, Arrived):
             self._coordinator.arrives(record.request, record.intended_at_s)
+        if isinstance(record, Completed | Failed) and message.times is not None:
+            has_failed = isinstance(record, Failed)
+            self._coordinator.ended(record.request, message.times, record.at_s, has_failed=has_failed)
         if isinstance(record, Completed):
             self._coordinator.completed(record.request)
         following = self._following.get(record.request)

@@ -15,6 +15,7 @@ from testbed.control.placing import PlacedExperiment, deciding, interrupt_policy
 from testbed.errors import RunError, TestbedError
 from testbed.experiments import dump_toml
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.inputs import keep_policies
 from testbed.experiments.provenance import PROVENANCE, provenance
 from testbed.rundir import write_json
 from testbed.runtime.emulation import Emulation
@@ -54,6 +55,7 @@ async def emulate(
         (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
         gpus = [] if setup.blocks is None else [str(gpu) for gpu in find_gpus()]
         write_json(run_dir / PROVENANCE, provenance(experiment, gpus))
+        keep_policies(run_dir, experiment)
     except OSError as full:
         launcher.close()
         raise RunError(

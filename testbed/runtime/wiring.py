@@ -215,8 +215,13 @@ def client_config(
     address: str,
     log: Path,
     blocks: BlocksModel | None = None,
+    *,
+    sends_times: bool = False,
 ) -> ClientConfig:
-    """Return the configuration of a client, with the real model's hub if ``blocks`` is given."""
+    """Return the configuration of a client, with the real model's hub if ``blocks`` is given.
+
+    ``sends_times``: the routing policy learns from what the client measures.
+    """
     model, prefix = experiment.problem.model, experiment.compute.prefix
     return ClientConfig(
         name=client,
@@ -234,6 +239,7 @@ def client_config(
             experiment.problem.decoding,
         ),
         forwarding=experiment.problem.forwarding,
+        sends_times=sends_times,
         rules=SessionRules(
             initial_delay_s=experiment.problem.initial_delay_s,
             setup_s=experiment.calibration.session_setup_s,

@@ -10,6 +10,7 @@ import msgspec
 
 from testbed.errors import RunError
 from testbed.experiments import dump_toml
+from testbed.experiments.inputs import INPUTS, keep_policies
 from testbed.experiments.provenance import PROVENANCE, provenance
 from testbed.records.base import data_of
 from testbed.records.events import EVENTS
@@ -30,6 +31,7 @@ def write_simulation(out: Path, simulation: Simulation, summary: RunSummary) -> 
     writers: dict[str, Callable[[Path], object]] = {
         "plan.json": lambda path: write_json(path, data_of(simulation.plan)),
         PROVENANCE: lambda path: write_json(path, provenance(experiment)),
+        INPUTS: lambda path: keep_policies(path.parent, experiment),
         "summary.json": lambda path: write_json(path, data_of(summary)),
         "requests.parquet": lambda path: write_requests(path, simulation.rows),
     }

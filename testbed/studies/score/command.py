@@ -12,19 +12,25 @@ from typing import Any, NamedTuple
 
 from testbed.control.choice import check_policy
 from testbed.errors import UserError
+from testbed.experiments.filesread import FilesRead, files_read
+from testbed.experiments.inputs import keep_inputs
+from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.provenance import PROVENANCE, provenance
 from testbed.results.intervals import Mean, mean_of
+from testbed.rundir import write_json
 from testbed.studies.score import leaderboard
 from testbed.studies.score.measures import figures_in
 from testbed.studies.score.running import Check, Checker, LimitedRunner, Limits, broken_rule, lost
-from testbed.studies.score.suite import Setting, Suite, all_changes, read_suite
+from testbed.studies.score.suite import REFERENCE, SUITE, Setting, Suite, all_changes, read_suite
 from testbed.studies.score.text import leaderboard_text, score_text
 from testbed.studies.sweep.command import Shown
+from testbed.studies.sweep.disk import writing
 from testbed.studies.sweep.pool import Local, digest_of, n_workers, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import INFEASIBLE, OK, Record, Run, Setup
 from testbed.studies.sweep.store import KeptRuns, default_folder, kept_runs
 
-RUNS = "score.jsonl"
+RUNS, SCORE = "score.jsonl", "score.json"
 FROZEN, FRESH = "frozen", "fresh"
 FIRST_FRESH_SEED, N_FRESH_SEEDS = 1000, 1_000_000
 """Fresh seeds are drawn from this range, which no suite's frozen seeds reach."""
@@ -37,7 +43,7 @@ _N_CHECKED = 3
 class Options:
     """The options of the command line. ``seeds``: frozen, fresh (both are scored), or numbers in their place.
 
-    Programs may give policies that are ``objects``, by kind and name.
+    Programs may give policies that are ``objects``, by kind and name, and the ``fresh_seeds``, which are drawn else.
     """
 
     suite: str = DEFAULT_SUITE
@@ -47,6 +53,7 @@ class Options:
     out: Path | None = None
     objects: Mapping[tuple[str, str], object] = field(default_factory=dict)
     has_checks: bool = True
+    fresh_seeds: tuple[int, ...] = ()
 
 
 SETUP = Setup("")
@@ -96,9 +103,46 @@ def score(
     Without ``options.out`` runs are kept in the folder ``default``. ``shown`` shows the progress. Raises as
     ``score_command``.
     """
-    with kept_runs(options.out, default, RUNS) as kept:
+    with kept_runs(options.out, default, RUNS) as kept, files_read() as read:
         (answer,), _ = _answers(suite, [policy], options, kept, shown)
+        _keep(suite, [policy], options, answer, kept, read)
     return answer, kept.in_words
+
+
+def _keep(
+    suite: Suite,
+    policies: Sequence[str],
+    options: Options,
+    answer: Mapping[str, Any],
+    kept: KeptRuns,
+    read: FilesRead,
+) -> None:
+    """Write ``SCORE`` with all that it was computed from beside the runs, unless a program gave its own objects."""
+    if not kept.is_stored or options.objects:
+        return
+    read.files |= {suite.folder, suite.folder / SUITE, suite.folder / REFERENCE}
+    halves = [half for policy in policies for half in vars(PolicyChoice.of(policy)).values() if half]
+    read.policies |= {half for half in halves if ":" in half}
+    with writing(kept.folder / SCORE):
+        write_json(kept.folder / PROVENANCE, provenance())
+        keep_inputs(kept.folder, call_of(policies, options, answer), read)
+        write_json(kept.folder / SCORE, answer)
+
+
+def call_of(policies: Sequence[str], options: Options, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the command that scores ``policies`` on the same seeds, as data for JSON; ``called`` reads it."""
+    is_board = "policies" in answer
+    fresh = (answer["policies"][0] if is_board else answer)["fresh_seeds"]
+    given = {"suite": options.suite, "is_quick": options.is_quick, "seeds": options.seeds}
+    given |= {"has_checks": options.has_checks, "fresh_seeds": fresh}
+    return {"command": "score", "all": is_board, "policies": list(policies), "options": given}
+
+
+def called(call: Mapping[str, Any]) -> tuple[bool, list[str], Options]:
+    """Return whether it is a leaderboard, its policies and options. Raises ``KeyError`` or ``TypeError`` for other data."""
+    given = call["options"]
+    options = Options(**{**given, "fresh_seeds": tuple(given["fresh_seeds"])})
+    return bool(call["all"]), list(call["policies"]), options
 
 
 def leaderboard_command(policies: Sequence[str], options: Options) -> tuple[dict[str, Any], str, int]:
@@ -107,26 +151,32 @@ def leaderboard_command(policies: Sequence[str], options: Options) -> tuple[dict
     Returns and raises as ``score_command``; the object has an answer per policy.
     """
     suite = read_suite(options.suite)
-    best = suite.best()
+    suite.best()
     names = list(dict.fromkeys([*suite.references, *policies]))
     for name in policies:
         check_policy(name)
     default = default_folder("leaderboard", suite.name, *policies)
-    with sigterm_as_ctrl_c(), kept_runs(options.out, default, RUNS) as kept:
+    with sigterm_as_ctrl_c(), kept_runs(options.out, default, RUNS) as kept, files_read() as read:
         answers, records = _answers(suite, names, options, kept)
-        leaderboard.save(kept.folder, suite.name, suite.description, answers, records, best, suite.limits)
+        leaderboard.save(kept.folder, suite, answers, records, asked_settings(suite, options))
+        answer = {"suite": suite.name, "out": str(kept.folder), "policies": answers}
+        _keep(suite, policies, options, answer, kept, read)
     text = leaderboard_text(*leaderboard.header_and_rows(answers))
     text += f"\n{kept.folder}: {leaderboard.PAGE}, {leaderboard.TEXT}, {leaderboard.TABLE}; {kept.in_words}"
     given = [answer for answer in answers if answer["policy"] in policies]
-    answer = {"suite": suite.name, "out": str(kept.folder), "policies": answers}
     return answer, text, 0 if all(one["valid"] for one in given) else 1
+
+
+def asked_settings(suite: Suite, options: Options) -> tuple[Setting, ...]:
+    """Return the settings that are scored."""
+    return suite.quick_settings() if options.is_quick else suite.settings
 
 
 def _answers(
     suite: Suite, policies: Sequence[str], options: Options, kept: KeptRuns, shown: Shown = with_progress
 ) -> tuple[list[dict[str, Any]], dict[str, dict[tuple[str, int], Record]]]:
     """Return an answer per policy, and the records of all runs."""
-    settings = suite.quick_settings() if options.is_quick else suite.settings
+    settings = asked_settings(suite, options)
     frozen, fresh = _seeds(suite, options)
     shared = _setup(options)
     jobs = n_workers(options.jobs)
@@ -178,7 +228,7 @@ def _seeds(suite: Suite, options: Options) -> tuple[Sequence[int], Sequence[int]
     if options.seeds == FROZEN:
         return frozen, ()
     if options.seeds == FRESH:
-        drawn: dict[int, None] = {}
+        drawn: dict[int, None] = dict.fromkeys(options.fresh_seeds)
         while len(drawn) < len(frozen):
             drawn[FIRST_FRESH_SEED + secrets.randbelow(N_FRESH_SEEDS)] = None
         return frozen, tuple(drawn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,17 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from testbed.results.intervals import mean_of
-from testbed.rundir import parquet_path, replacing
+from testbed.rundir import LEADERBOARD, STUDY_PAGE, parquet_path, replacing
 from testbed.studies.score.marks import Best, Figures, score_of
 from testbed.studies.score.measures import figures_in
 from testbed.studies.score.running import Limits, broken_rule
-from testbed.studies.score.suite import Suite
+from testbed.studies.score.suite import Setting, Suite
 from testbed.studies.sweep.disk import save_text, writing
 from testbed.studies.sweep.documents import markdown
 from testbed.studies.sweep.runs import OK, Record
 from testbed.studies.sweep.webpage import page_text
 
-PAGE, TEXT, TABLE = "index.html", "leaderboard.md", "leaderboard.parquet"
+PAGE, TEXT, TABLE = STUDY_PAGE, "leaderboard.md", LEADERBOARD
 _SCHEMA = pa.schema(
     [
         *((name, pa.string()) for name in ("suite", "policy", "setting")),
@@ -134,16 +134,48 @@ def header_and_rows(answers: Sequence[Mapping[str, Any]]) -> tuple[list[str], li
     return header, rows
 
 
+def groups_of(settings: Sequence[Setting]) -> dict[str, set[str]]:
+    """Return the settings of each group by its name: those of one scenario, and those with one kind of load.
+
+    A setting is called SCENARIO or SCENARIO-LOAD. A group has more than one setting, and not all.
+    """
+    groups: dict[str, set[str]] = {}
+    for setting in settings:
+        scenario = Path(setting.target).stem
+        load = setting.name.removeprefix(scenario).removeprefix("-")
+        for name in (scenario, load):
+            groups.setdefault(name, set()).add(setting.name)
+    return {name: of for name, of in groups.items() if name and 1 < len(of) < len(settings)}
+
+
+def answers_of_group(
+    answers: Sequence[Mapping[str, Any]], group: Collection[str], runs: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the answers as if the suite had only the settings of a ``group``; ``runs`` are the lines of the table."""
+    found = []
+    for answer in answers:
+        by_seed: dict[int, list[float]] = {seed: [] for seed in answer["seeds"]}
+        for run in runs:
+            if run["policy"] == answer["policy"] and run["setting"] in group and run["seed"] in by_seed:
+                by_seed[run["seed"]].append(run["score"])
+        mean = mean_of([fmean(scores) for scores in by_seed.values()])
+        assert mean is not None, "there is at least one seed"
+        interval = [mean.mean - mean.half_width, mean.mean + mean.half_width] if mean.n > 1 else None
+        settings = [row for row in answer["settings"] if row["name"] in group]
+        part = {"combined_score": mean.mean, "interval": interval, "fresh_score": None, "settings": settings}
+        found.append({**answer, **part})
+    return found
+
+
 def save(
     folder: Path,
-    suite: str,
-    description: str,
+    suite: Suite,
     answers: Sequence[Mapping[str, Any]],
     records: Mapping[str, Mapping[tuple[str, int], Record]],
-    best: Mapping[str, Best],
-    limits: Limits,
+    settings: Sequence[Setting],
 ) -> None:
     """Write the page, the same as Markdown, and the table of all runs. Raises as ``save_text``."""
+    description, best, limits = suite.description, suite.best(), suite.limits
     header, rows = header_and_rows(answers)
     seeds = ", ".join(map(str, answers[0]["seeds"]))
     about = (
@@ -151,11 +183,10 @@ def save(
         "Shares are means over settings, where a policy without a placement meets nothing; CPU times are the largest."
     )
     failures = [f"{answer['policy']}: {answer['why']}" for answer in answers if answer["why"]]
-    save_text(folder / TEXT, f"# {suite}\n\n{about}\n\n{markdown(header, rows)}")
-    save_text(folder / PAGE, page_text(suite, [about], (header, rows), failures, []))
-    lines = [
+    save_text(folder / TEXT, f"# {suite.name}\n\n{about}\n\n{markdown(header, rows)}")
+    lines: list[dict[str, Any]] = [
         {
-            "suite": suite,
+            "suite": suite.name,
             "policy": policy,
             "setting": setting,
             "seed": seed,
@@ -169,6 +200,11 @@ def save(
         for policy, of in records.items()
         for (setting, seed), record in of.items()
     ]
+    parts = {
+        name: header_and_rows(answers_of_group(answers, group, lines))
+        for name, group in groups_of(settings).items()
+    }
+    save_text(folder / PAGE, page_text(suite.name, [about], (header, rows), failures, [], parts))
     path = folder / TABLE
     with writing(path), replacing(path) as temporary:
         pq.write_table(pa.Table.from_pylist(lines, _SCHEMA), parquet_path(temporary))

@@ -17,6 +17,8 @@ import msgspec
 
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
+from testbed.experiments.filesread import files_read
+from testbed.experiments.inputs import INPUTS, keep_inputs
 from testbed.experiments.provenance import PROVENANCE, provenance
 from testbed.experiments.units import counted
 from testbed.results.tables import write_table
@@ -32,7 +34,7 @@ from testbed.studies.sweep.pool import Executor, Local, n_workers, sigterm_as_ct
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import FAILED, OK, REAL, Record, Run, Runner, case_of, lost_record
 from testbed.studies.sweep.store import Lines, read_records
-from testbed.studies.sweep.study import Options, Study, read_study
+from testbed.studies.sweep.study import Options, Study, call_of, read_study
 from testbed.studies.sweep.table import RESULTS, Row, results_table
 from testbed.studies.sweep.webpage import page_text
 
@@ -157,7 +159,9 @@ def measured(study: Study, out: Path, workers: Executor, shown: Shown = with_pro
     The folder is locked against other commands until the body ends. ``shown`` passes on the runs as they are done,
     and shows how many are. Raises the errors of ``sweep_command``.
     """
-    seeds = _checked_seeds(study)
+    with files_read() as read:
+        seeds = _checked_seeds(study)
+    read.add(study.read)
     groups = [
         [Task(point, study.run(point, policy, seed)) for seed in study.seeds(policy, seeds)]
         for point in study.points
@@ -169,6 +173,9 @@ def measured(study: Study, out: Path, workers: Executor, shown: Shown = with_pro
         kept = Kept(opened.enter_context(Lines(out / STORED))) if study.keeps_requests else None
         with writing(out / PROVENANCE):
             write_json(out / PROVENANCE, provenance())
+        if study.given is not None and not study.objects:
+            with writing(out / INPUTS):
+                keep_inputs(out, call_of(*study.given), read)
         rows, n_computed, own_s, stopped = _complete(study, groups, lines, kept, workers, shown)
         yield Measured(rows, seeds, n_computed, own_s, kept, stopped)
 

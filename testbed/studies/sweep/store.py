@@ -124,6 +124,11 @@ class KeptRuns:
         self._lines = lines
         self.n_computed = self.n_found = 0
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether the runs are stored in ``folder``."""
+        return self._lines is not None
+
     def result(self, record: Record) -> Record:
         """Returns the result of a run that a worker has done, or has found to be known."""
         return self.known[record.key] if record.is_known else record

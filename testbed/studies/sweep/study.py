@@ -18,6 +18,7 @@ from testbed.errors import ScenarioError, UserError
 from testbed.experiments import Target, load_experiment
 from testbed.experiments.changes import toml_text
 from testbed.experiments.fields import Table
+from testbed.experiments.filesread import FilesRead, files_read
 from testbed.experiments.problems import explain, unknown
 from testbed.experiments.sources import read_toml, shipped_documents, value_of
 from testbed.results.costs import COSTS, costs_given
@@ -194,6 +195,9 @@ class Study:
     objects: Mapping[tuple[str, str], object] = field(default_factory=dict)
     """Policies that are objects, by kind and name."""
     latex: LatexTable = field(default_factory=LatexTable)
+    given: tuple[str, Options] | None = None
+    """What ``read_study`` made it from, and the files that were ``read`` for that."""
+    read: FilesRead = field(default_factory=FilesRead)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -260,10 +264,35 @@ def read_study(target: str, options: Options) -> Study:
     those of the file; an axis of the command line replaces the file's axis of the same key. Raises
     ``UserError`` for invalid options and files.
     """
-    table, where, folder = _table(target)
-    if table is None:
-        return study_of(StudyTable(scenario=target), options, target)
-    return study_of(table, options, _beside(folder, table.scenario), where, folder)
+    with files_read() as read:
+        table, where, folder = _table(target)
+        if table is None:
+            study = study_of(StudyTable(scenario=target), options, target)
+        else:
+            study = study_of(table, options, _beside(folder, table.scenario), where, folder)
+    return replace(study, given=(target, options), read=read)
+
+
+def call_of(target: str, options: Options) -> dict[str, Any]:
+    """Return a sweep's target and options as data for JSON; ``called`` reads them."""
+    data = {name: value for name, value in vars(options).items() if name != "objects"}
+    return {
+        "command": "sweep",
+        "target": target,
+        "options": {**data, "axes": [vars(axis) for axis in options.axes]},
+    }
+
+
+def called(call: Mapping[str, Any]) -> tuple[str, Options]:
+    """Return target and options of ``call_of``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` if it is none."""
+    data: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in call["options"].items()
+    }
+    axes = [
+        Axis(tuple(axis["keys"]), tuple(map(tuple, axis["values"])), axis["is_drawn"])
+        for axis in data.pop("axes")
+    ]
+    return str(call["target"]), Options(**data, axes=tuple(axes))
 
 
 def study_of(

@@ -14,8 +14,16 @@ from benchmarks.suite import run as make_reference
 from policies.cgbp import CgBp
 from policies.problem import Placement, Problem
 from testbed.errors import UserError
+from testbed.experiments.inputs import read_inputs
+from testbed.studies.bundle.command import bundle_command
+from testbed.studies.bundle.reproduce import reproduce_bundle
+from testbed.studies.score import command
 from testbed.studies.score.command import Options, leaderboard_command, score_command
+from testbed.studies.score.leaderboard import answers_of_group, groups_of
+from testbed.studies.score.measures import figures_of
 from testbed.studies.score.suite import read_suite
+from testbed.studies.sweep.pool import Local
+from testbed.studies.sweep.runs import Runner
 
 SUITE = """
 name = "small"
@@ -257,6 +265,48 @@ def test_the_leaderboard_has_all_references_and_what_is_given(suite: Path) -> No
     ):
         places = [document.index(name) for name in ("proposed", "petals", "whole-model")]
         assert places == sorted(places), "the best first"
+
+
+def test_a_bundled_leaderboard_is_checked_by_one_command(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Here runs need no processes of their own, which take longer than all else.
+    monkeypatch.setattr(command, "Local", lambda jobs, is_apart: Local(1))
+    monkeypatch.setattr(command, "LimitedRunner", lambda setup, limits: Runner(setup, figures_of))
+    options = Options(str(suite.absolute()), is_quick=True, jobs=1, out=Path("bundled"), has_checks=False)
+    leaderboard_command(["scored:Good"], options)
+    bundle_command(Path("bundled"), tmp_path / "bundle")
+    answer, text, code = reproduce_bundle(tmp_path / "bundle", 1)
+    assert (code, answer["kind"], answer["differences"]) == (0, "score", []), text
+    assert "scored:Good on small (quick): score" in text and "the same figures: score.json" in text
+    inputs = read_inputs(Path("bundled"))
+    assert inputs is not None and str(suite.absolute()) in inputs.renamed
+    assert sorted(path.name for path in Path("bundled/inputs/files").rglob("*.*")) == sorted(
+        ["reference.json", "scored.py", "suite.toml"]
+    )
+
+
+def test_a_part_of_the_leaderboard_is_scored_as_a_suite_of_its_own() -> None:
+    settings = read_suite("geo-dev").settings
+    groups = groups_of(settings)
+    assert (
+        groups["clustered"] == {"clustered", "clustered-prompts", "clustered-drafts"}
+        and "homes" not in groups
+    )
+    rows = [{"name": name, "score": score} for name, score in (("clustered", 0.5), ("homes", 0.1))]
+    answer = {"policy": "a", "seeds": [1, 2], "combined_score": 0.3, "settings": rows}
+    runs = [
+        {"policy": policy, "setting": setting, "seed": seed, "score": score}
+        for policy, setting, seed, score in (
+            ("a", "clustered", 1, 0.4),
+            ("a", "clustered", 2, 0.6),
+            ("a", "clustered", 3, 0.0),
+            ("a", "homes", 1, 0.0),
+            ("b", "clustered", 1, 0.0),
+        )
+    ]
+    (found,) = answers_of_group([answer], groups["clustered"], runs)
+    assert found["combined_score"] == 0.5 and found["settings"] == rows[:1]
 
 
 def test_programs_score_objects(suite: Path, capfd: pytest.CaptureFixture[str]) -> None:
