@@ -16,7 +16,6 @@ from nodes.eventlog import read_log
 from nodes.records import ENDED, AnyRecord, Arrived, Cancelled, Completed, Failed, Rejected, Replayed, Token
 from nodes.request import EARLIER_TURN_FAILED
 from policies.problem import Placement, Problem
-from policies.workload import RequestPlan
 from testbed.control.placing import place_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.records.summary import RunSummary
@@ -107,14 +106,6 @@ def _chains_stay_open(experiment: Experiment) -> bool:
     return experiment.compute.prefix is not None and experiment.compute.prefix.kind == "session"
 
 
-def _reserved_tokens(experiment: Experiment, plan: RequestPlan) -> int:
-    """Returns the tokens that servers may need room for: an output may be as long as its request may ask for."""
-    prefix = experiment.compute.prefix
-    return max(
-        plan.known.n_tokens, prefix.session_tokens if prefix is not None and plan.turn is not None else 0
-    )
-
-
 def _reachable(run: Finished) -> Iterator[str]:
     """3: after all disturbances, each request that the servers which are up can hold is served."""
     problem = run.experiment.problem
@@ -122,10 +113,12 @@ def _reachable(run: Finished) -> Iterator[str]:
     plans = {plan.index: plan for plan in run.experiment.workload.requests}
     if _is_slow_for_ever(run.experiment):
         return
+    if _chains_stay_open(run.experiment):  # routers do not know what sessions reserve beyond their requests
+        return
     for request in run.records.requests:
         is_late = request.arrived_at_s > run.quiet_from_s and request.reason != EARLIER_TURN_FAILED
         if is_late and request.status != "completed":
-            n_tokens = _reserved_tokens(run.experiment, plans[request.index])
+            n_tokens = plans[request.index].known.n_tokens
             if chain_exists(problem, placement, there, n_tokens):
                 names = [problem.servers[j].name for j in sorted(there)]
                 yield f"request {request.index} {request.status} ({request.reason}) with {names} there"
@@ -264,7 +257,7 @@ def _served_by_the_untouched(run: Finished) -> Iterator[str]:
     if _is_slow_for_ever(experiment) or noticed_s > recovery.give_up_s:
         return
     untouched = set(range(experiment.problem.n_servers)) - touched
-    n_tokens = sum(_reserved_tokens(experiment, plan) for plan in experiment.workload.requests)
+    n_tokens = sum(plan.known.n_tokens for plan in experiment.workload.requests)
     if chain_exists(experiment.problem, place_experiment(experiment).placement, untouched, n_tokens):
         for request in run.records.requests:
             if request.status not in ("completed", "cancelled"):
