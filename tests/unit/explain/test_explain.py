@@ -195,7 +195,11 @@ def test_a_request_with_drafts_is_compared_with_its_own_rounds_on_an_idle_chain(
 
 def test_of_a_prompt_only_what_no_server_has_kept_is_computed() -> None:
     answer = explain(
-        13, "cache.prefix=shared", "workload.turns=3", "workload.think_time=1 s", "workload.n_further_tokens=9"
+        13,
+        "cache.prefix=shared",
+        "workload.turns=3",
+        "workload.think_time=1 s",
+        "workload.n_further_tokens=9",
     )
     check_sums(answer)
     for part in ("compute_slower_s", "compute_shared_s"):
