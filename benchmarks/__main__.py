@@ -27,6 +27,7 @@ NAMES = (
 _OWN = (
     "batches",
     "bloombee",
+    "conversations",
     "gpu",
     "optimality",
     "petals",

@@ -601,6 +601,8 @@ class WorkloadTable(Table):
                 "is of listed requests or request_lengths, and the workload has none; leave it out",
                 "conversations",
             )
+        if self.conversations is not None and self.prompts is not None:
+            raise rule("has rows beside those of workload.prompts; leave out one of the two", "conversations")
         if self.turns is None:
             for key in ("think_time", "n_further_tokens"):
                 if getattr(self, key) is not None and not (key == "think_time" and self.file is not None):

@@ -27,6 +27,8 @@ _SLOW_RATIO = 0.3
 """Share of the cases whose messages take longer than time limits."""
 _KEPT_RATIO = 0.4
 """Share of the others whose servers keep caches."""
+_DRAFTS_RATIO, _TALKS_RATIO = 0.25, 0.4
+"""Shares of those whose clients draft tokens, and of the rest whose requests are turns of conversations."""
 _NEAR_S = (-1e-3, -1e-6, 0.0, 1e-9, 1e-6, 1e-3)
 
 
@@ -119,7 +121,48 @@ def draw(seed: int) -> Document:
     kept = random.Random(f"chaos:{seed}:kept")
     if kept.random() < _KEPT_RATIO and SLOW not in document:
         _begin_alike(document, kept)
+    drafts = random.Random(f"chaos:{seed}:drafts")
+    if drafts.random() < _DRAFTS_RATIO and SLOW not in document:
+        document["decoding"] = {
+            "drafter": drafts.choice(("ngram", "petals")),
+            "tokens": drafts.choice((1, 1, 2, "auto")),
+            "acceptance": drafts.choice((0.0, 0.6, 1.0)),
+        }
+    talks = random.Random(f"chaos:{seed}:talks")
+    if talks.random() < _TALKS_RATIO and SLOW not in document and "prompts" not in document["workload"]:
+        _converse(document, talks)
     return document
+
+
+def _return_to_caches(document: Document, rng: random.Random) -> None:
+    """Routes requests to where the beginnings of their prompts are kept."""
+    del document["policy"]["name"]
+    document["policy"] |= {
+        "routing": rng.choice(("sticky", "prefix-aware")),
+        "placement": rng.choice(("petals", "cg-bp")),
+    }
+
+
+def _converse(document: Document, rng: random.Random) -> None:
+    """Makes the requests turns of some conversations: each comes after the answer before it, and repeats what was said."""
+    workload, said = document["workload"], dict[int, int]()
+    n_talks = rng.randint(1, 3)
+    workload["conversations"] = []
+    for request in workload["requests"]:
+        talk = rng.randrange(n_talks)
+        request[1] += said.get(talk, 0)
+        said[talk] = request[1] + request[2]
+        workload["conversations"].append([talk, rng.choice((0, 0.05, 2, 30))])
+    prefix = rng.choice(("none", "session", "shared"))
+    if prefix != "none":
+        document.setdefault("cache", {})["prefix"] = prefix
+    if prefix == "session":
+        document["cache"] |= {
+            "hold": rng.choice(("1 s", "300 s")),
+            "session_tokens": max(said.values()) + rng.choice((0, 0, 20)),
+        }
+    if prefix == "shared" and rng.random() < 0.5:
+        _return_to_caches(document, rng)
 
 
 def _begin_alike(document: Document, rng: random.Random) -> None:
@@ -129,7 +172,7 @@ def _begin_alike(document: Document, rng: random.Random) -> None:
     if document["policy"]["communication"] == "hub-spoke" and rng.random() < 0.5:
         cache["hub_history"] = rng.choice(("1 kB", "1 MB"))
     if rng.random() < 0.5:
-        document["policy"]["routing"] = rng.choice(("sticky", "prefix-aware"))
+        _return_to_caches(document, rng)
     document["workload"]["prompt_block"] = 2
     document["workload"]["prompts"] = [
         [rng.choice((-1, 0, 1)), 0, *(10 * at + rng.choice((0, 0, 0, 1)) for at in range(-(-n_input // 2)))]
@@ -191,6 +234,10 @@ def disturb(seed: int, document: Document, instants: Iterable[float]) -> Documen
     if events:
         disturbed["network"]["event"] = events
     cancels = _cancels(seed, len(document["workload"]["requests"]), known)
+    if (
+        "conversations" in document["workload"]
+    ):  # callers who hang up are an endpoint's, and no turn waits for theirs
+        cancels = []
     if SLOW in document:
         cancels = slow_links.cancels_of(document, random.Random(f"chaos:{seed}:slow cancels"), known)
     if cancels:
@@ -251,6 +298,8 @@ def with_last_requests(document: Document, quiet_from_s: float) -> Document:
         asked["workload"]["requests"].append([quiet_from_s + QUIET_S + _BETWEEN_LAST_S * number, 3, 3])
         if "prompts" in asked["workload"]:
             asked["workload"]["prompts"].append([-1, -1, 0, 10])
+        if "conversations" in asked["workload"]:
+            asked["workload"]["conversations"].append([1000 + number, 0])
     return asked
 
 
@@ -268,14 +317,15 @@ def smaller(document: Document) -> Iterator[Document]:
             for key in path[:-1]:
                 inner = inner[key]
             del inner[path[-1]][index]
-            if path[-1] == "requests" and "prompts" in inner:
-                del inner["prompts"][index]
+            for beside in ("prompts", "conversations"):
+                if path[-1] == "requests" and beside in inner:
+                    del inner[beside][index]
             if not inner[path[-1]]:
                 if path[-1] == "requests":
                     continue
                 del inner[path[-1]]
             yield copied
-    for key in ("membership", "backoff", "compute"):
+    for key in ("membership", "backoff", "compute", "decoding"):
         if key in document:
             yield {name: value for name, value in document.items() if name != key}
     for key in ("online", "state_age"):

@@ -14,6 +14,7 @@ from typing import Any
 
 from nodes.eventlog import read_log
 from nodes.records import ENDED, AnyRecord, Arrived, Cancelled, Completed, Failed, Rejected, Replayed, Token
+from nodes.request import EARLIER_TURN_FAILED
 from policies.problem import Placement, Problem
 from testbed.control.placing import place_experiment
 from testbed.experiments.experiment import Experiment
@@ -100,15 +101,24 @@ def _messages_may_be_late(run: Finished) -> bool:
     )
 
 
+def _chains_stay_open(experiment: Experiment) -> bool:
+    """Whether sessions outlive their requests, for the next turn of a conversation."""
+    return experiment.compute.prefix is not None and experiment.compute.prefix.kind == "session"
+
+
 def _reachable(run: Finished) -> Iterator[str]:
     """3: after all disturbances, each request that the servers which are up can hold is served."""
     problem = run.experiment.problem
     placement, there = _at_the_end(run)
+    plans = {plan.index: plan for plan in run.experiment.workload.requests}
     if _is_slow_for_ever(run.experiment):
         return
+    if _chains_stay_open(run.experiment):  # routers do not know what sessions reserve beyond their requests
+        return
     for request in run.records.requests:
-        if request.arrived_at_s > run.quiet_from_s and request.status != "completed":
-            n_tokens = request.n_input_tokens + request.n_output_tokens
+        is_late = request.arrived_at_s > run.quiet_from_s and request.reason != EARLIER_TURN_FAILED
+        if is_late and request.status != "completed":
+            n_tokens = plans[request.index].known.n_tokens
             if chain_exists(problem, placement, there, n_tokens):
                 names = [problem.servers[j].name for j in sorted(there)]
                 yield f"request {request.index} {request.status} ({request.reason}) with {names} there"
@@ -238,6 +248,8 @@ def _served_by_the_untouched(run: Finished) -> Iterator[str]:
     recovery = experiment.faults.recovery
     if experiment.network.changes or experiment.policy.online is not None or recovery.mode != "replay":
         return
+    if _chains_stay_open(experiment):  # and hold more than their requests need
+        return
     # In the worst case the faults follow each other: each is noticed after a timeout, and each ban is longer.
     noticed_s = sum(
         recovery.request_timeout_s + recovery.ban_s * 2**n for n, _ in enumerate(experiment.faults.planned)
@@ -245,7 +257,7 @@ def _served_by_the_untouched(run: Finished) -> Iterator[str]:
     if _is_slow_for_ever(experiment) or noticed_s > recovery.give_up_s:
         return
     untouched = set(range(experiment.problem.n_servers)) - touched
-    n_tokens = sum(r.n_input_tokens + r.n_output_tokens for r in experiment.workload.requests)
+    n_tokens = sum(plan.known.n_tokens for plan in experiment.workload.requests)
     if chain_exists(experiment.problem, place_experiment(experiment).placement, untouched, n_tokens):
         for request in run.records.requests:
             if request.status not in ("completed", "cancelled"):
@@ -254,7 +266,7 @@ def _served_by_the_untouched(run: Finished) -> Iterator[str]:
 
 def _leaves_without_delay(run: Finished) -> Iterator[str]:
     """8: a server that leaves, or drains in order to move, does so as soon as its last session has ended."""
-    if _messages_may_be_late(run):
+    if _messages_may_be_late(run) or _chains_stay_open(run.experiment):
         return
     numbers = {spec.name: j for j, spec in enumerate(run.experiment.problem.servers)}
     for event in run.events:
@@ -295,13 +307,14 @@ def _undisturbed_by_others(run: Finished) -> Iterator[str]:
     for request in run.records.requests:
         if request.status == "interrupted":
             yield f"request {request.index} was interrupted"
-        if is_calm and request.status == "failed" and not _NO_ROOM.search(request.reason or ""):
+        fails_alone = request.status == "failed" and request.reason != EARLIER_TURN_FAILED
+        if is_calm and fails_alone and not _NO_ROOM.search(request.reason or ""):
             yield f"request {request.index} failed in a calm run: {request.reason}"
 
 
 def _closed_in_time(run: Finished) -> Iterator[str]:
     """10: a session outlives its request by no more than its closing needs behind what is on its way."""
-    if _messages_may_be_late(run):
+    if _messages_may_be_late(run) or _chains_stay_open(run.experiment):
         return
     ended_at_s = {
         record.request: record.at_s

@@ -199,9 +199,10 @@ def _per_hop(
             },
         )
         n_input, token = row.n_input_tokens, hop["token"]
-        position, n_tokens = (n_input + token - 1, 1) if token else (0, n_input)
-        if token and experiment.problem.decoding is not None:
+        n_tokens = 1
+        if not token or experiment.problem.decoding is not None:  # of a prompt what no server has kept
             n_tokens = hop["up_bytes"] // experiment.problem.model.token_bytes
+        position = n_input + token - 1 if token else n_input - n_tokens
         profile = profiles[name]
         alone_s = profile.times.step_s(position, n_tokens, range(hop["first_block"], hop["last_block"]))
         if is_closed_form:

@@ -191,3 +191,17 @@ def test_a_request_with_drafts_is_compared_with_its_own_rounds_on_an_idle_chain(
     assert answer["own_chain_alone"]["e2e_s"] == pytest.approx(answer["e2e_s"], rel=1e-3)
     assert 0 < answer["n_rounds"] < 15
     assert f"came in {answer['n_rounds']} rounds: {answer['n_accepted']} drafted tokens agreed" in text
+
+
+def test_of_a_prompt_only_what_no_server_has_kept_is_computed() -> None:
+    answer = explain(
+        13,
+        "cache.prefix=shared",
+        "workload.turns=3",
+        "workload.think_time=1 s",
+        "workload.n_further_tokens=9",
+    )
+    check_sums(answer)
+    for part in ("compute_slower_s", "compute_shared_s"):
+        assert answer["parts"][part] == pytest.approx(0.0, abs=1e-9)
+    assert answer["e2e_s"] < answer["own_chain_alone"]["e2e_s"], "which computes all of the prompt"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,24 @@ def test_every_setting_is_a_valid_scenario_with_an_objective(name: str) -> None:
 def test_the_leaderboard_in_the_documents_is_of_the_frozen_figures() -> None:
     page = Path(__file__).parents[3] / "docs" / "leaderboard.md"
     assert page.read_text(encoding="utf-8") == frozen_text(read_suite("geo-1"))
+
+
+def test_a_setting_that_was_frozen_in_virtual_time_is_served_there() -> None:
+    engines = {setting.name: setting.engine for setting in read_suite("geo-1").settings if setting.engine}
+    assert engines == {"clustered-turns": "virtual"}
+    (setting,) = (one for one in read_suite("geo-1").settings if one.engine)
+    small = (
+        *setting.changes,
+        "workload.n_requests=3",
+        "workload.n_output_tokens=2",
+        "policy.design_concurrency=2",
+    )
+    records = [
+        Runner(Setup(""))(replace(setting, engine=engine).run(small, "proposed", 0))
+        for engine in (None, "virtual")
+    ]
+    assert [record.engine for record in records] == ["fast", "virtual"]
+    assert records[0].key != records[1].key
 
 
 @pytest.mark.parametrize("setting", AGAIN)
