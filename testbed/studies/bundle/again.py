@@ -30,8 +30,9 @@ from testbed.simulator.summary import summarize_simulation
 from testbed.simulator.tables import write_simulation
 from testbed.studies.score import command as score
 from testbed.studies.sweep import study as sweep
-from testbed.studies.sweep.command import LOCAL, TABLES, sweep_command
+from testbed.studies.sweep.command import LOCAL, TABLES, executor_of, measured, write_tables
 from testbed.studies.sweep.kept import REQUESTS
+from testbed.studies.sweep.pool import sigterm_as_ctrl_c
 from testbed.studies.sweep.runs import REAL
 from testbed.studies.sweep.table import RESULTS
 
@@ -120,12 +121,16 @@ def score_again(result: Path, call: Mapping[str, Any], out: Path, jobs: int | No
 def sweep_again(result: Path, call: Mapping[str, Any], out: Path, jobs: int | None) -> Again:
     """Do all runs of a sweep again. Raises ``UserError`` for one in real time."""
     target, options = _read(sweep.called, call)
-    if sweep.read_study(target, options).engine == REAL:
+    study = sweep.read_study(target, options)
+    if study.engine == REAL:
         raise UserError(
             "this sweep measured a machine in real time (--engine real), which no other run repeats; with --engine "
             "virtual it can be repeated"
         )
-    sweep_command(target, options, out, LOCAL, jobs)
+    with sigterm_as_ctrl_c(), measured(study, out, executor_of(study, LOCAL, jobs)) as results:
+        if results.stopped:
+            raise KeyboardInterrupt("stopped; nothing is kept of it")
+        write_tables(out, study, results)
     return Again(result, out, tuple(name for name in _OF_A_SWEEP if (result / name).is_file()))
 
 

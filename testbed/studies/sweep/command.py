@@ -315,17 +315,23 @@ def _reasons(rows: Sequence[Row]) -> list[tuple[str, int]]:
 
 def write_study(out: Path, study: Study, results: Measured) -> list[Path]:
     """Write tables, figures and the page of ``results`` to the folder ``out``; returns their paths."""
+    files = write_tables(out, study, results)
+    cells, about = cells_of(results.rows), _about(study, results)
+    figures = draw_figures(out, study, cells)
+    failures = [f"{count} x {reason}" for reason, count in _reasons(results.rows)]
+    page = page_text(study.title, about, header_and_rows(study, cells), failures, figures)
+    return [*files, save_text(out / PAGE, page), *(path for path, _ in figures)]
+
+
+def write_tables(out: Path, study: Study, results: Measured) -> list[Path]:
+    """Write the tables of ``results`` to the folder ``out``; returns their paths."""
     rows, kept = results.rows, results.kept
     cells = cells_of(rows)
     path = out / RESULTS
     with writing(path):
         write_table(path, results_table(rows, study.axes, study.measures))
-    table = header_and_rows(study, cells)
-    about = _about(study, results)
-    if many := many_text(study, cells):
-        about.append(many)
     texts = (
-        "\n\n".join([f"# {study.title}", *about, markdown(*table)]),
+        "\n\n".join([f"# {study.title}", *_about(study, results), markdown(*header_and_rows(study, cells))]),
         csv_text(study, cells),
         latex(study, cells),
     )
@@ -334,11 +340,7 @@ def write_study(out: Path, study: Study, results: Measured) -> list[Path]:
         with writing(out / REQUESTS):
             kept.write(out / REQUESTS, rows, study.axes)
         files.append(out / REQUESTS)
-    files += [save_text(out / name, text) for name, text in zip(TABLES, texts, strict=True)]
-    figures = draw_figures(out, study, cells)
-    failures = [f"{count} x {reason}" for reason, count in _reasons(rows)]
-    files.append(save_text(out / PAGE, page_text(study.title, about, table, failures, figures)))
-    return files + [path for path, _ in figures]
+    return files + [save_text(out / name, text) for name, text in zip(TABLES, texts, strict=True)]
 
 
 def _about(study: Study, results: Measured) -> list[str]:
@@ -364,4 +366,6 @@ def _about(study: Study, results: Measured) -> list[str]:
         f"{line[0].upper()}{line[1:]}."
         for line in engines_text(engines_of(row.record for row in results.rows))
     ]
-    return [*([study.description] if study.description else []), setting + ".", *engines, means]
+    many = many_text(study, cells_of(results.rows))
+    about = [*([study.description] if study.description else []), setting + ".", *engines, means]
+    return [*about, many] if many else about
