@@ -58,7 +58,7 @@ def _tables(
     ):
         wrong += [f"{title} {column}" for column in names if column not in others]
     if one.num_rows != other.num_rows:
-        return [*wrong, f"has {counted(other.num_rows, 'rows')}, and not {one.num_rows:,}"]
+        return [*wrong, f"has {counted(other.num_rows, 'rows')}, and not {one.num_rows}"]
     differing = []
     for column in one.column_names:
         if column in measured or column not in other.column_names or one[column].equals(other[column]):
@@ -71,7 +71,7 @@ def _tables(
             most = (
                 f", by at most {max(gaps):.6g}" if gaps else f": {unequal[0][0]!r} is {unequal[0][1]!r} now"
             )
-            differing.append(f"{column} differs in {len(unequal):,} of {counted(one.num_rows, 'rows')}{most}")
+            differing.append(f"{column} differs in {len(unequal)} of {counted(one.num_rows, 'rows')}{most}")
     return wrong + _first(differing, "columns")
 
 
@@ -103,14 +103,14 @@ def _lines(bundled: Path, found: Path, renamed: Callable[[str], str]) -> list[st
     one, other = (path.read_text(encoding="utf-8", errors="replace") for path in (bundled, found))
     then, now = renamed(one).splitlines(), other.splitlines()
     if len(then) != len(now):
-        return [f"has {counted(len(now), 'lines')}, and not {len(then):,}"]
+        return [f"has {counted(len(now), 'lines')}, and not {len(then)}"]
     n = sum(a != b for a, b in zip(then, now, strict=True))
-    return [f"differs in {n:,} of {counted(len(then), 'lines')}"] if n else []
+    return [f"differs in {n} of {counted(len(then), 'lines')}"] if n else []
 
 
 def _first(texts: Sequence[str], of: str) -> list[str]:
     more = len(texts) - _MOST
-    return [*texts[:_MOST], *([f"{more:,} more {of} differ"] if more > 0 else [])]
+    return [*texts[:_MOST], *([f"{more} more {of} differ"] if more > 0 else [])]
 
 
 def _same(a: Any, b: Any, tolerance_s: float) -> bool:
