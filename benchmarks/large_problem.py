@@ -10,6 +10,7 @@ from policies.interfaces import session_setup_of
 from policies.problem import Problem
 from policies.registry import resolve_placement
 from policies.workload import RequestPlan
+from testbed.experiments.compute_tables import CalibrationTable
 from testbed.experiments.profiles import (
     HardwareShelf,
     named_model,
@@ -18,7 +19,6 @@ from testbed.experiments.profiles import (
     server_spec,
 )
 from testbed.experiments.roofline import block_of
-from testbed.experiments.schema import CalibrationTable
 
 RATE_PER_SERVER_RPS = 0.1 / 9
 """Arrivals per second and server, as in the paper's sweep of servers and rate together."""

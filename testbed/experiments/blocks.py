@@ -11,11 +11,13 @@ from nodes.blocks.sizes import SIZES
 from testbed.errors import UserError
 from testbed.experiments.catalogue import DTYPES, OF_REPRESENTATION, config_of, dtype_of, filled
 from testbed.experiments.checkpoints import checkpoint_sizes, find_checkpoint, read_config
+from testbed.experiments.compute_tables import CacheTable, ComputeTable
 from testbed.experiments.experiment import BlocksSettings
 from testbed.experiments.families import MADE, MIXTURES, SIZED, VALUE_BYTES, ModelSizes, sizes_of
+from testbed.experiments.model_tables import ModelTable
 from testbed.experiments.problems import KeyedError
 from testbed.experiments.profiles import profiled
-from testbed.experiments.schema import CacheTable, ComputeTable, ModelTable, Scenario
+from testbed.experiments.schema import Scenario
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from nodes.blocks.sizes import SIZES
 from testbed.experiments.families import SIZED, VALUE_BYTES, ModelSizes, make_config, sizes_of
-from testbed.experiments.schema import Dtype, ModelTable
+from testbed.experiments.model_tables import Dtype, ModelTable
 from testbed.experiments.units import SIZE
 
 DTYPES: Mapping[Dtype, tuple[str, str]] = {

@@ -7,10 +7,11 @@ from pathlib import Path
 from policies.decoding import MOST_TOKENS, Decoding, measured_rates
 from testbed.errors import UserError
 from testbed.experiments.checkpoints import find_checkpoint, read_config
+from testbed.experiments.compute_tables import DecodingTable
 from testbed.experiments.filesread import note_file
 from testbed.experiments.limits import MAX_DRAFTED
 from testbed.experiments.problems import Key, KeyedError
-from testbed.experiments.schema import DecodingTable, Scenario
+from testbed.experiments.schema import Scenario
 
 _USUAL_TOKENS = 5
 _EXPECTED = 0.5

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from testbed.experiments.hours import DAY_S, time_of_day, zone_s
 from testbed.experiments.problems import KeyedError
-from testbed.experiments.schema import ClientsTable, Scenario, WorkloadTable
+from testbed.experiments.schema import ClientsTable, Scenario
+from testbed.experiments.workload_tables import WorkloadTable
 
 
 class Curve(NamedTuple):

@@ -140,3 +140,18 @@ def _tag(table: type[BaseModel]) -> tuple[str, str]:
         if field.is_required() and get_origin(field.annotation) is Literal and len(values) == 1:
             return name, values[0]
     return "", ""
+
+
+def int_or(*words: str, most: int) -> BeforeValidator:
+    """Return a check for one of ``words`` or a whole number from 1 to ``most``."""
+
+    def check(value: Any) -> Any:
+        whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+        if value not in words and not whole:
+            choice = ", ".join(f'"{word}"' for word in words)
+            raise rule(
+                f"must be {choice} or a whole number of at least 1 and at most {most:,}, not {shown(value)}"
+            )
+        return value
+
+    return BeforeValidator(check)

@@ -12,8 +12,8 @@ from pydantic import Field, ValidationError
 
 from testbed.errors import ScenarioError
 from testbed.experiments.fields import Name, Seconds, Table
+from testbed.experiments.model_tables import HardwareTable
 from testbed.experiments.problems import KeyedError, explain
-from testbed.experiments.schema import HardwareTable
 
 
 class HubTable(Table):

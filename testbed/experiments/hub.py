@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.experiments.catalogue import gpu_named, gpus, shipped, sizes_of_table
+from testbed.experiments.compute_tables import ComputeTable
+from testbed.experiments.model_tables import ModelTable
 from testbed.experiments.problems import Key, KeyedError, unknown
 from testbed.experiments.roofline import BLOCK_OVERHEAD_S, MEMORY_EFFICIENCY
-from testbed.experiments.schema import ClientsTable, ComputeTable, ModelTable
+from testbed.experiments.schema import ClientsTable
 
 _LOGIT_BYTES = 4
 

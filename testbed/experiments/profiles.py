@@ -22,8 +22,10 @@ from testbed.experiments.catalogue import (
     shipped,
     sizes_of_table,
 )
+from testbed.experiments.compute_tables import CalibrationTable
 from testbed.experiments.experiment import Calibration
 from testbed.experiments.fields import Table
+from testbed.experiments.model_tables import HardwareTable, MeasuredTable, ModelTable
 from testbed.experiments.problems import Key, KeyedError, unknown
 from testbed.experiments.roofline import (
     Block,
@@ -36,7 +38,6 @@ from testbed.experiments.roofline import (
     rescaled,
     times_of,
 )
-from testbed.experiments.schema import CalibrationTable, HardwareTable, MeasuredTable, ModelTable
 
 _log = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from policies.problem import Batching, Problem
 from policies.rules import PagingRules, PrefixRules
 from policies.workload import Backoff, QueueRules, RequestPlan, longest_tokens
 from testbed.experiments.blocks import check_steps, resolve_blocks
+from testbed.experiments.compute_tables import CacheTable, ComputeTable
 from testbed.experiments.decoding import resolve_decoding
 from testbed.experiments.demand import demand_of
 from testbed.experiments.events import check_changes, network_changes
@@ -53,6 +54,7 @@ from testbed.experiments.limits import check_counts
 from testbed.experiments.link_traces import REPEATED_AFTER_S, listed
 from testbed.experiments.machines import machines_of
 from testbed.experiments.matrices import matrix_of_file
+from testbed.experiments.model_tables import HardwareTable
 from testbed.experiments.network import (
     Node,
     check_places,
@@ -71,23 +73,13 @@ from testbed.experiments.network_tables import (
 from testbed.experiments.policy import LoadPolicy, Policies, unread_policies, with_halves, with_whole_paths
 from testbed.experiments.problems import Key, KeyedError, shown
 from testbed.experiments.profiles import resolve_calibration, resolve_model
-from testbed.experiments.schema import (
-    CacheTable,
-    ClientsTable,
-    ComputeTable,
-    EndpointTable,
-    HardwareTable,
-    NodeTable,
-    PolicyTable,
-    Scenario,
-    ServersTable,
-    WorkloadTable,
-)
+from testbed.experiments.schema import ClientsTable, NodeTable, PolicyTable, Scenario, ServersTable
 from testbed.experiments.servers import server_specs, servers_hardware
 from testbed.experiments.shared_links import between_nodes, check_sites, narrowed, shared_links
 from testbed.experiments.slo import parse_objectives
 from testbed.experiments.topologies import ANY, as_matrix, choose_nodes, topology_of, unknown_node
 from testbed.experiments.workload import join_order, make_requests, stream, workload_source
+from testbed.experiments.workload_tables import EndpointTable, WorkloadTable
 
 GroupT = TypeVar("GroupT", ServersTable, ClientsTable)
 _OUR_PROCESSES = ("launcher", "still", *(each.name for each in NETWORKS.values() if each.has_forwarder))

@@ -8,7 +8,7 @@ from typing import Any
 from policies.steps import StepLaw, StepTimes
 from testbed.experiments.catalogue import DTYPES, Gpu, sizes_of_table
 from testbed.experiments.families import BlockSizes, ModelSizes
-from testbed.experiments.schema import Dtype, HardwareTable, ModelTable, OtherBlocksTable
+from testbed.experiments.model_tables import Dtype, HardwareTable, ModelTable, OtherBlocksTable
 
 MEMORY_EFFICIENCY = 0.8
 """Share of the data sheet's bandwidth that is reached; fitted to one case, Helix' A100 (docs/hardware.md)."""

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from policies.problem import ModelSpec, ServerSpec
 from testbed.experiments.catalogue import DTYPES, OF_REPRESENTATION, filled, sizes_of_table
 from testbed.experiments.families import ModelSizes
+from testbed.experiments.model_tables import HardwareTable, ModelTable
 from testbed.experiments.network import Node
 from testbed.experiments.parallel import parallel
 from testbed.experiments.problems import Key, KeyedError
 from testbed.experiments.profiles import HardwareShelf, resolve_model, server_spec
 from testbed.experiments.roofline import block_of, times_of
-from testbed.experiments.schema import HardwareTable, ModelTable, Scenario, ServersTable
+from testbed.experiments.schema import Scenario, ServersTable
 
 MEMORY_RESERVE = 0.1
 """Share of a GPU's memory that blocks and caches do not get: vLLM's ``gpu_memory_utilization`` is 0.9."""

@@ -22,8 +22,15 @@ from testbed.experiments.problems import KeyedError, shown
 from testbed.experiments.prompts import MOONCAKE_TOKENS, Prompt, listed, of_rows
 from testbed.experiments.recorded_talks import Place, by_conversation, drawn_messages, listed_places
 from testbed.experiments.recorded_talks import of_rows as of_places
-from testbed.experiments.schema import Choice, Lognormal, Quantiles, ThinkTime, Uniform, WorkloadTable
 from testbed.experiments.traces import read_trace
+from testbed.experiments.workload_tables import (
+    Choice,
+    Lognormal,
+    Quantiles,
+    ThinkTime,
+    Uniform,
+    WorkloadTable,
+)
 
 LengthTable = int | Uniform | Lognormal | Choice | Quantiles
 Listed = list[list[int | float]]

@@ -8,10 +8,10 @@ from typing import Any
 from policies.steps import StepTimes
 from testbed.errors import UserError
 from testbed.experiments.catalogue import DTYPES, Gpu, gpu_named, gpus, sizes_of_table
+from testbed.experiments.model_tables import ModelTable
 from testbed.experiments.problems import KeyedError, unknown
 from testbed.experiments.profiles import Measured, measured_profiles, model_names, named_model
 from testbed.experiments.roofline import Block, RooflineError, block_of, roofline, times_of
-from testbed.experiments.schema import ModelTable
 from testbed.experiments.units import counted
 from testbed.terminal import columns
 

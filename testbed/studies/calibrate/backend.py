@@ -24,9 +24,9 @@ from testbed.experiments.checkpoints import (
     require_weights,
 )
 from testbed.experiments.families import MADE, VALUE_BYTES, ModelSizes
+from testbed.experiments.model_tables import ModelTable
 from testbed.experiments.problems import KeyedError
 from testbed.experiments.profiles import profiled
-from testbed.experiments.schema import ModelTable
 from testbed.runtime.blocks import require_blocks
 from testbed.studies.calibrate.measure import CLIENT
 from testbed.studies.calibrate.memory import MemorySample

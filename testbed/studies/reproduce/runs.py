@@ -30,7 +30,7 @@ from policies.workload import RequestPlan
 from policies.wsrr import WsRr
 from testbed.codeversion import rules_digest
 from testbed.experiments import Change
-from testbed.experiments.schema import CalibrationTable
+from testbed.experiments.compute_tables import CalibrationTable
 from testbed.experiments.sources import shipped_files
 from testbed.records.plan import REFERENCE
 from testbed.results.intervals import Mean, mean_of
