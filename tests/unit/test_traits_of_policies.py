@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,18 @@ CHAINS = ("--placement", "cg-bp", "--set", "policy.design_concurrency=3")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current folder, with the same module under a name that begins as PETALS' does, and under another."""
     for name in MODULES:
         (tmp_path / f"{name}.py").write_text(MINE, encoding="utf-8")
-        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(terminal, "_SAID", set())
-    return tmp_path
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    yield tmp_path
+    for name in MODULES:
+        sys.modules.pop(name, None)
 
 
 def outcome(*arguments: str) -> str:
