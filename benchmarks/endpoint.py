@@ -30,8 +30,8 @@ _N_STREAMS, _N_TOKENS, _SPREAD_S = 200, 100, 20.0
 time.
 """
 _OPTIONS = (
-    "servers.0.memory=2 TB",
-    "servers.1.memory=2 TB",
+    "hardware.mig-1g.memory=2 TB",
+    "hardware.a100.memory=2 TB",
     "workload.rate=20",
     "policy.design_concurrency=200",
 )

@@ -106,7 +106,12 @@ SCARCE = (
     Setting(
         "unlike servers: 3 A100 of 60 GB + 6 MIG of 20 GB, 1/s",
         "bellcanada",
-        (*_servers(6, 3), *_load(1), "servers.1.memory=60 GB", "servers.0.memory=20 GB"),
+        (
+            *_servers(6, 3),
+            *_load(1),
+            "hardware.a100-large.memory=60 GB",
+            "hardware.mig-1g-large.memory=20 GB",
+        ),
     ),
 )
 

@@ -222,6 +222,13 @@ class HardwareShelf:
         """Return the GPU whose data sheet says what memory ``name`` has; ``None`` for a profile's own memory."""
         return None if name in self._own or name in self._measured else gpu_named(name)
 
+    def sold_as(self, name: str) -> Gpu | None:
+        """Return the GPU that ``name`` is, or that was measured under that name; ``None`` for the scenario's own hardware."""
+        if name in self._own:
+            return None
+        measured = self._measured.get(name)
+        return gpu_named(name) if measured is None else measured.gpu
+
     def _is_of_block(self, name: str, measured: MeasuredTable) -> bool:
         """Return whether a calibrated profile was measured with the scenario's block; warn if not, or if unknown."""
         block = self._block

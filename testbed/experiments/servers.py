@@ -73,13 +73,13 @@ def _stored(model: ModelTable, group: ServersTable, key: Key) -> ModelTable:
 
 def _checked(group: ServersTable, index: int, shelf: HardwareShelf) -> ServersTable:
     """Return ``group`` with its ``memory_reserve``. Raises ``KeyedError`` for memory that the card lacks."""
-    card = shelf.card(group.hardware)
-    if card is not None and group.memory is not None:
-        most_bytes = group.gpus * card.memory_bytes * _GIB_PER_GB
+    card, sold = shelf.card(group.hardware), shelf.sold_as(group.hardware)
+    if sold is not None and group.memory is not None:
+        most_bytes = group.gpus * sold.memory_bytes * _GIB_PER_GB
         if group.memory > most_bytes:
             raise KeyedError(
                 ("servers", index, "memory"),
-                f"is {group.memory / 1e9:.4g} GB, and {card.name} has {card.memory_bytes / 1e9:.4g} GB"
+                f"is {group.memory / 1e9:.4g} GB, and {sold.name} has {sold.memory_bytes / 1e9:.4g} GB"
                 + (f" on each of {group.gpus} GPUs" if group.gpus > 1 else "")
                 + '; give less, or hardware of your own with base = "'
                 + f'{group.hardware}"',

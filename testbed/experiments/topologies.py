@@ -208,10 +208,12 @@ def drawn_from(topology: Topology) -> tuple[str, ...]:
     largest = max(parts, key=len)
     n_apart, n_other = len(internal) - len(largest), len(topology.nodes) - len(internal)
     if n_apart or n_other:
-        left_out = [f"{n_apart} are not connected with these"] if n_apart else []
-        left_out += [f"{n_other} are no places of this network"] if n_other else []
+        left_out = [f"{n_apart} not connected with these"] if n_apart else []
+        left_out += (
+            [f"{n_other} no {'places' if n_other > 1 else 'place'} of this network"] if n_other else []
+        )
         _log.warning(
-            '"%s" is drawn from %d of the %d nodes of %s: %s',
+            '"%s" is drawn from %d of the %d nodes of %s (without %s)',
             *(ANY, len(largest), len(topology.nodes), topology.name, ", ".join(left_out)),
         )
     return largest

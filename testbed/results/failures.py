@@ -41,7 +41,7 @@ def disturbances_text(n_faults: int, n_idle: int, n_never: int, n_replays: int) 
     if n_idle:
         line += f", {n_idle} more found nothing to do"
     if n_never:
-        line += f", {n_never} more were planned for after the end"
+        line += f", {n_never} more planned for after the end"
     return f"{line}; sessions recovered {counted(n_replays, 'times')}"
 
 

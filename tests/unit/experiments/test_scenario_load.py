@@ -71,7 +71,7 @@ OPTION = st.one_of(
     st.sampled_from(["none", "petals-scattered", "petals-clustered"]).map("calibration.set={}".format),
     st.sampled_from(["petals", "proposed"]).map("policy.name={}".format),
     st.just("calibration.session_setup=true"),
-    st.floats(1, 100).map(lambda x: f"servers.0.memory={x!r} GiB"),
+    st.floats(1, 9).map(lambda x: f"servers.0.memory={x!r} GiB"),
     st.floats(1e-6, 1).map(lambda x: f"hardware.mig-1g.decode={x!r} s"),
     st.integers(1, 9).map(lambda n: f"workload.n_input_tokens={{distribution='uniform',low={n},high=9}}"),
     st.floats(0, 2).map(

@@ -132,6 +132,13 @@ def test_a_gpu_by_name_keeps_a_tenth_of_its_memory_free_and_a_memory_of_ones_own
     }
 
 
+def test_a_measured_profile_has_no_more_memory_than_the_gpu_that_was_measured() -> None:
+    with pytest.raises(
+        ScenarioError, match=r"servers\.1\.memory: is 90 GB, and a100-80gb has 80 GB; give less"
+    ):
+        load_experiment("clustered", ["servers.1.memory=90 GB"])
+
+
 def test_a_server_may_have_a_type_of_its_own(several: Several) -> None:
     with pytest.raises(ScenarioError, match="t4 does not support bf16"):
         several().problem and load_experiment(

@@ -320,7 +320,7 @@ def test_places_are_drawn_from_the_largest_part_of_real_nodes(
         drawn |= set(e.sites.values())
     assert drawn == set("ade")
     assert (
-        '"any" is drawn from 3 of the 8 nodes of parts: 3 are not connected with these, 2 are no pl'
+        '"any" is drawn from 3 of the 8 nodes of parts (without 3 not connected with these, 2 no places of'
         in caplog.text
     )
     with pytest.raises(ScenarioError, match="parts has only 3 nodes that no entry names in its largest part"):
