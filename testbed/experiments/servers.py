@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from policies.problem import ModelSpec, ServerSpec
@@ -14,6 +15,8 @@ from testbed.experiments.problems import Key, KeyedError
 from testbed.experiments.profiles import HardwareShelf, resolve_model, server_spec
 from testbed.experiments.roofline import block_of, times_of
 from testbed.experiments.schema import Scenario, ServersTable
+
+_log = logging.getLogger(__name__)
 
 MEMORY_RESERVE = 0.1
 """Share of a GPU's memory that blocks and caches do not get: vLLM's ``gpu_memory_utilization`` is 0.9."""
@@ -110,7 +113,9 @@ def server_specs(
     spec: ModelSpec,
     lengths: tuple[int, int],
 ) -> tuple[ServerSpec, ...]:
-    """Return all servers. Raises ``KeyedError`` for GPUs that cannot share the model's heads."""
+    """Return all servers; warns of those that cannot hold a block. Raises ``KeyedError`` for GPUs that cannot share the
+    model's heads.
+    """
     sizes = sizes_of_table(model)
     pattern = () if sizes is None else sizes.pattern
     found = []
@@ -124,6 +129,15 @@ def server_specs(
         stored = None
         if group.dtype not in (None, model.dtype):
             stored = resolve_model(_stored(model, group, ("servers", index, "dtype")))[1]
+        free_bytes = memory_bytes * (1 - (group.memory_reserve or 0.0))
+        held = stored or spec
+        if members and not held.best_blocks(free_bytes):
+            names = members[0].name if len(members) == 1 else f"{members[0].name} to {members[-1].name}"
+            block_bytes = min(held.blocks_bytes or (held.block_bytes,))
+            _log.warning(
+                "servers: %s can hold no block, which takes %.3g GB: %s has %.3g GB for blocks and caches",
+                *(names, block_bytes / 1e9, group.hardware, free_bytes / 1e9),
+            )
         times = parallel(
             times_of(table),
             group.gpus,
@@ -136,7 +150,7 @@ def server_specs(
                 node.name,
                 group.hardware,
                 table,
-                memory_bytes * (1 - (group.memory_reserve or 0.0)),
+                free_bytes,
                 lengths,
                 spec.state_bytes,
                 pattern,

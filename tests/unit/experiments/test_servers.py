@@ -139,6 +139,13 @@ def test_a_measured_profile_has_no_more_memory_than_the_gpu_that_was_measured() 
         load_experiment("clustered", ["servers.1.memory=90 GB"])
 
 
+def test_servers_that_can_hold_no_block_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    load_experiment("clustered", ["servers.0.memory=1 GB"])
+    assert caplog.messages == [
+        "servers: mig-1g-0 to mig-1g-6 can hold no block, which takes 1.32 GB: mig-1g has 1 GB for blocks and caches"
+    ]
+
+
 def test_a_server_may_have_a_type_of_its_own(several: Several) -> None:
     with pytest.raises(ScenarioError, match="t4 does not support bf16"):
         several().problem and load_experiment(
