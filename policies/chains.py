@@ -116,7 +116,7 @@ class Chains:
 
     def _link(self, request: RequestSpec, tail: int, hop: Hop, previous: int | None) -> Link | None:
         problem = self._problem
-        need_bytes = hop.n_blocks * problem.model.cache_bytes(request.n_tokens)
+        need_bytes = hop.n_blocks * problem.model.cache_bytes(request.cache_tokens)
         if not fits(self._placement.cache_bytes[hop.server], need_bytes):
             return None
         server, n_decoded = problem.servers[hop.server], request.n_output_tokens - 1

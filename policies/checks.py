@@ -116,7 +116,7 @@ def check_waiting(
 
     Raises ``PolicyError`` that names the policy ``name``, the server and the memory.
     """
-    block_bytes = problem.model.cache_bytes(request.n_tokens)
+    block_bytes = problem.model.cache_bytes(request.cache_tokens)
     for hop in route.hops:
         need_bytes = hop.n_blocks * block_bytes
         until_s = waiting_s(state, hop.server, need_bytes, now_s)

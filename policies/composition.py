@@ -261,7 +261,7 @@ class JffcRouter:
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """Returns the fastest chain with a free slot and room now, else the one that has them first."""
-        block_bytes = self._problem.model.cache_bytes(request.n_tokens)
+        block_bytes = self._problem.model.cache_bytes(request.cache_tokens)
         best: tuple[Chain, float] | None = None
         for chain in self.chains:
             needs = [(hop.server, hop.n_blocks * block_bytes) for hop in chain.hops]

@@ -95,7 +95,7 @@ class FixedRouter:
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """Returns the client's chain, or ``None`` if one of its servers can never hold the request."""
         hops = self._chains[request.client]
-        block_bytes = self._problem.model.cache_bytes(request.n_tokens)
+        block_bytes = self._problem.model.cache_bytes(request.cache_tokens)
         wait_s = max(waiting_s(state, hop.server, hop.n_blocks * block_bytes, now_s) for hop in hops)
         if wait_s == math.inf:
             return None

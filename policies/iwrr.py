@@ -61,7 +61,7 @@ class IwrrRouter:
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """Returns the chain; ``Route.wait_s`` is its longest wait, ``cost_s`` that plus the service time."""
-        onward = self._onward.of(request.n_tokens)
+        onward = self._onward.of(request.cache_tokens)
         if 0 not in onward:
             return None
         hops: list[Hop] = []

@@ -192,7 +192,7 @@ class ShortestByLayerRouter:
     def _shortest(self, request: RequestSpec, room: Sequence[float], whole_ranges: bool) -> list[Hop]:
         """Returns the chain over servers whose ``room`` bytes suffice for the request; empty without one."""
         problem, ranges = self._problem, self._placement.ranges
-        token_bytes = problem.model.cache_bytes(request.n_tokens)
+        token_bytes = problem.model.cache_bytes(request.cache_tokens)
         cost_s: dict[int, float] = {}
         entered: dict[int, Hop] = {}
         previous: dict[int, int | None] = {}

@@ -95,7 +95,7 @@ class PetalsCodeRouter:
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """Returns the cheapest chain. ``wait_s`` is not in its cost: it is the longest wait of its hops."""
-        key = (request.client, request.n_tokens)
+        key = (request.client, request.cache_tokens)
         kind = self._kinds.get(key)
         if kind is None:
             kind = remember(self._kinds, key, self._prepare(request), _MAX_KINDS)
@@ -143,7 +143,7 @@ class PetalsCodeRouter:
 
     def _prepare(self, request: RequestSpec) -> _Kind:
         ranges, delays_s = self._placement.ranges, self._client_delays_s[request.client]
-        block_bytes = self._problem.model.cache_bytes(request.n_tokens)
+        block_bytes = self._problem.model.cache_bytes(request.cache_tokens)
         links = []
         for j in sorted(self._holders, key=lambda j: ranges[j].last):
             first, last = ranges[j]

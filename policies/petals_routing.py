@@ -75,7 +75,7 @@ class PetalsRouter:
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """Returns the cheapest chain. ``wait_s`` is not in its cost: it is the longest wait of its hops."""
-        key = (request.client, request.n_tokens)
+        key = (request.client, request.cache_tokens)
         kind = self._kinds.get(key)
         if kind is None:
             kind = remember(self._kinds, key, self._prepare(request), _MAX_KINDS)
@@ -91,7 +91,7 @@ class PetalsRouter:
         return Route(hops, max(waits_s), cost_s)
 
     def _prepare(self, request: RequestSpec) -> _Kind:
-        block_bytes = self._problem.model.cache_bytes(request.n_tokens)
+        block_bytes = self._problem.model.cache_bytes(request.cache_tokens)
         sessions, entries = [], []
         for held, cache_bytes in zip(self._placement.ranges, self._placement.cache_bytes, strict=True):
             sessions.append(whole(cache_bytes, held.n_blocks * block_bytes) if held.n_blocks else -1)

@@ -290,7 +290,7 @@ class RoundRobinRouter:
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """Returns the next pipeline; ``wait_s`` is its longest wait, ``cost_s`` that plus the service time."""
-        token_bytes = self._problem.model.cache_bytes(request.n_tokens)
+        token_bytes = self._problem.model.cache_bytes(request.cache_tokens)
         for _ in self.pipelines:
             hops = self.pipelines[self._turn % len(self.pipelines)]
             self._turn += 1

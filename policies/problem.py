@@ -490,15 +490,24 @@ class Placement:
 
 @dataclass(frozen=True)
 class RequestSpec:
-    """A request, as far as routing must know it. ``client`` is an index into ``Problem.clients``."""
+    """A request, as far as routing must know it. ``client`` is an index into ``Problem.clients``.
+
+    ``held_tokens``: its servers hold cache for at least so many, as for all turns of a conversation.
+    """
 
     client: int
     n_input_tokens: int
     n_output_tokens: int
+    held_tokens: int = 0
 
     @property
     def n_tokens(self) -> int:
         return self.n_input_tokens + self.n_output_tokens
+
+    @property
+    def cache_tokens(self) -> int:
+        """The tokens that each of its servers reserves cache for."""
+        return max(self.n_tokens, self.held_tokens)
 
 
 class Hop(NamedTuple):

@@ -47,7 +47,7 @@ class SwarmRouter:
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """Returns the chosen chain; ``Route.wait_s`` is its longest wait, ``cost_s`` that plus the service."""
-        onward = self._onward.of(request.n_tokens)
+        onward = self._onward.of(request.cache_tokens)
         if 0 not in onward:
             return None
         hops: list[Hop] = []
@@ -72,7 +72,7 @@ class SwarmRouter:
     ) -> float:
         problem = self._problem
         wait_s = waiting_s(
-            state, hop.server, hop.n_blocks * problem.model.cache_bytes(request.n_tokens), now_s
+            state, hop.server, hop.n_blocks * problem.model.cache_bytes(request.cache_tokens), now_s
         )
         way_s = hop_times_s(problem, request, previous, hop.server)[0]
         if self._link_waits is not None:

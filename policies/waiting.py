@@ -39,6 +39,6 @@ def waited_route(
     problem: Problem, request: RequestSpec, hops: Sequence[Hop], state: SystemState, now_s: float
 ) -> Route:
     """Returns the route along ``hops``: it waits for the slowest hop, and costs that wait plus the service."""
-    token_bytes = problem.model.cache_bytes(request.n_tokens)
+    token_bytes = problem.model.cache_bytes(request.cache_tokens)
     wait_s = max(waiting_s(state, hop.server, hop.n_blocks * token_bytes, now_s) for hop in hops)
     return Route(tuple(hops), wait_s, wait_s + service_s(problem, request, hops)[1])

@@ -140,7 +140,7 @@ class Coordinator:
         if route is None:
             return None
         state = self._view.state(index, self._now_s())
-        block_bytes = self._problem.model.cache_bytes(self._left(index, n_done).n_tokens)
+        block_bytes = self._problem.model.cache_bytes(self._left(index, n_done).cache_tokens)
         has_room = (fits(state.free_bytes(hop.server), hop.n_blocks * block_bytes) for hop in route.hops)
         return self._held(index, route, n_done) if route.wait_s == 0 and all(has_room) else Wait.NO_ROOM
 
@@ -167,7 +167,8 @@ class Coordinator:
         n_left = known.n_output_tokens - n_done
         if self._expected_output is not None:  # caches grow: a router sees what will probably be needed
             n_left = min(n_left, max(1, self._expected_output - n_done))
-        return RequestSpec(known.client, known.n_input_tokens + n_done, n_left)
+        held_tokens = 0 if self.requests[index].turn is None else self._session_tokens
+        return RequestSpec(known.client, known.n_input_tokens + n_done, n_left, held_tokens)
 
     def _choose(self, index: int, first: int, last: int, n_done: int) -> Route | None:
         request, now_s = self._left(index, n_done), self._now_s()
@@ -223,10 +224,7 @@ class Coordinator:
             state = self._view.state(index, now_s)
             _, wait_s, passages = self._link_waits.of_request(request, hops, state, begins_at_s)
             ends_at_s += wait_s
-        n_tokens = request.n_tokens
-        if self._session_tokens and self.requests[index].turn is not None:
-            n_tokens = max(n_tokens, self._session_tokens)
-        bytes_per_block = self._problem.model.cache_bytes(n_tokens)
+        bytes_per_block = self._problem.model.cache_bytes(request.cache_tokens)
         self._view.hold(index, hops, bytes_per_block, ends_at_s, now_s, passages)
 
     @property

@@ -113,12 +113,17 @@ def _reachable(run: Finished) -> Iterator[str]:
     plans = {plan.index: plan for plan in run.experiment.workload.requests}
     if _is_slow_for_ever(run.experiment):
         return
-    if _chains_stay_open(run.experiment):  # routers do not know what sessions reserve beyond their requests
+    prefix, is_paged = run.experiment.compute.prefix, run.experiment.compute.paging is not None
+    if (
+        _chains_stay_open(run.experiment) and is_paged
+    ):  # routers do not know what sessions may need in the end
         return
     for request in run.records.requests:
         is_late = request.arrived_at_s > run.quiet_from_s and request.reason != EARLIER_TURN_FAILED
         if is_late and request.status != "completed":
-            n_tokens = plans[request.index].known.n_tokens
+            plan = plans[request.index]
+            held_tokens = 0 if prefix is None or plan.turn is None else prefix.session_tokens
+            n_tokens = max(plan.known.n_tokens, held_tokens)
             if chain_exists(problem, placement, there, n_tokens):
                 names = [problem.servers[j].name for j in sorted(there)]
                 yield f"request {request.index} {request.status} ({request.reason}) with {names} there"

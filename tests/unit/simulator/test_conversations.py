@@ -267,3 +267,16 @@ def test_a_session_whose_hops_were_filled_goes_on_over_a_server_that_fails(tmp_p
     rows = served(tmp_path, *SHARED, *ONE_TIGHT, "cache.hub_history=1 MB", fault)
     assert {row.status for row in rows} == {"completed"}
     assert (rows[1].n_cached_tokens, rows[1].n_recoveries) == (40, 1)
+
+
+def test_a_chain_is_chosen_that_has_room_for_what_its_session_reserves(tmp_path: Path) -> None:
+    """The nearest server has room for 100 tokens, a request needs at most 75, and its session may reserve 200."""
+    pairs = ((("A", "B"), 20), (("A", "C"), 30), (("B", "C"), 10), (("C", "C"), 1))
+    links = ", ".join(f"{{sites=['{a}','{b}'],rtt='{ms} ms',rate='1 Gbit/s'}}" for (a, b), ms in pairs)
+    near = "{hardware='small',site='B',memory='200.2 MB'}"
+    options = (f"servers=[{near}, {{hardware='small',site='C',count=3}}]", f"network.pairs=[{links}]")
+    for tokens, uses_nearest in ((75, True), (200, False)):
+        rows = served(tmp_path, *options, "cache.prefix=session", f"cache.session_tokens={tokens}")
+        assert {row.status for row in rows} == {"completed"}
+        servers = {hop.partition(":")[0] for row in rows for hop in str(row.chain).split()}
+        assert ("0" in servers) == uses_nearest
