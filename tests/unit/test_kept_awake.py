@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from testbed.runtime.real import awake
-from testbed.runtime.real.awake import cpus_to_keep_awake, kept_awake
+from testbed.runtime.real.awake import cpus_to_keep_awake, hurry, kept_awake
 from tests.support.runs import wait_until
 
 
@@ -43,6 +43,20 @@ def test_a_core_is_kept_awake_by_one_of_its_threads(
     flags: str, cpus: set[int], expected: list[int], tmp_path: Path
 ) -> None:
     assert cpus_to_keep_awake(cpus, *machine(tmp_path, flags, TWO_CORES)) == expected
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="raising a priority needs root")
+def test_a_spinner_that_is_to_end_gets_the_usual_priority() -> None:
+    spinner = subprocess.Popen(
+        [sys.executable, "-c", "from testbed.runtime.real.awake import spin; spin(0)"], start_new_session=True
+    )
+    try:
+        wait_until(lambda: os.sched_getscheduler(spinner.pid) == os.SCHED_IDLE, "idle priority")
+        hurry([spinner.pid, 2**22 + 1])  # no process has that number
+        assert os.sched_getscheduler(spinner.pid) == os.SCHED_OTHER
+    finally:
+        spinner.kill()
+        spinner.wait()
 
 
 def spinners(ancestor: int) -> dict[int, int]:

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from netem.syscalls import set_death_signal, set_process_name
@@ -29,6 +29,17 @@ def spin(cpu: int) -> None:
     os.sched_setaffinity(0, {cpu})
     while True:
         pass
+
+
+def hurry(pids: Iterable[int]) -> None:
+    """Give processes of ``spin`` the usual priority: at idle priority one that is killed needs many seconds of a busy
+    machine to end.
+    """
+    for pid in pids:
+        with contextlib.suppress(
+            OSError
+        ):  # it has ended, or this process may not: then it is as slow as that
+            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
 
 
 def cpus_to_keep_awake(

@@ -37,7 +37,7 @@ from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 from nodes.clock import NS
 from policies.links import Link
 from testbed.runtime.launching import Endpoints, OpenNetwork
-from testbed.runtime.real.awake import cpus_to_keep_awake, spin
+from testbed.runtime.real.awake import cpus_to_keep_awake, hurry, spin
 from testbed.runtime.real.still import Span, Spans, watch
 from testbed.runtime.virtual.keeper import Keeper
 from testbed.runtime.virtual.page import ABSENT, BUSY, STOPPED, Page, SharedLoop
@@ -333,12 +333,15 @@ class Launcher:
     def _close(self) -> None:
         for pid in self._children:
             os.kill(pid, signal.SIGKILL)
+        hurry(self._children.keys() & self._awake)
+        if self._backend is not None and self._page is None:
+            end_all_in(
+                self._backend.namespaces().values()
+            )  # the user's programs, and what these have started
         for pid in self._children:
             os.waitpid(pid, 0)
         self._children.clear()
         if self._backend is not None:
-            if self._page is None:  # the user's programs, and processes that these have started
-                end_all_in(self._backend.namespaces().values())
             self._backend.close()
 
 
