@@ -187,6 +187,32 @@ def as_mooncake(net: Net) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def as_sharegpt(net: Net) -> str:
+    talks = [
+        {
+            "id": f"t{a}",
+            "conversations": [
+                {"from": who, "value": "x" * (delay % 50)} for who in ("human", "gpt") * (1 + b)
+            ],
+        }
+        for a, b, _, delay in net.links
+    ]
+    return json.dumps(talks)
+
+
+def as_aiperf(net: Net) -> str:
+    rows = (
+        {"session_id": f"s{a}", "timestamp": 1000 * i, "input_length": delay, "output_length": rate or 5}
+        if b % 2
+        else {
+            "session_id": f"n{i}",
+            "turns": [{"text": "x" * 9, "output_length": 3, "delay": 10 * n} for n in range(1 + b)],
+        }
+        for i, (a, b, rate, delay) in enumerate(net.links)
+    )
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 def _topology(path: Path) -> Topology:
     return load_topology(str(path))
 
@@ -211,6 +237,8 @@ FORMATS: dict[str, tuple[str, Callable[[Net], str], Callable[[Path], Any]]] = {
     "azure": ("azure.csv", as_azure, read_trace),
     "burstgpt": ("burstgpt.csv", as_burstgpt, read_trace),
     "mooncake": ("mooncake.jsonl", as_mooncake, read_trace),
+    "sharegpt": ("sharegpt.json", as_sharegpt, read_trace),
+    "aiperf": ("aiperf.jsonl", as_aiperf, read_trace),
 }
 _ODD = (
     *(
@@ -326,7 +354,7 @@ class FilesTarget:
     @staticmethod
     def _is_good(net: Net, kind: str) -> bool:
         """Whether the file must be read: a topology needs a link between two nodes."""
-        return kind in ("square", "json", "scenario", "azure", "burstgpt", "mooncake") or (
+        return kind in ("square", "json", "scenario", "azure", "burstgpt", "mooncake", "aiperf") or (
             any(a != b for a, b, _, _ in net.links)
             and (kind != "toml" or all(a != b for a, b, _, _ in net.links))
         )
