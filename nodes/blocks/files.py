@@ -14,6 +14,8 @@ from nodes.compute import ComputeError
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model")
 """Configurations, tokenizers, and chat templates."""
+_KINDS = ("F16", "BF16", "F32", "F64")
+"""Types that weights may be stored in, by safetensors' names."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def downloading(name: str) -> Iterator[None]:
 
 
 def check_weights(folder: Path, n_blocks: int) -> None:
-    """Raises ``ComputeError`` if a weight file is missing, or if any of ``n_blocks`` blocks has no tensor."""
+    """Raises ``ComputeError`` if a weight file is missing, any of ``n_blocks`` blocks has no tensor, or one has too few bits."""
     files = weight_files(folder)
     missing = [name for name in sorted(set(files.values())) if not (folder / name).is_file()]
     if missing:
@@ -112,6 +114,19 @@ def check_weights(folder: Path, n_blocks: int) -> None:
             f"{folder}: {CONFIG} has {n_blocks} blocks, but the weight files hold {n_blocks - len(lacking)} "
             f"of them: block {lacking[0]} is missing"
         )
+    from safetensors import SafetensorError, safe_open
+
+    for name in sorted(set(files.values())):
+        try:
+            with safe_open(folder / name, framework="np") as file:
+                for tensor in file.keys():  # noqa: SIM118 - no mapping
+                    kind = file.get_slice(tensor).get_dtype()
+                    if tensor.endswith("weight") and _block_of(tensor) is not None and kind not in _KINDS:
+                        raise ComputeError(
+                            f"{tensor} in {folder / name} holds {kind}: weights must have 16 or 32 bits"
+                        )
+        except (SafetensorError, OSError) as error:
+            raise ComputeError(f"{folder / name} cannot be read: {error}") from error
 
 
 def _needed(files: Mapping[str, str], blocks: Collection[int] | None) -> list[str]:

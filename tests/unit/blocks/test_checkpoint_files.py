@@ -27,6 +27,7 @@ from tests.support.blocks import BLOOM, Models, hub_of, need_blocks, served, sou
 need_blocks("huggingface_hub")
 
 import huggingface_hub
+from safetensors.torch import load_file, save_file
 
 
 class FakeHub:
@@ -157,3 +158,14 @@ def test_a_hub_that_cannot_be_reached_is_said_without_its_retries(caplog: pytest
             "An error happened\nwhile trying to locate the file"
         )
     assert not caplog.records
+
+
+def test_weights_of_too_few_bits_are_refused_before_any_is_loaded(models: Models, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(models.folder(BLOOM), folder)
+    files = weight_files(folder)
+    name = next(name for name in files if ".0." in name and name.endswith("query_key_value.weight"))
+    weights = load_file(folder / files[name])
+    save_file({**weights, name: weights[name].char()}, folder / files[name])
+    with pytest.raises(ComputeError, match=rf"{name} in .* holds I8: weights must have 16 or 32 bits"):
+        check_weights(folder, read_config(folder)["n_layer"])
