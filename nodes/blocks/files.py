@@ -40,13 +40,7 @@ def weight_files(folder: Path) -> Mapping[str, str]:
             raise ComputeError(f'{folder / INDEX} has no "weight_map" from tensors to files')
         return files
     if (folder / SINGLE).is_file():
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(folder / SINGLE, framework="np") as file:
-                return dict.fromkeys(file.keys(), SINGLE)
-        except (SafetensorError, OSError) as error:
-            raise ComputeError(f"{folder / SINGLE} cannot be read: {error}") from error
+        return dict.fromkeys(_kinds(folder / SINGLE), SINGLE)
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     if pickled:
         raise ComputeError(
@@ -114,19 +108,23 @@ def check_weights(folder: Path, n_blocks: int) -> None:
             f"{folder}: {CONFIG} has {n_blocks} blocks, but the weight files hold {n_blocks - len(lacking)} "
             f"of them: block {lacking[0]} is missing"
         )
+    for name in sorted(set(files.values())):
+        for tensor, kind in _kinds(folder / name).items():
+            if tensor.endswith("weight") and _block_of(tensor) is not None and kind not in _KINDS:
+                raise ComputeError(
+                    f"{tensor} in {folder / name} holds {kind}: weights must have 16 or 32 bits"
+                )
+
+
+def _kinds(path: Path) -> dict[str, str]:
+    """Returns the type of every tensor in a file, by safetensors' names. Reads no tensor. Raises ``ComputeError``."""
     from safetensors import SafetensorError, safe_open
 
-    for name in sorted(set(files.values())):
-        try:
-            with safe_open(folder / name, framework="np") as file:
-                for tensor in file.keys():  # noqa: SIM118 - no mapping
-                    kind = file.get_slice(tensor).get_dtype()
-                    if tensor.endswith("weight") and _block_of(tensor) is not None and kind not in _KINDS:
-                        raise ComputeError(
-                            f"{tensor} in {folder / name} holds {kind}: weights must have 16 or 32 bits"
-                        )
-        except (SafetensorError, OSError) as error:
-            raise ComputeError(f"{folder / name} cannot be read: {error}") from error
+    try:
+        with safe_open(path, framework="np") as file:
+            return {tensor: file.get_slice(tensor).get_dtype() for tensor in file.keys()}  # noqa: SIM118 - no mapping
+    except (SafetensorError, OSError) as error:
+        raise ComputeError(f"{path} cannot be read: {error}") from error
 
 
 def _needed(files: Mapping[str, str], blocks: Collection[int] | None) -> list[str]:

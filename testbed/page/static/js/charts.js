@@ -164,34 +164,18 @@ export class Charts {
     return this.run.header.objectives[kind.limit] ?? null;
   }
 
-  // Draws an objective as a dashed line across the chart.
+  // Draws an objective as a dotted line across the chart.
   drawLimit(plot, limit) {
     if (limit === null) return;
-    const { ctx, bbox } = plot;
+    const { left, width } = plot.bbox;
     const y = Math.round(plot.valToPos(limit, 'y', true));
-    ctx.save();
-    ctx.strokeStyle = colour('--dead');
-    ctx.lineWidth = 1.2 * devicePixelRatio;
-    ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
-    ctx.beginPath();
-    ctx.moveTo(bbox.left, y);
-    ctx.lineTo(bbox.left + bbox.width, y);
-    ctx.stroke();
-    ctx.restore();
+    drawLine(plot, [left, y], [left + width, y], { stroke: '--dead', width: 1.2, dash: [2, 3] });
   }
 
   drawNow(plot) {
-    const { ctx, bbox } = plot;
-    const x = Math.min(bbox.left + bbox.width, Math.round(plot.valToPos(this.player.t, 'x', true)));
-    ctx.save();
-    ctx.strokeStyle = colour('--now');
-    ctx.lineWidth = 1.5 * devicePixelRatio;
-    ctx.setLineDash([]);
-    ctx.beginPath();
-    ctx.moveTo(x, bbox.top);
-    ctx.lineTo(x, bbox.top + bbox.height);
-    ctx.stroke();
-    ctx.restore();
+    const { left, top, width, height } = plot.bbox;
+    const x = Math.min(left + width, Math.round(plot.valToPos(this.player.t, 'x', true)));
+    drawLine(plot, [x, top], [x, top + height], { stroke: '--now', width: 1.5, dash: [] });
   }
 
   // Shows the values under the mouse, or else at the shown instant.
@@ -225,6 +209,18 @@ export class Charts {
     }
     this.heat.redraw();
   }
+}
+
+function drawLine({ ctx }, from, to, { stroke, width, dash }) {
+  ctx.save();
+  ctx.strokeStyle = colour(stroke);
+  ctx.lineWidth = width * devicePixelRatio;
+  ctx.setLineDash(dash.map((length) => length * devicePixelRatio));
+  ctx.beginPath();
+  ctx.moveTo(...from);
+  ctx.lineTo(...to);
+  ctx.stroke();
+  ctx.restore();
 }
 
 function fromZero(plot, low, high) {

@@ -1,8 +1,8 @@
 // What each client has had so far: requests, times, and how many met the objectives.
 import { h, panel, setText } from './dom.js';
 import { percent, seconds } from './format.js';
-import { countUntil, stateAt } from './run.js';
-import { quantile, queueOf } from './series.js';
+import { stateAt } from './run.js';
+import { quantile, queueOf, timesAt } from './series.js';
 
 const COLUMNS = ['Site', 'Active', 'Waiting', 'Done', 'Not completed', 'TTFT p50', 'TTFT p95', 'Per token p50', 'Per token p95'];
 const JUDGED = ['queue', 'ttft', 'tpot', 'e2e']; // metrics that the page has of a request
@@ -50,9 +50,7 @@ export class ClientTable {
     else if (state === 'waiting' || state === 'preempted') own.waiting += 1;
     else if (state === 'completed') own.done += 1;
     else own.failed += 1;
-    const last = countUntil(session.times, t) - 1;
-    const ttft = last >= 0 ? session.times[0] - session.at : null;
-    const tpot = last > 0 ? (session.times[last] - session.times[0]) / (session.numbers[last] - session.numbers[0]) : null;
+    const { ttft, tpot } = timesAt(session, t);
     if (ttft !== null) own.ttft.push(ttft);
     if (tpot !== null) own.tpot.push(tpot);
     const { objectives } = this.run.header;

@@ -103,6 +103,15 @@ export function firstTokens(run) {
   return perRequest(run, (session) => (session.times.length ? [session.times[0], session.times[0] - session.at] : null));
 }
 
+// Returns a session's time to the first token and per further token up to an instant; null: it has none.
+export function timesAt({ at, times, numbers }, t) {
+  const last = countUntil(times, t) - 1;
+  return {
+    ttft: last >= 0 ? times[0] - at : null,
+    tpot: last > 0 ? (times[last] - times[0]) / (numbers[last] - numbers[0]) : null,
+  };
+}
+
 // Returns how long a request waited until its chain was opened; null if it waits still.
 export function queueOf(session) {
   const opening = session.openingAt ?? session.admits[0]?.at;

@@ -1,7 +1,8 @@
 // The list of sessions with chain, position and recoveries; a click shows a session's hops.
 import { h, panel, setAttribute, setStyle, setText } from './dom.js';
 import { blocks, count, seconds } from './format.js';
-import { chainAt, countUntil, isRecovering, preemptionsAt, recoveriesAt, stateAt, tokensAt } from './run.js';
+import { chainAt, isRecovering, preemptionsAt, recoveriesAt, stateAt, tokensAt } from './run.js';
+import { timesAt } from './series.js';
 
 const SHOWN = 100;
 const ORDER = { active: 0, waiting: 1, preempted: 1, failed: 2, cancelled: 2, interrupted: 2, unfinished: 2, completed: 3 };
@@ -125,12 +126,11 @@ export class SessionList {
     }
     const admitted = session.admits[0] && session.admits[0].at <= t;
     const queue = admitted ? (session.openingAt ?? session.admits[0].at) - session.at : t - session.at;
-    const first = session.times.length && session.times[0] <= t ? session.times[0] : null;
-    const last = done ? session.times[countUntil(session.times, t) - 1] : null;
+    const { ttft, tpot } = timesAt(session, t);
     const values = [
       seconds(Math.max(0, queue)),
-      first === null ? '–' : seconds(first - session.at),
-      done > 1 ? seconds((last - first) / (done - 1)) : '–',
+      seconds(ttft),
+      seconds(tpot),
       String(recoveriesAt(session, t)),
       String(preemptionsAt(session, t)),
     ];
