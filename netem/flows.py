@@ -17,17 +17,16 @@ from typing import Any, NamedTuple, Protocol
 
 from netem.forwarder_links import Pipe, Transit
 from netem.spec import TcpSpec
-from netem.tcp import COLD_FLIGHT_SEGMENTS, WARM_FLIGHT_BYTES
+from netem.tcp import COLD_FLIGHT_SEGMENTS, RECEIVE_WINDOW_BYTES, WARM_FLIGHT_BYTES
 from policies.links import HEADER_BYTES, MIN_RETRANSMISSION_S, UNSENT_BYTES
 
 BURST_BYTES = 65_160
 """The largest burst that TCP sends at once."""
-RECEIVE_WINDOW_BYTES = 12 * 1024**2
-"""The kernel's receive window on a connection that has carried as much: 3/4 of the largest buffer
-(``netem.tcp``), as measured on Linux 6.18; half of it before Linux 6.6."""
 HIGH_WATER_BYTES, LOW_WATER_BYTES = 64 * 1024, 16 * 1024
 """A process stops writing while more of its data wait than the first, until no more than the second do. They are
 asyncio's defaults."""
+SYN_BYTES = 8
+"""TCP options of a packet that connects, beyond those of every packet."""
 _TSO_WIN_DIVISOR = 3
 """While data are in flight, less than this part of a burst and of the window waits for more room (``tcp_tso_win_divisor``):
 else every acknowledgement would let a few segments go, each with an acknowledgement of its own."""
@@ -222,17 +221,19 @@ class Flow:
     def room_bytes(self) -> int:
         """Processes acknowledgements that have arrived; returns how many bytes may be sent now."""
         now_s, acknowledged = self._kernel.now_s, self.acknowledged
-        mss = self._tcp.mss
-        while acknowledged and acknowledged[0][0] <= now_s:
-            n_bytes = acknowledged.popleft()[1]
-            full_bytes = -(-n_bytes // mss) * mss
-            # Slow start as in Linux: the window grows only if more than half of it was used.
-            if self.window_bytes < 2 * self._peak_bytes:
-                self.window_bytes += full_bytes
-            self.flight_bytes -= n_bytes
-            self._flight_full_bytes -= full_bytes
-            if not self.flight_bytes:
-                self._peak_bytes = 0
+        if acknowledged and acknowledged[0][0] <= now_s:
+            mss, flight_bytes, full_bytes = self._tcp.mss, self.flight_bytes, self._flight_full_bytes
+            while acknowledged and acknowledged[0][0] <= now_s:
+                n_bytes = acknowledged.popleft()[1]
+                n_full_bytes = -(-n_bytes // mss) * mss
+                # Slow start as in Linux: the window grows only if more than half of it was used.
+                if self.window_bytes < 2 * self._peak_bytes:
+                    self.window_bytes += n_full_bytes
+                flight_bytes -= n_bytes
+                full_bytes -= n_full_bytes
+                if not flight_bytes:
+                    self._peak_bytes = 0
+            self.flight_bytes, self._flight_full_bytes = flight_bytes, full_bytes
         if self._tcp.restarts_after_idle and not self.flight_bytes:
             # Linux restarts slow start after one retransmission timeout without traffic: a round trip and 0.2 s.
             timeout_s = self._pipe.delay_s + self._back.delay_s + MIN_RETRANSMISSION_S
@@ -267,18 +268,19 @@ class Flow:
 
     def _acknowledge(self, n_bytes: int, at_s: float) -> None:
         """Notes that an acknowledgement of ``n_bytes`` more reaches the sender at ``at_s``."""
+        self.acknowledged.append((at_s, n_bytes))
+        if self._unsent:
+            self._push_at(at_s)
+
+    def _push_at(self, at_s: float) -> None:
+        """Plans a push for ``at_s``, or the first whole nanosecond after it, unless one is planned before."""
         ns = round(at_s * _NS)
         tick_s = ns / _NS
         if tick_s < at_s:
-            tick_s = (ns + 1) / _NS  # the first whole nanosecond that is not before it
-        self.acknowledged.append((tick_s, n_bytes))
-        if self._unsent:
-            self._push_at(tick_s)
-
-    def _push_at(self, at_s: float) -> None:
-        if at_s < self._pushes_at_s:
-            self._pushes_at_s = at_s
-            self._kernel.at(at_s, self._push_again)
+            tick_s = (ns + 1) / _NS
+        if tick_s < self._pushes_at_s:
+            self._pushes_at_s = tick_s
+            self._kernel.at(tick_s, self._push_again)
 
     def _push_again(self) -> None:
         self._pushes_at_s = math.inf

@@ -11,14 +11,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from netem.flows import Flow, Tcp, carry
+from netem.flows import SYN_BYTES, Flow, Tcp, carry
 from netem.forwarder_links import Pipe, SharedLink
 from netem.networks import NETWORKS
 from netem.spec import NO_COURSE, NetworkError, NetworkSpec
 from policies.links import Link
 
-_HANDSHAKE_BYTES = 8
-"""TCP options of a SYN packet, beyond those of every packet."""
 _FIRST_PORT = 40_000
 
 Accept = Callable[[], asyncio.BaseProtocol]
@@ -124,7 +122,7 @@ class MemoryNetwork:
             _Plans(self._loop, contextvars.copy_context()),
             pipe,
             self.tcp,
-            _HANDSHAKE_BYTES,
+            SYN_BYTES,
             _resolve,
             arrived,
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from netem.spec import NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
 from policies.links import HEADER_BYTES
 
 WARM_FLIGHT_BYTES = 868_800
@@ -21,6 +21,11 @@ WARM_FLIGHT_BYTES = 868_800
 half as much again as the hidden states of a 20-token prompt (573,440 bytes)."""
 COLD_FLIGHT_SEGMENTS = 10
 """The kernel's default initial congestion window: what a new connection sends before it waits."""
+
+RECEIVE_WINDOW_BYTES = 12 * 1024**2
+"""The receive window in virtual time."""
+_COUNTED_RATIO = 0.925173
+"""The part of a receive buffer that is its window, as measured on Linux 6.18; half of the buffer before Linux 6.6."""
 
 _SYSCTL = Path("/proc/sys/net/ipv4")
 _MIN_RETRANSMISSION = _SYSCTL / "tcp_rto_min_us"
@@ -49,6 +54,12 @@ def configure_namespace(spec: NetworkSpec) -> None:
         # Near the congestion window's end, TCP holds a message back for an acknowledgement that it expects soon. It
         # judges that by real time, so such a message would sometimes wait for most of a round trip of virtual time.
         settings["tcp_tso_win_divisor"] = "0"
+        # TCP sends smaller bursts where round trips are long, which it measures in real time. A burst has as many
+        # acknowledgements and partly filled segments, so that the congestion window would grow by a busy machine's time.
+        settings["tcp_min_tso_segs"] = "255"
+        # Nor do receive buffers grow by round trips in real time.
+        buffer_bytes = round(RECEIVE_WINDOW_BYTES / _COUNTED_RATIO)
+        settings |= {"tcp_moderate_rcvbuf": "0", "tcp_rmem": f"4096 {buffer_bytes} {buffer_bytes}"}
         if _MIN_RETRANSMISSION.exists():
             settings[_MIN_RETRANSMISSION.name] = str(_NEVER_S * 1_000_000)
     for name, value in settings.items():
@@ -83,7 +94,7 @@ def _choose_congestion_control(name: str) -> None:
         path.write_text(name, encoding="ascii")
     except OSError as error:
         allowed = _SYSCTL / "tcp_allowed_congestion_control"
-        raise NetworkError(
+        raise NetworkUnavailable(
             f"congestion control {name!r} cannot be chosen in a namespace ({error.strerror}): use one of "
             f"{', '.join(allowed.read_text(encoding='ascii').split())}, or add it to {allowed} as root"
         ) from error

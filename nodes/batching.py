@@ -153,6 +153,10 @@ class Batches:
         self._prompts: deque[Step] = deque()
         self._free_at_s = 0.0
 
+    def anew(self) -> Batches:
+        """Returns those of the same server after it has ended and begun again."""
+        return Batches(self._times, self._chunk_tokens)
+
     def add(self, step: Step) -> None:
         """Adds a step that waits. Steps are added in the order of their arrival."""
         (self._decodes if step.is_decode else self._prompts).append(step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,7 +31,8 @@ class OpenHop:
     ``n_cached`` the number of tokens in the server's cache.
 
     ``n_found`` are the tokens of its prompt whose cache the server had kept, ``n_pages`` the ids with which it was opened.
-    ``inputs`` begin at position ``begins_at``.
+    ``inputs`` begin at position ``begins_at``. ``n_away``: tokens that were sent to it, but not answered yet.
+    ``is_given_up``: nobody waits for the answer to its last step any more.
     """
 
     server: int
@@ -45,6 +46,8 @@ class OpenHop:
     n_pages: int = 0
     begins_at: int = 0
     inputs: bytearray = field(default_factory=bytearray)
+    n_away: int = 0
+    is_given_up: bool = False
 
     @property
     def lacks_history(self) -> bool:
@@ -187,20 +190,33 @@ class Chain:
         return (await connection.ask(request, generation=generation, limit=limit)).frame
 
     async def step(
-        self, hop: OpenHop, n_tokens: int, payload: bytes, kind: type[wire.Step] = wire.Step
+        self,
+        hop: OpenHop,
+        n_tokens: int,
+        payload: bytes,
+        kind: type[wire.Step] = wire.Step,
+        on_left: Callable[[], object] | None = None,
     ) -> tuple[wire.Out, float, float]:
         """Sends ``n_tokens`` hidden states that ``hop`` has not seen; those of a ``wire.Fill`` have no result.
+
+        ``on_left`` is called when they have left.
 
         Returns the result, and when (scenario seconds) the step was sent and the result received. Raises
         ``HopFailed`` if another server may succeed, ``SessionError`` if none can.
         """
         asked_at_s, limit_s = self._clock.now_s(), self._rules.step_limit_s(n_tokens)
+        position = hop.n_cached + hop.n_away
+        if hop.is_given_up:
+            kind, hop.is_given_up = wire.Instead, False
+        elif hop.n_away:
+            kind = wire.Behind
+        hop.n_away += n_tokens
         try:
             with self._watchdog.limit(limit_s) as limit:
                 connection = self._connections[hop.server]
-                step = kind(connection.next_id(), hop.key, hop.n_cached, n_tokens, payload)
+                step = kind(connection.next_id(), hop.key, position, n_tokens, payload)
                 out, sent_at_s, received_at_s = await connection.ask(
-                    step, generation=hop.generation, limit=limit
+                    step, generation=hop.generation, limit=limit, on_left=on_left
                 )
         except Overdue:
             reason = f"no answer for {limit_s:g} s"
@@ -213,6 +229,8 @@ class Chain:
             if error.code in FAILURES:
                 raise HopFailed(hop, str(error), asked_at_s) from error
             raise SessionError(f"server {hop.server}: {error}") from error
+        finally:
+            hop.n_away -= n_tokens
         n_bytes = 0 if kind is wire.Fill else len(payload)
         if not isinstance(out, wire.Out) or len(out.payload) != n_bytes:
             raise SessionError(f"server {hop.server}: its answer is not {n_tokens} hidden states")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
@@ -63,7 +64,10 @@ class Compute(Protocol):
         ...
 
     def kept(self, session: Any, tokens: range) -> Any:
-        """Returns the cache of a page of a session that is about to be closed, for ``reuse``. No step of it may run."""
+        """Returns the cache of a page of a session that is about to be closed, for ``reuse``.
+
+        A step that was given up may still run, but of later tokens only.
+        """
         ...
 
     def evicted(self, page: Any) -> None:
@@ -173,10 +177,22 @@ class _StubSession:
     """A session's caches, and its inputs from ``origin`` on, so that it can go back.
 
     ``start`` are the caches at ``origin``; before the last step of several tokens, at position and caches, they were
-    ``before``. ``pages``: the caches at the end of each whole page of ``size`` tokens, if pages are kept.
+    ``before``. ``pages``: the caches at the end of each whole page of ``size`` tokens, if pages are kept. ``free_at_s``: when its
+    last step ends, also if that was given up.
     """
 
-    __slots__ = ("before", "caches", "client", "first", "origin", "pages", "seen", "size", "start")
+    __slots__ = (
+        "before",
+        "caches",
+        "client",
+        "first",
+        "free_at_s",
+        "origin",
+        "pages",
+        "seen",
+        "size",
+        "start",
+    )
 
     def __init__(self, client: str, first: int, last: int, size: int | None) -> None:
         self.client = client
@@ -184,6 +200,7 @@ class _StubSession:
         self.caches = [0] * (last - first)
         self.size = size
         self.pages: list[list[int]] = []
+        self.free_at_s = 0.0
         self.begin(0)
 
     def begin(self, origin: int) -> None:
@@ -195,9 +212,9 @@ class _StubSession:
     def apply(self, position: int, values: list[int]) -> list[int]:
         """Returns the results of ``values`` from ``position`` on; goes back there if it has seen more."""
         if position < self.origin + len(self.seen):
+            if self.before[0] > position:
+                self.before = self.origin, self.start
             before, caches = self.before
-            if before > position:
-                before, caches = self.origin, self.start
             self.caches[:] = caches
             if before < position:
                 apply_to_rows(
@@ -282,11 +299,16 @@ class StubCompute:
         overhead_s = profile.overhead_s(session.client, position, n_tokens)
         if self._batcher is None:
             alone_s = profile.times.step_s(position, n_tokens, blocks) * self._factor
-            ends_at_s = arrived_at_s + self._turns.take(arrived_at_s, alone_s)
+            begins_at_s = max(arrived_at_s, session.free_at_s)
+            ends_at_s = session.free_at_s = begins_at_s + self._turns.take(arrived_at_s, alone_s)
             try:
                 await self._clock.sleep_until_s(on_tick(on_tick(ends_at_s) + overhead_s))
-            except asyncio.CancelledError:
+            except asyncio.CancelledError:  # a server looks before each block whether anybody still waits
                 self._turns.leave(ends_at_s)
+                block_s = (ends_at_s - begins_at_s) / len(blocks)
+                if block_s:
+                    n_begun = math.ceil(max(self._clock.now_s() - begins_at_s, 0.0) / block_s)
+                    session.free_at_s = min(on_tick(begins_at_s + n_begun * block_s), ends_at_s)
                 raise
             return Computed(answer, together)
         step = Step(arrived_at_s, position, n_tokens, blocks, self._factor)

@@ -201,12 +201,13 @@ class Connection:
         generation: int | None = None,
         on_answer: OnAnswer | None = None,
         limit: Limit | None = None,
+        on_left: Callable[[], object] | None = None,
     ) -> Answered:
         """Sends a request with an id from ``next_id`` and returns its answer.
 
         ``on_answer`` is called with further answers to it until ``ignore`` is called with its id. ``limit`` is made to
         count from when the request has left, or anything has come from the server: a server is not overdue because
-        much waits for the link.
+        much waits for the link. ``on_left`` is called when it has left.
 
         The connection owns what is sent. If the call is cancelled, parts that have not been sent are dropped, and the
         server is told; an opening that is sent, or will be answered, is closed. Nothing else changes.
@@ -224,7 +225,7 @@ class Connection:
         is_accepted = False
         if on_answer is not None:
             channel.listeners[request.id] = on_answer
-        sending = Sending(request)
+        sending = Sending(request, on_left)
         sent_at_s = self._clock.now_s()
         if limit is not None:
             limit.since = partial(_quiet_since_s, channel, sending)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from nodes import wire
@@ -43,6 +43,28 @@ class Place:
     next_token: str
     n_timings: int | None = None
     """How many hops a step has passed before it comes here; ``None`` before the first one."""
+    _way: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by a round that has not left."""
+
+    @contextlib.asynccontextmanager
+    async def leaving(self, is_round: bool) -> AsyncIterator[Callable[[], object] | None]:
+        """Lets rounds of a session leave one after another; yields what must be called when one has left."""
+        if not is_round:
+            yield None
+            return
+        await self._way.acquire()
+        is_gone = False
+
+        def left() -> None:
+            nonlocal is_gone
+            if not is_gone:
+                is_gone = True
+                self._way.release()
+
+        try:
+            yield left
+        finally:
+            left()
 
     def is_passed_after(self, n_timings: int) -> bool:
         """Returns whether a step may come here after ``n_timings`` hops: as many as before.
@@ -119,25 +141,28 @@ class Forwarding:
         """Returns whether ``notify_of_end`` was called for the place with that token."""
         return token in self._told
 
-    async def pass_on(
-        self, place: Place, position: int, n_tokens: int, timings: bytes, answer: bytes
-    ) -> None:
-        """Sends a step's result ``answer`` to the next server, or to the client if this is the last one.
+    async def pass_on(self, place: Place, push: wire.Push) -> None:
+        """Sends a step's result to the next server, or to the client if this is the last one.
 
-        Failures to push are reported to the client.
+        ``push``: what this server was sent, with its own result and timing. Failures to push are reported to the client.
         """
         if self._places.get(place.token) is not place:  # closed during the step: nobody waits for the result
             return
         if not place.next_token:
-            await place.answer(wire.Result(place.join_id, position, timings, answer))
+            result = place.join_id, push.position, push.timings, push.payload
+            if isinstance(push, wire.PushRound):
+                await place.answer(wire.RoundResult(*result, push.number))
+            else:
+                await place.answer(wire.Result(*result))
             return
         connection = self.peers[place.peer]
-        limit_s = self.rules.step_limit_s(n_tokens)
+        limit_s = self.rules.step_limit_s(push.n_tokens)
         try:
             with self._watchdog.limit(limit_s) as limit:
                 generation = await connection.ready()
-                push = wire.Push(connection.next_id(), place.next_token, position, n_tokens, timings, answer)
-                await connection.ask(push, generation=generation, limit=limit)
+                push.id, push.token = connection.next_id(), place.next_token
+                async with place.leaving(isinstance(push, wire.PushRound)) as left:
+                    await connection.ask(push, generation=generation, limit=limit, on_left=left)
         except Overdue:
             await place.fail(wire.NOT_PASSED_ON, f"no answer for {limit_s:g} s")
         except (ConnectionLost, ServerError) as error:

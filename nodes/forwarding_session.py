@@ -10,14 +10,17 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from nodes import wire
 from nodes.chain import FAILURES, Chain, HopFailed, OpenHop, Preempted, Refusal
 from nodes.connection import ConnectionLost, ServerError
 from nodes.records import HopRecord
 from nodes.request import SessionError
+from nodes.rounds import Answer, Round
 from nodes.session import HubSession
 from nodes.watchdog import Limit, Overdue
 from policies.problem import Hop
@@ -47,22 +50,60 @@ class _News(NamedTuple):
     received_at_s: float
 
 
+class _NewsOfRounds:
+    """Keeps news for the rounds that are away: results for their own, all others for the oldest, also if it comes later."""
+
+    def __init__(self) -> None:
+        self.results: dict[int, _News | None] = {}
+        """By the numbers of the rounds that are away."""
+        self._others: deque[_News] = deque()
+        self._changed = asyncio.Event()
+
+    @contextlib.contextmanager
+    def of(self, number: int) -> Iterator[None]:
+        """Keeps the result of a round while the body runs. Nobody wants those of others."""
+        self.results[number] = None
+        try:
+            yield
+        finally:
+            del self.results[number]
+            self._changed.set()
+
+    def put(self, news: _News) -> None:
+        """Adds news."""
+        if not isinstance(news.frame, wire.RoundResult):
+            self._others.append(news)
+        elif news.frame.number in self.results:
+            self.results[news.frame.number] = news
+        self._changed.set()
+
+    async def get(self, number: int) -> _News:
+        """Returns the next news for a round."""
+        while (result := self.results[number]) is None:
+            if self._others and number == min(self.results):
+                return self._others.popleft()
+            self._changed.clear()
+            await self._changed.wait()
+        return result
+
+
 class ForwardingChain(Chain):
     """A chain whose servers push hidden states on; each of them may send frames to the client."""
 
-    _news: asyncio.Queue[_News]
+    _news: _NewsOfRounds
     _places: dict[int, _Place]
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._join_ids: dict[tuple[int, str], int] = {}
         self._silent: frozenset[int] = frozenset()
+        self._round_numbers = itertools.count()
 
     async def open(
         self, plan: Sequence[Hop], first_tokens: int, *, is_replacement: bool = False
     ) -> list[OpenHop] | Refusal:
         """As ``Chain.open``, with a secret token for every hop: only senders that know it can push to it."""
-        self._news, self._silent = asyncio.Queue(), frozenset()  # news of an earlier chain are dropped
+        self._news, self._silent = _NewsOfRounds(), frozenset()  # news of an earlier chain are dropped
         tokens = [secrets.token_hex(16) for _ in plan]
         following = [*((hop[0], token) for hop, token in zip(plan[1:], tokens[1:], strict=True)), (0, "")]
         self._places = {
@@ -84,7 +125,7 @@ class ForwardingChain(Chain):
         news = self._news
 
         def on_answer(frame: wire.Answer | None, received_at_s: float) -> None:
-            news.put_nowait(_News(server, frame, received_at_s))
+            news.put(_News(server, frame, received_at_s))
 
         connection = self._connections[server]
         fields = (
@@ -104,32 +145,42 @@ class ForwardingChain(Chain):
         return answer.frame
 
     async def run(
-        self, hops: Sequence[OpenHop], n_tokens: int, payload: bytes
+        self, hops: Sequence[OpenHop], n_tokens: int, payload: bytes, on_left: Callable[[], object] | None
     ) -> tuple[bytes, list[wire.Timing], float, float]:
         """Sends ``n_tokens`` hidden states that the chain has not seen through all its hops.
 
-        Returns the result, the timing of every hop, and when (scenario seconds) the hidden states were sent
+        ``on_left``: called when they have left; ``None``: no others are sent behind them. Returns the result, the timing of every hop, and when (scenario seconds) the hidden states were sent
         and the result was received. Raises ``HopFailed`` if another chain may succeed, ``SessionError`` if
         none can.
         """
         asked_at_s, limit_s = self._clock.now_s(), self._rules.step_limit_s(n_tokens, len(hops))
         first, news = hops[0], self._news
         connection, token = self._connections[first.server], self._places[first.server].token
-        request = wire.Push(connection.next_id(), token, first.n_cached, n_tokens, b"", payload)
+        position, number = first.n_cached + first.n_away, next(self._round_numbers)
+        fields = connection.next_id(), token, position, n_tokens, b"", payload
+        request = wire.Push(*fields)
+        if on_left is not None:
+            kind: Literal["step", "behind", "instead"] = "behind" if first.n_away else "step"
+            if first.is_given_up:
+                kind, first.is_given_up = "instead", False
+            request = wire.PushRound(*fields, number, kind)
         sent_at_s = self._clock.now_s()
 
         async def push() -> None:
             try:
-                await connection.ask(request, generation=first.generation)
+                await connection.ask(request, generation=first.generation, on_left=on_left)
             except Exception as error:
-                news.put_nowait(_News(first.server, error, self._clock.now_s()))
+                news.put(_News(first.server, error, self._clock.now_s()))
 
         # The result may come before the first hop's answer to the push.
         pushing = asyncio.ensure_future(push())
+        first.n_away += n_tokens
         try:
-            server, frame, received_at_s = await self._hear(hops, limit_s, asked_at_s)
+            with self._news.of(number):
+                server, frame, received_at_s = await self._hear(hops, limit_s, asked_at_s, number)
         finally:
             pushing.cancel()
+            first.n_away -= n_tokens
         if isinstance(frame, ConnectionLost):
             raise HopFailed(first, str(frame), asked_at_s) from frame
         if isinstance(frame, ServerError):
@@ -142,7 +193,7 @@ class ForwardingChain(Chain):
         if isinstance(frame, wire.Error):
             raise self._failure(hops, at, frame.code, f"{frame.code}: {frame.message}", asked_at_s)
         wrong = SessionError(f"server {server}: its answer is not the result of {n_tokens} hidden states")
-        if not isinstance(frame, wire.Result) or frame.position != first.n_cached:
+        if not isinstance(frame, wire.Result) or frame.position != position:
             raise wrong
         try:
             timings = wire.unpack_timings(frame.timings)
@@ -152,17 +203,17 @@ class ForwardingChain(Chain):
             raise wrong
         return frame.payload, timings, sent_at_s, received_at_s
 
-    async def _hear(self, hops: Sequence[OpenHop], limit_s: float, asked_at_s: float) -> _News:
-        """Waits for news. Whenever none has come for ``limit_s``, pings all servers.
+    async def _hear(self, hops: Sequence[OpenHop], limit_s: float, asked_at_s: float, number: int) -> _News:
+        """Waits for news of round ``number``. Whenever none has come for ``limit_s``, pings all servers.
 
         While all of them answer, the step is on its way: each reports what it cannot pass on. But nobody waits longer
         than ``_LIMITS`` limits. Raises ``HopFailed``: the silent servers are to blame, or all if all answer.
         """
         for _ in range(_LIMITS):
             with contextlib.suppress(Overdue), self._watchdog.limit(limit_s):
-                return await self._news.get()
+                return await self._news.get(number)
             silent = await self._who_is_silent(hops)
-            if silent:
+            if silent and self._news.results[number] is None:
                 break
         waited_s = self._clock.now_s() - asked_at_s
         blamed = silent or list(hops)
@@ -224,29 +275,31 @@ class ForwardingSession(HubSession):
 
     chain_kind = ForwardingChain
 
-    async def _step(
-        self, position: int, n_tokens: int, rows: bytes, n_done: int
-    ) -> tuple[bytes, list[HopRecord]]:
-        n_all = position + n_tokens
+    async def _step(self, round_: Round) -> Answer:
+        assert self._rounds is not None, "it was sent"
+        rows, on_left = round_.payload, partial(round_.left, 0) if self._rounds.overlap else None
         while True:
+            await round_.has_way(0)
             first = self.hops[0]
-            n_new = n_all - first.n_cached
+            n_new = round_.end - first.n_cached - first.n_away
             rows = rows[-n_new * self._model.token_bytes :]
-            first.inputs += self._model.remember(rows)
             try:
-                answer, timings = await self._run(n_new, rows)
+                async with self._sending(round_, first, rows):
+                    answer, timings = await self._run(round_, n_new, rows, on_left)
             except Preempted as failure:
-                rows = await self._start_over(failure, n_done)
+                rows = await self._start_over(failure, self._n_done)
                 continue
             except HopFailed as failure:
-                rows = await self._recovery.replace(self.hops, 0, failure, position, n_done)
+                rows = await self._recovery.replace(self.hops, 0, failure, round_.position, self._n_done)
                 continue
             break
         for hop, following in itertools.zip_longest(self.hops, self.hops[1:]):
             self._recovery.passed(hop, following, n_new)
-        return answer[-n_tokens * self._model.token_bytes :], timings
+        return answer[-round_.n_tokens * self._model.token_bytes :], timings
 
-    async def _run(self, n_new: int, rows: bytes) -> tuple[bytes, list[HopRecord]]:
+    async def _run(
+        self, round_: Round, n_new: int, rows: bytes, on_left: Callable[[], object] | None
+    ) -> Answer:
         """As ``_pass``, through all hops.
 
         Times of a hop that is not the last: it sends when its step is done.
@@ -258,8 +311,9 @@ class ForwardingSession(HubSession):
         for n_tokens in self._parts(self.hops[0], n_new):
             end = begin + n_tokens * self._model.token_bytes
             answer, said, sent_at_s, received_at_s = await self._chain.run(
-                self.hops, n_tokens, rows[begin:end]
+                self.hops, n_tokens, rows[begin:end], on_left
             )
+            await round_.is_oldest()
             n_replayed = n_tokens if is_replay else 0
             for hop, (arrived_at_s, departed_at_s, n_bytes, together) in zip(self.hops, said, strict=True):
                 is_last = hop is self.hops[-1]

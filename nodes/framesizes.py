@@ -5,7 +5,8 @@ Frames are those of ``nodes.wire``, with numbers and names of the usual length: 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from nodes import wire
@@ -78,6 +79,8 @@ CLOSE = _frame(_own_bytes(wire.Close(1000, "100")), 0, True)
 OK = _frame(_own_bytes(wire.Ok(1000)), 0, False)
 FOUND = _frame(_own_bytes(wire.Found(1000, 1000)), 0, False)
 GOT = _frame(_own_bytes(wire.Got(1000)), 0, False)
+UPGRADE, UPGRADED = FrameSize(Class.CONTROL, 250), FrameSize(Class.CONTROL, 202)
+"""The request for a WebSocket and its answer, as aiohttp makes them."""
 ERROR = _frame(_own_bytes(wire.Error(1000, wire.NO_CAPACITY, "m" * 60)), 0, False)
 
 
@@ -101,14 +104,14 @@ def keeping(n_pages: int) -> FrameSize:
     return _frame(_own_bytes(wire.Keep(1000, "100", bytes(n_pages * PAGE_ID_BYTES))), 0, True)
 
 
-def there(n_payload: int, at: int, *, forwarding: bool) -> FrameSize:
-    """Returns the size of a frame with hidden states to hop number ``at``."""
-    return push(n_payload, at) if forwarding else step(n_payload)
+def there(at: int, *, forwarding: bool) -> Callable[[int], FrameSize]:
+    """Returns what computes the size of a frame to hop number ``at``, by its bytes of hidden states."""
+    return partial(push, n_timings=at) if forwarding else step
 
 
-def back(n_payload: int, n_hops: int, *, forwarding: bool) -> FrameSize:
-    """Returns the size of a frame with hidden states to the client of a chain of ``n_hops``."""
-    return result(n_payload, n_hops) if forwarding else out(n_payload)
+def back(n_hops: int, *, forwarding: bool) -> Callable[[int], FrameSize]:
+    """Returns what computes the size of a frame to the client of a chain of ``n_hops``, by its bytes of hidden states."""
+    return partial(result, n_timings=n_hops) if forwarding else out
 
 
 @lru_cache(4096)

@@ -99,7 +99,10 @@ class LoadGenerator:
 
     def _arrives(self, request: Request) -> None:
         lengths = request.n_input_tokens, request.n_output_tokens
-        self.record(Arrived(request.index, self._clock.now_s(), self._client, request.arrival_at_s, *lengths))
+        turn = request.turn if request.generation.prompt else None
+        place = (None, None) if turn is None else (turn.conversation, turn.number)
+        at_s = self._clock.now_s(), self._client, request.arrival_at_s
+        self.record(Arrived(request.index, *at_s, *lengths, *place))
 
     def _in_background(self, index: int, work: Coroutine[None, None, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:

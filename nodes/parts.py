@@ -31,12 +31,23 @@ def class_of_payload(n_bytes: int) -> Class:
 
 
 class Sending:
-    """A frame that is sent. ``left_at_s``: when its last message was handed over; ``None`` before."""
+    """A frame that is sent. ``left_at_s``: when its last message was handed over; ``None`` before. Then ``on_left`` is called."""
 
-    __slots__ = ("_left", "frame", "is_begun", "is_done", "is_whole", "kind", "left_at_s", "n_bytes")
+    __slots__ = (
+        "_left",
+        "_on_left",
+        "frame",
+        "is_begun",
+        "is_done",
+        "is_whole",
+        "kind",
+        "left_at_s",
+        "n_bytes",
+    )
 
-    def __init__(self, frame: wire.Frame) -> None:
+    def __init__(self, frame: wire.Frame, on_left: Callable[[], object] | None = None) -> None:
         self.frame = frame
+        self._on_left = on_left
         self.n_bytes = len(getattr(frame, "payload", b""))
         """Bytes of its payload that have not been sent."""
         self.kind = class_of_payload(self.n_bytes)
@@ -70,6 +81,8 @@ class Sending:
         """As ``Waiting.end``; tells who waits for it."""
         if error is None:
             self.left_at_s = now_s
+            if self._on_left is not None:
+                self._on_left()
         if self._left is not None and not self._left.done():
             self._left.set_result(None) if error is None else self._left.set_exception(error)
 

@@ -78,12 +78,21 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Arrived(Record, frozen=True, tag="arrived"):
-    """A client started to serve a request; later than ``intended_at_s`` if the machine was busy."""
+    """A client started to serve a request; later than ``intended_at_s`` if the machine was busy.
+
+    ``conversation``, ``turn``: of a request from outside, the number of the conversation that it named, and of the turn in it, from 0.
+    """
 
     client: str
     intended_at_s: float
     n_input_tokens: int
     n_output_tokens: int
+    conversation: int | None = None
+    turn: int | None = None
+
+    def details(self) -> dict[str, Any]:
+        """Returns the fields, without those of a conversation if it is of none."""
+        return {name: value for name, value in super().details().items() if value is not None}
 
 
 class Routed(Record, frozen=True, tag="routed"):
@@ -154,15 +163,27 @@ class Token(Record, frozen=True, tag="token"):
 class Drafted(Record, frozen=True, tag="drafted"):
     """A round has ended for which the client drafted ``tokens`` tokens, of which ``accepted`` agreed.
 
-    Follows the records of the round's output tokens, of which only the first has hops.
+    Follows the records of the round's output tokens, of which only the first has hops. ``given_up``: rounds that were sent
+    behind it in vain.
     """
 
     tokens: int
     accepted: int
+    given_up: int = 0
 
 
 class Completed(Record, frozen=True, tag="completed"):
-    """The request has all its tokens."""
+    """The request has all its tokens.
+
+    ``pages``: where servers keep caches and its prompt came from outside, the ids of all whole pages of what they have
+    computed (``nodes.prefixes.page_ids``).
+    """
+
+    pages: bytes = b""
+
+    def details(self) -> dict[str, Any]:
+        """Returns none: a reader of events has no use for ids."""
+        return {}
 
 
 class Failed(Record, frozen=True, tag="failed"):

@@ -29,7 +29,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
     ``arrival_at_s`` is its intended start, in scenario seconds. Servers reserve cache for ``max_new_tokens`` output tokens; ``None``: for ``n_output_tokens``.
 
-    ``block_ids`` and ``block_tokens`` are those of the plan. ``history`` has the ids of the conversation so far, with which its prompt begins. Servers reserve cache for at least
+    ``block_ids``, ``block_tokens`` and ``answer_ids`` are those of the plan. ``history`` has the ids of the conversation so far, with which its prompt begins. Servers reserve cache for at least
     ``held_tokens``, since its chain stays open for further turns.
     """
 
@@ -44,6 +44,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     held_tokens: int = 0
     block_ids: tuple[int, ...] = ()
     block_tokens: int = 0
+    answer_ids: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, plan: RequestPlan, generation: Generation, held_tokens: int = 0) -> Request:
@@ -59,6 +60,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
             held_tokens=held_tokens,
             block_ids=plan.block_ids,
             block_tokens=plan.block_tokens,
+            answer_ids=plan.answer_ids,
         )
 
     @property
@@ -70,10 +72,19 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 def made_up_prompt(request: Request | RequestPlan, history: Sequence[int]) -> list[int]:
     """Returns the tokens of a prompt: the conversation so far, blocks by their ids, and what only this request has."""
-    size = request.block_tokens
-    blocks = (size * number + i for number in request.block_ids for i in range(size))
-    known = [*history, *blocks][: request.n_input_tokens]
+    known = [*history, *_in_blocks(request)][: request.n_input_tokens]
     return [*known, *(request.index + i for i in range(request.n_input_tokens - len(known)))]
+
+
+def known_answer(request: Request | RequestPlan) -> list[int]:
+    """Returns the first tokens of the answer, as far as blocks say what they were."""
+    n_input = request.n_input_tokens
+    return _in_blocks(request)[n_input : n_input + request.n_output_tokens] if request.answer_ids else []
+
+
+def _in_blocks(request: Request | RequestPlan) -> list[int]:
+    size, ids = request.block_tokens, (*request.block_ids, *request.answer_ids)
+    return [size * number + i for number in ids for i in range(size)]
 
 
 EARLIER_TURN_FAILED = "an earlier turn of its conversation failed"

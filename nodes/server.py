@@ -28,6 +28,7 @@ from nodes.sessions import Connection, Session, Sessions
 
 log = logging.getLogger(__name__)
 
+_KINDS = {"step": wire.Step, "behind": wire.Behind, "instead": wire.Instead}
 _LOOK_AGAIN_S = 0.005
 """Event-loop seconds, real or virtual, between two checks of a client that does not read its answers."""
 
@@ -300,14 +301,15 @@ class Server(Collector):
         ):
             text = f"{len(connection.tasks)} steps of this client are pending"
             return wire.Error(frame.id, wire.TOO_MANY_STEPS, text)
-        step = wire.Step(place.join_id, session.key, frame.position, frame.n_tokens, frame.payload)
+        kind = _KINDS[frame.kind] if isinstance(frame, wire.PushRound) else wire.Step
+        step = kind(place.join_id, session.key, frame.position, frame.n_tokens, frame.payload)
         try:
             taken = self.sessions.check_step(connection, step, is_pushed=True)
         except wire.FrameError as error:
             return wire.Error(frame.id, error.code, cut(error))
         if taken is None:  # the session was preempted when it had to grow; its client has been notified
             return wire.Ok(frame.id)
-        self._begin(connection, session, step, arrived_at_s, frame.timings)
+        self._begin(connection, session, step, arrived_at_s, frame)
         return wire.Ok(frame.id)
 
     def _begin(
@@ -316,28 +318,19 @@ class Server(Collector):
         session: Session,
         step: wire.Step,
         arrived_at_s: float,
-        timings: bytes = b"",
+        push: wire.Push | None = None,
     ) -> None:
-        session.step = task = asyncio.ensure_future(
-            self._step(connection, session, step, arrived_at_s, timings)
-        )
+        task = asyncio.ensure_future(self._compute(connection, session, step, arrived_at_s, push))
+        session.steps.append(task)
         connection.tasks.add(task)
         connection.pending_bytes += len(step.payload)
-        task.add_done_callback(connection.tasks.discard)
 
-    async def _step(
-        self,
-        connection: Connection,
-        session: Session,
-        step: wire.Step,
-        arrived_at_s: float,
-        timings: bytes,
-    ) -> None:
-        try:
-            await self._compute(connection, session, step, arrived_at_s, timings)
-        finally:
-            session.step = None
+        def ended(task: asyncio.Task[None]) -> None:
+            connection.tasks.discard(task)
             connection.pending_bytes -= len(step.payload)
+            session.steps.remove(task)
+
+        task.add_done_callback(ended)
 
     async def _compute(
         self,
@@ -345,13 +338,18 @@ class Server(Collector):
         session: Session,
         step: wire.Step,
         arrived_at_s: float,
-        timings: bytes,
+        push: wire.Push | None,
     ) -> None:
         position, n_tokens = step.position, step.n_tokens
+        is_behind = session.turn.locked()
         try:
-            computed = await self.sessions.compute.step(
-                session.state, position, n_tokens, step.payload, arrived_at_s
-            )
+            async with session.turn:
+                ready_at_s = self.clock.now_s() if is_behind else arrived_at_s
+                computed = await self.sessions.compute.step(
+                    session.state, position, n_tokens, step.payload, ready_at_s
+                )
+                session.position += n_tokens
+                session.n_running -= 1
         except ComputeError as error:
             log.warning("session %s: %s", shown(session.key), error)
             if session.key in connection.sessions:
@@ -365,18 +363,14 @@ class Server(Collector):
             log.exception("computing session %s failed: closing its connection", shown(session.key))
             await connection.socket.close(code=WSCloseCode.INTERNAL_ERROR, message=b"computing failed")
             return
-        session.position += n_tokens
-        session.running = False
         departed_at_s = session.used_at_s = self.clock.now_s()
         self.counters.steps += 1
         self.counters.compute_s += departed_at_s - arrived_at_s
-        if session.place is not None:
-            timings += wire.pack_timing(
-                wire.Timing(arrived_at_s, departed_at_s, len(step.payload), computed.together)
-            )
-            await self.sessions.forwarding.pass_on(
-                session.place, position, n_tokens, timings, computed.payload
-            )
+        if session.place is not None and push is not None:
+            timing = wire.Timing(arrived_at_s, departed_at_s, len(step.payload), computed.together)
+            push.timings += wire.pack_timing(timing)
+            push.payload = computed.payload
+            await self.sessions.forwarding.pass_on(session.place, push)
             return
         payload = b"" if isinstance(step, wire.Fill) else computed.payload
         await _answer(connection, wire.Out(step.id, arrived_at_s, departed_at_s, computed.together, payload))

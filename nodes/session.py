@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from nodes import admission, records, wire
 from nodes.chain import Chain, HopFailed, OpenHop, Preempted, Refusal
@@ -27,6 +30,7 @@ from nodes.records import (
 )
 from nodes.recovery import Observer, Recovery, Rerouter
 from nodes.request import Request
+from nodes.rounds import Answer, Round, Rounds
 from policies.decoding import RoundCosts, Seen
 from policies.problem import Hop
 from policies.rules import RecoveryRules
@@ -110,7 +114,11 @@ class HubSession:
         self._costs: RoundCosts = RoundCosts(0.0, 0.0) if after is None else after._costs
         """What a round costs on the chain, as the coordinator expects it."""
         self._steps: list[int] = [] if after is None else list(after._steps)
-        """The number of tokens of every step so far, the present one included."""
+        """The number of tokens of every step so far, those that are away included."""
+        self._n_done = self._position = 0
+        """Output tokens so far, and the position of the next step."""
+        self._seen = Seen()
+        self._rounds: Rounds | None = None
 
     async def run(self) -> None:
         """Serves the request; returns when it has all its tokens.
@@ -128,14 +136,18 @@ class HubSession:
                 )
             ready_at_s = self._go_on() if self.hops else await self._begin()
             await self._clock.sleep_until_s(ready_at_s)
-            finished_at_s = await self._generate(sequence, ready_at_s)
+            self._rounds = self._rounds_of(sequence)
+            finished_at_s = await self._generate(sequence, self._rounds, ready_at_s)
             if size is not None:  # the last token of the output was never sent
                 pages = page_ids(self.tokens[:-1], size)
                 if self._history is not None:
                     self._keep_inputs(self._history, size, pages)
             self._is_held = self.stays_open
-            self._observe(Completed(request.index, finished_at_s))
+            logged = pages if request.generation.prompt else None
+            self._observe(Completed(request.index, finished_at_s, logged or b""))
         finally:
+            if self._rounds is not None:
+                await self._rounds.end()
             if not self._is_held:
                 await self.close(pages)
 
@@ -256,7 +268,6 @@ class HubSession:
         """Returns the hidden states of a prompt that the servers have not kept the caches of."""
         reused, rest = self._n_reused, prompt[self._n_reused * self._model.token_bytes :]
         if self._was_open:  # the inputs of its hops are there
-            self._steps[-1] -= reused
             return rest
         for hop in self.hops:
             hop.n_cached = hop.begins_at = reused
@@ -269,74 +280,131 @@ class HubSession:
         first.inputs, first.begins_at = bytearray(self._model.remember(prompt[: len(prompt) - len(rest)])), 0
         return rest
 
-    async def _generate(self, sequence: TokenSequence, ready_at_s: float) -> float:
-        """Prefills and decode; returns the instant of the last token."""
-        decoding, seen = self._model.decoding, Seen()
-        position = n_done = 0
-        while n_done < self.request.n_output_tokens and not sequence.ended:
-            is_round, n_drafted = n_done > 0, 0
-            if decoding is not None and is_round:
-                n_left = self.request.n_output_tokens - n_done
-                n_drafted = await sequence.draft(decoding.n_drafted(n_left, self._costs, seen))
+    def _rounds_of(self, sequence: TokenSequence) -> Rounds:
+        """Returns the steps that the request takes, and how many of them may be away at a time."""
+        decoding = self._model.decoding
+
+        async def draft(behind: Round | None) -> Round | None:
+            n_left, position, n_drafted = self.request.n_output_tokens - self._n_done, self._position, 0
+            if behind is not None:
+                if not self._n_done:
+                    return None  # nothing is drafted behind a prompt
+                position = behind.end
+                n_left -= position - self._position
+                if n_left < 1:
+                    return None
+            if decoding is not None and self._n_done:
+                most = decoding.n_drafted(n_left, self._costs, self._seen)
+                if behind is not None and not most and n_left > 1:
+                    return None  # drafts do not pay
+                drafted = await (sequence.draft(most) if behind is None else sequence.draft_ahead(most))
+                if drafted is None:
+                    return None
+                n_drafted = drafted
             payload = await sequence.embed()
             n_tokens = len(payload) // self._model.token_bytes
-            self._steps.append(n_tokens)
             if self._n_reused and not position:
                 position, payload = self._n_reused, self._reuse(payload)
                 n_tokens -= position
-            answer, timings = await self._step(position, n_tokens, payload, n_done)
+            return Round(position, n_tokens, n_drafted, payload)
+
+        def void(n_rounds: int, position: int, n_kept: int) -> None:
+            sequence.forget(n_kept)
+            if n_rounds:
+                del self._steps[-n_rounds:]
+                self._go_back(position)
+
+        most = 1 if decoding is None else decoding.in_flight
+        return Rounds(most, draft, sequence.goes_on, self._sent, void)
+
+    async def _generate(self, sequence: TokenSequence, rounds: Rounds, ready_at_s: float) -> float:
+        """Prefills and decode; returns the instant of the last token."""
+        while self._n_done < self.request.n_output_tokens and not sequence.ended:
+            is_round = self._n_done > 0
+            round_, (answer, timings) = await rounds.next()
             token_ids = await sequence.take(answer)
             finished_at_s = self._clock.now_s()
             for token_id in token_ids:
-                self._observe(Token(self.request.index, finished_at_s, n_done, ready_at_s, timings, token_id))
-                n_done += 1
+                self._observe(
+                    Token(self.request.index, finished_at_s, self._n_done, ready_at_s, timings, token_id)
+                )
+                self._n_done += 1
                 ready_at_s, timings = finished_at_s, []
-            if decoding is not None and is_round:
-                drafted = n_drafted, sequence.n_accepted
-                self._observe(Drafted(self.request.index, finished_at_s, *drafted))
-                seen.add(*drafted)
-                self._go_back(n_tokens - len(token_ids))
-                n_tokens = len(token_ids)
-            position += n_tokens
+            n_void = round_.n_tokens - len(token_ids) if is_round else 0
+            self._position = round_.end - n_void
+            n_given_up = await rounds.taken(round_, all_agreed=not n_void and not sequence.ended)
+            if self._model.decoding is not None and is_round:
+                drafted = round_.n_drafted, sequence.n_accepted
+                self._observe(Drafted(self.request.index, finished_at_s, *drafted, n_given_up))
+                self._seen.add(*drafted)
+            if n_void:
+                self._steps[-1] -= n_void
+                self._go_back(self._position)
         return ready_at_s
 
-    def _go_back(self, n_void: int) -> None:
-        """Makes the last ``n_void`` tokens void that the chain has seen: the next step takes their place."""
-        self._steps[-1] -= n_void
+    def _go_back(self, position: int) -> None:
+        """Makes void what the chain has seen from ``position`` on: the next step takes its place."""
         for hop in self.hops:
-            n_held, kept = hop.n_cached - hop.begins_at, hop.n_cached - n_void
-            del hop.inputs[len(hop.inputs) * (kept - hop.begins_at) // n_held :]
-            hop.n_cached = kept
+            n_held = hop.n_cached - hop.begins_at
+            if hop.n_cached > position:
+                del hop.inputs[len(hop.inputs) * (position - hop.begins_at) // n_held :]
+                hop.n_cached = position
 
-    async def _step(
-        self, position: int, n_tokens: int, rows: bytes, n_done: int
-    ) -> tuple[bytes, list[HopRecord]]:
-        """Sends ``n_tokens`` hidden states through the chain; hops that fail on the way are replaced.
+    @contextlib.asynccontextmanager
+    async def _sending(self, round_: Round, hop: OpenHop, rows: bytes) -> AsyncIterator[None]:
+        """Has ``hop`` among its inputs what the body sends it, unless the round is given up meanwhile.
+
+        If the hop is lost, waits until the round is the only one that is away.
+        """
+        assert self._rounds is not None, "it was sent"
+        n_before = len(hop.inputs)
+        hop.inputs += self._model.remember(rows)
+        try:
+            try:
+                yield
+            except HopFailed:
+                await self._rounds.alone(round_)
+                raise
+        except asyncio.CancelledError:
+            del hop.inputs[n_before:]
+            hop.is_given_up = True
+            raise
+
+    def _sent(self, round_: Round) -> Coroutine[Any, Any, Answer]:
+        """Notes a step that is about to be sent; returns what sends it."""
+        is_whole = not self._n_done and not self._was_open  # of a prompt, a replay sends all
+        self._steps.append(round_.end if is_whole else round_.n_tokens)
+        return self._step(round_)
+
+    async def _step(self, round_: Round) -> Answer:
+        """Sends a round through the chain; hops that fail on the way are replaced.
 
         Returns the last block's hidden states, and a record per message.
         """
         timings: list[HopRecord] = []
-        n_all = position + n_tokens
-        at = 0
+        rows, at = round_.payload, 0
         while at < len(self.hops):
+            await round_.has_way(at)
             hop = self.hops[at]
-            n_new = n_all - hop.n_cached  # all of them for a replacement, else those of this step
+            # All of them for a replacement, else those of this step.
+            n_new = round_.end - hop.n_cached - hop.n_away
             rows = rows[-n_new * self._model.token_bytes :]
-            hop.inputs += self._model.remember(rows)
             try:
-                rows, new_timings = await self._pass(hop, n_new, rows)
+                async with self._sending(round_, hop, rows):
+                    rows, new_timings = await self._pass(hop, n_new, rows, round_, at)
             except Preempted as failure:
-                rows, at = await self._start_over(failure, n_done), 0
+                rows, at = await self._start_over(failure, self._n_done), 0
                 continue
             except HopFailed as failure:
                 if any(each.begins_at for each in self.hops):
                     at = 0
-                rows = await self._recovery.replace(self.hops, at, failure, position, n_done)
+                rows = await self._recovery.replace(self.hops, at, failure, round_.position, self._n_done)
                 continue
             timings += new_timings
+            round_.passed(at)
             at += 1
             self._recovery.passed(hop, self.hops[at] if at < len(self.hops) else None, n_new)
-        return rows[-n_tokens * self._model.token_bytes :], timings
+        return rows[-round_.n_tokens * self._model.token_bytes :], timings
 
     def _parts(self, hop: OpenHop, n_new: int) -> list[int]:
         """Returns the tokens per message for ``n_new`` hidden states to ``hop``.
@@ -346,8 +414,10 @@ class HubSession:
         in_steps = hop.lacks_history and self._rules.recovery.replay == "step_by_step"
         return self._steps if in_steps else [n_new]
 
-    async def _pass(self, hop: OpenHop, n_new: int, rows: bytes) -> tuple[bytes, list[HopRecord]]:
-        """Sends ``n_new`` hidden states to ``hop``. Returns its results, and a record per message.
+    async def _pass(
+        self, hop: OpenHop, n_new: int, rows: bytes, round_: Round, at: int
+    ) -> tuple[bytes, list[HopRecord]]:
+        """Sends ``n_new`` hidden states of a round to ``hop``, number ``at``. Returns its results, and a record per message.
 
         Raises ``HopFailed``.
         """
@@ -356,7 +426,10 @@ class HubSession:
         answers, begin = [], 0
         for n_tokens in self._parts(hop, n_new):
             end = begin + n_tokens * self._model.token_bytes
-            out, sent_at_s, received_at_s = await self._chain.step(hop, n_tokens, rows[begin:end])
+            out, sent_at_s, received_at_s = await self._chain.step(
+                hop, n_tokens, rows[begin:end], on_left=partial(round_.left, at)
+            )
+            await round_.comes_behind(at)
             instants = sent_at_s, out.arrived_at_s, out.departed_at_s, received_at_s
             n_bytes = end - begin, len(out.payload)
             n_replayed = n_tokens if is_replay else 0

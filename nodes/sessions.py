@@ -39,9 +39,14 @@ class Session:
     position: int = 0
     begins_at: int = 0
     """It has found the caches of so many tokens, and cannot go back before them."""
-    running: bool = False
-    step: asyncio.Task[None] | None = None
-    """Computes and answers its present step."""
+    end: int = 0
+    """The position after all steps that have come."""
+    n_running: int = 0
+    """Steps that have come and are not computed."""
+    steps: list[asyncio.Task[None]] = field(default_factory=list)
+    """Each computes and answers a step, in the order in which they came."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the step that is computed."""
     ids: tuple[bytes, ...] = ()
     """The ids of its prompt's pages with which it was opened."""
     place: Place | None = None
@@ -274,16 +279,16 @@ class Sessions:
             self.forwarding.notify_of_end(place, wire.PREEMPTED, cut(f"it {reason}"))
 
     def close(self, connection: Connection, frame: wire.Close) -> wire.Answer:
-        """Closes a session, and drops its step: nobody waits for that.
+        """Closes a session, and drops its steps: nobody waits for them.
 
         A session that the server has ended already counts as closed.
         """
         key = frame.session
         if key in connection.sessions:
             session = connection.sessions[key]
-            if (step := session.step) is not None:
+            for step in session.steps:
                 step.cancel()
-            elif isinstance(frame, wire.Keep) and self.admission.kept is not None:
+            if isinstance(frame, wire.Keep) and self.admission.kept is not None:
                 size = self.admission.kept.page_tokens
                 ids = (*session.ids, *split_ids(frame.pages))[: session.position // size]
                 for number, page in self.admission.keep((connection.number, key), ids):
@@ -316,7 +321,7 @@ class Sessions:
         if rest == 0:
             pages = (Page(session.first, session.last, each) for each in session.ids[:n_pages])
             self.compute.reuse(session.state, [self._pages[page] for page in pages])
-            session.position = session.begins_at = position
+            session.position = session.end = session.begins_at = position
 
     def forget(self, connection: Connection, key: str, code: str, reason: str) -> None:
         """Ends a session that its client did not close. Later requests for it get ``code`` and ``reason``."""
@@ -347,7 +352,10 @@ class Sessions:
                 frame.id,
             )
         self._reuse(connection, session, position)
-        if not session.begins_at <= position <= session.position or session.running:
+        is_behind = isinstance(frame, wire.Behind) and position == session.end
+        if isinstance(frame, wire.Instead):
+            self._give_up(connection, session, position)
+        if not is_behind and (session.n_running or not session.begins_at <= position <= session.position):
             raise wire.FrameError(
                 wire.WRONG_POSITION,
                 f"session {shown(key)} is at position {session.position}, not {position}",
@@ -361,8 +369,17 @@ class Sessions:
             )
         if not self._grow(connection, session, position, n_tokens):
             return None
-        session.position, session.running = position, True
+        session.position, session.end = min(session.position, position), position + n_tokens
+        session.n_running += 1
         return session
+
+    def _give_up(self, connection: Connection, session: Session, position: int) -> None:
+        """Drops a session's steps, those that only wait for their answers to leave, too; another one takes their place."""
+        if position <= session.position:
+            for step in session.steps:
+                step.cancel()
+            session.n_running = 0
+            self.admission.go_back((connection.number, session.key), position)
 
     @contextlib.asynccontextmanager
     async def expiring(self, connection: Connection) -> AsyncIterator[None]:
@@ -372,7 +389,7 @@ class Sessions:
             while True:
                 now_s = self.clock.now_s()
                 for session in list(connection.sessions.values()):
-                    if not session.running and session.used_at_s + self.limits.idle_s <= now_s:
+                    if not session.n_running and session.used_at_s + self.limits.idle_s <= now_s:
                         self._expire(connection, session.key)
                         if session.place is not None:
                             await session.place.fail(wire.SESSION_EXPIRED, "it was idle for too long")

@@ -13,7 +13,7 @@ connection. The exception is an error about a ``Push`` that could be decoded: th
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -158,6 +158,14 @@ class Fill(Step, tag="fill"):
     """As ``Step``, for the cache alone: the answer has no hidden states."""
 
 
+class Behind(Step, tag="behind"):
+    """As ``Step``; those of its session that are on their way may not be computed yet. It begins where the last one ends."""
+
+
+class Instead(Step, tag="instead"):
+    """As ``Step``, in place of those of the session that begin no earlier and may not be computed yet: they get no answer."""
+
+
 class Push(Frame, tag="push"):
     """A step of a ``Join`` session, sent by the client or another server.
 
@@ -171,6 +179,16 @@ class Push(Frame, tag="push"):
     n_tokens: Count
     timings: bytes
     payload: bytes
+
+
+class PushRound(Push, tag="push-round"):
+    """As ``Push``, of a round of which several may be on their way: its result says its ``number``.
+
+    ``kind``: whether it is as ``Step``, ``Behind`` or ``Instead``.
+    """
+
+    number: Count
+    kind: Literal["step", "behind", "instead"]
 
 
 class Close(Frame, tag="close"):
@@ -232,6 +250,12 @@ class Result(Frame, tag="result"):
     payload: bytes
 
 
+class RoundResult(Result, tag="round-result"):
+    """As ``Result``, of a ``PushRound`` with that ``number``."""
+
+    number: int
+
+
 class Error(Frame, tag="error"):
     """A request or a session failed.
 
@@ -243,8 +267,22 @@ class Error(Frame, tag="error"):
     message: str
 
 
-Request = Open | OpenPages | Join | JoinPages | Step | Fill | Push | Close | Keep | Ping
-Answer = Ok | Found | Out | Result | Error
+Request = (
+    Open
+    | OpenPages
+    | Join
+    | JoinPages
+    | Step
+    | Fill
+    | Behind
+    | Instead
+    | Push
+    | PushRound
+    | Close
+    | Keep
+    | Ping
+)
+Answer = Ok | Found | Out | Result | RoundResult | Error
 
 _requests: msgspec.msgpack.Decoder[Request | More | Drop] = msgspec.msgpack.Decoder(Request | More | Drop)
 _answers: msgspec.msgpack.Decoder[Answer | More | Drop | Got] = msgspec.msgpack.Decoder(

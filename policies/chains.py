@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple
 
 from policies.positions import PositionGraph
-from policies.problem import Hop, Placement, Problem, RequestSpec, Route, hop_times_s, returns_s
+from policies.problem import Hop, Placement, Problem, RequestSpec, Route, hop_input_s, hop_token_s, returns_s
 from policies.remember import remember
 from policies.waiting import fits
 
+_SERVICE_S = attrgetter("service_s")
 _MAX_KINDS = 4096
 """Graphs of at most this many kinds of request are kept."""
 
@@ -24,15 +26,35 @@ class Link(NamedTuple):
     """An edge of the graph: a server entered from node ``tail``.
 
     ``service_s`` is its cost over the whole request in seconds, ``need_bytes`` the cache that it needs.
-    ``hop`` is ``None`` for the way back to the client. ``previous`` is the server that sends it the hidden states where
-    servers forward; ``None``: the client.
+    ``hop`` is ``None`` for the way back to the client. ``ends`` are the server that sends the hidden states, where servers
+    forward, and the one that receives them; ``None``: the client.
     """
 
     tail: int
     hop: Hop | None
     service_s: float
     need_bytes: float
-    previous: int | None = None
+    ends: tuple[int | None, int | None]
+
+
+_Entry = tuple[int, Hop | None, int | None]
+"""An edge without what depends on the request: its tail, its hop, and the server that sends."""
+
+
+class _Edge(NamedTuple):
+    """An entry with what is the same for all requests.
+
+    ``group`` counts the tails of its node. Edges with the same ``computed`` compute as long: servers with the same times need as
+    long for as many blocks, or for the same ones where these differ.
+    """
+
+    group: int
+    tail: int
+    hop: Hop | None
+    ends: tuple[int | None, int | None]
+    computed: tuple[int, ...]
+    n_blocks: int
+    cache_bytes: float
 
 
 Groups = tuple[tuple[Link, ...], ...]
@@ -44,12 +66,14 @@ class ChainGraph(NamedTuple):
 
     Node 0 is the start and the last node the end; links lead to higher nodes. Links to servers whose
     whole cache is too small for the request are left out. ``idle`` is the cheapest chain if all servers are
-    idle (``None``: there is no chain), and ``idle_links`` are its links.
+    idle (``None``: there is no chain), and ``idle_links`` are its links. ``of_servers`` has for each server
+    the largest ``need_bytes`` of its links, and these.
     """
 
     into: tuple[Groups, ...]
     idle: Route | None
     idle_links: tuple[Link, ...]
+    of_servers: tuple[tuple[int, float, tuple[Link, ...]], ...]
 
 
 class Chains:
@@ -58,8 +82,12 @@ class Chains:
     def __init__(self, problem: Problem, placement: Placement) -> None:
         self._problem = problem
         self._placement = placement
-        self._positions = PositionGraph(placement.ranges, problem.model.n_blocks)
         self._kinds: dict[RequestSpec, ChainGraph] = {}
+        entries = self._by_server() if problem.forwarding else self._by_position()
+        self._nodes = [self._edges(of_node) for of_node in entries]
+        """By node: how many tails its edges have, and these."""
+        self._tokens_s: list[dict[tuple[int | None, int | None], float]] = [{} for _ in problem.clients]
+        """Seconds per further token between a hop's ends, by client."""
 
     def of(self, request: RequestSpec) -> ChainGraph:
         graph = self._kinds.get(request)
@@ -67,74 +95,91 @@ class Chains:
             graph = remember(self._kinds, request, self._build(request), _MAX_KINDS)
         return graph
 
+    def _edges(self, entries: list[_Entry]) -> tuple[int, list[_Edge]]:
+        problem, cache_bytes = self._problem, self._placement.cache_bytes
+        group_of = {tail: i for i, tail in enumerate(sorted({tail for tail, _, _ in entries}))}
+        edges = []
+        for tail, hop, previous in entries:
+            if hop is None:
+                edges.append(_Edge(group_of[tail], tail, None, (previous, None), (), 0, math.inf))
+                continue
+            alike = problem.alike[hop.server]
+            computed = (alike, *hop[1:]) if problem.servers[alike].others else (alike, hop.n_blocks)
+            ends, room = (previous, hop.server), cache_bytes[hop.server]
+            edges.append(_Edge(group_of[tail], tail, hop, ends, computed, hop.n_blocks, room))
+        return len(group_of), edges
+
     def _build(self, request: RequestSpec) -> ChainGraph:
-        links = self._by_server(request) if self._problem.forwarding else self._by_position(request)
-        into = tuple(_grouped(ending) for ending in links)
-        cost_s, chain = cheapest(into)
+        token_bytes = self._problem.model.cache_bytes(request.cache_tokens)
+        computed_s: dict[tuple[int, ...], float] = {}
+        tokens_s = self._tokens_s[request.client]
+        by_server: dict[int, list[Link]] = {}
+        into: list[Groups] = []
+        for n_groups, edges in self._nodes:
+            groups: list[list[Link]] = [[] for _ in range(n_groups)]
+            for group, tail, hop, ends, computed, n_blocks, room in edges:
+                if hop is None:
+                    assert ends[0] is not None, "the last server sends the result"
+                    way_s = returns_s(self._problem, request, ends[0])
+                    groups[group].append(Link(tail, None, way_s, 0.0, ends))
+                elif fits(room, need_bytes := n_blocks * token_bytes):
+                    if (compute_s := computed_s.get(computed)) is None:
+                        computed_s[computed] = compute_s = self._compute_s(request, hop)
+                    if (token_s := tokens_s.get(ends)) is None:
+                        tokens_s[ends] = token_s = hop_token_s(
+                            self._problem, request.client, ends[0], hop.server
+                        )
+                    input_s = hop_input_s(self._problem, request, ends[0], hop.server)
+                    service_s = input_s + (request.n_output_tokens - 1) * token_s + compute_s
+                    link = Link(tail, hop, service_s, need_bytes, ends)
+                    groups[group].append(link)
+                    by_server.setdefault(hop.server, []).append(link)
+            into.append(tuple(_ordered(links) for links in groups if links))
+        cost_s, chain = cheapest(tuple(into))
         route = None if cost_s == math.inf else route_of(chain, 0.0, cost_s)
-        return ChainGraph(into, route, tuple(chain))
+        of_servers = (
+            (server, max([link.need_bytes for link in links]), tuple(links))
+            for server, links in by_server.items()
+        )
+        return ChainGraph(tuple(into), route, tuple(chain), tuple(of_servers))
 
-    def _by_position(self, request: RequestSpec) -> list[list[Link]]:
-        links: list[list[Link]] = []
-        for entries in self._positions.into:
-            links.append([])
-            for tail, hop in entries:
-                link = self._link(request, tail, hop, None)
-                if link:
-                    links[-1].append(link)
-        return links
+    def _compute_s(self, request: RequestSpec, hop: Hop) -> float:
+        """Returns the seconds that a server computes for a request alone."""
+        server, n_input, n_decoded = (
+            self._problem.servers[hop.server],
+            request.n_input_tokens,
+            request.n_output_tokens - 1,
+        )
+        prefill_s = server.prefill_of_s(n_input, hop.blocks)
+        return prefill_s + n_decoded * server.mean_decode_of_s(n_input, n_decoded, hop.blocks)
 
-    def _by_server(self, request: RequestSpec) -> list[list[Link]]:
-        """Returns the links with servers as nodes: node 1 + i is the i-th server in the order of range ends.
+    def _by_position(self) -> list[list[_Entry]]:
+        graph = PositionGraph(self._placement.ranges, self._problem.model.n_blocks)
+        return [[(tail, hop, None) for tail, hop in entries] for entries in graph.into]
+
+    def _by_server(self) -> list[list[_Entry]]:
+        """Returns the edges with servers as nodes: node 1 + i is the i-th server in the order of range ends.
 
         Chains pass servers in this order.
         """
         ranges, n_blocks = self._placement.ranges, self._problem.model.n_blocks
         by_end = sorted((j for j, held in enumerate(ranges) if held.n_blocks), key=lambda j: ranges[j].last)
-        links: list[list[Link]] = [[]]
+        found: list[list[_Entry]] = [[]]
         for j in by_end:
             first, last = ranges[j]
-            links.append([])
-            tails: list[tuple[int, int, int | None]] = [(0, 0, None)] if first == 0 else []
+            entries: list[_Entry] = [(0, Hop(j, 0, last), None)] if first == 0 else []
             for node, i in enumerate(by_end, 1):
                 if ranges[i].last >= last:
                     break
                 if ranges[i].last >= first:
-                    tails.append((node, ranges[i].last, i))
-            for tail, position, previous in tails:
-                link = self._link(request, tail, Hop(j, position, last), previous)
-                if link:
-                    links[-1].append(link)
-        links.append(
-            [
-                Link(node, None, returns_s(self._problem, request, j), 0.0, j)
-                for node, j in enumerate(by_end, 1)
-                if ranges[j].last == n_blocks
-            ]
-        )
-        return links
-
-    def _link(self, request: RequestSpec, tail: int, hop: Hop, previous: int | None) -> Link | None:
-        problem = self._problem
-        need_bytes = hop.n_blocks * problem.model.cache_bytes(request.cache_tokens)
-        if not fits(self._placement.cache_bytes[hop.server], need_bytes):
-            return None
-        server, n_decoded = problem.servers[hop.server], request.n_output_tokens - 1
-        input_s, token_s = hop_times_s(problem, request, previous, hop.server)
-        n_input = request.n_input_tokens
-        compute_s = server.prefill_of_s(n_input, hop.blocks)
-        compute_s += n_decoded * server.mean_decode_of_s(n_input, n_decoded, hop.blocks)
-        service_s = input_s + n_decoded * token_s + compute_s
-        return Link(tail, hop, service_s, need_bytes, previous)
+                    entries.append((node, Hop(j, ranges[i].last, last), i))
+            found.append(entries)
+        found.append([(node, None, j) for node, j in enumerate(by_end, 1) if ranges[j].last == n_blocks])
+        return found
 
 
-def _grouped(links: list[Link]) -> Groups:
-    by_tail: dict[int, list[Link]] = {}
-    for link in links:
-        by_tail.setdefault(link.tail, []).append(link)
-    return tuple(
-        tuple(sorted(group, key=lambda link: link.service_s)) for _, group in sorted(by_tail.items())
-    )
+def _ordered(links: list[Link]) -> tuple[Link, ...]:
+    return tuple(links if len(links) == 1 else sorted(links, key=_SERVICE_S))
 
 
 def cheapest(

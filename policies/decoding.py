@@ -73,6 +73,9 @@ class Decoding:
     one is that of all further tokens. ``acceptance`` is their mean then.
 
     With ``is_auto``, ``tokens`` is the most that a session drafts: see ``best_tokens``.
+
+    ``in_flight``: at most so many rounds of a session are on their way through the chain at a time; those behind the first are
+    drafted on the guess that all drafted tokens before them agree. What a round is expected to cost does not count on them.
     """
 
     drafter: Drafter
@@ -82,6 +85,7 @@ class Decoding:
     seed: int = 0
     is_auto: bool = False
     rates: tuple[float, ...] = ()
+    in_flight: int = 1
 
     @property
     def is_petals(self) -> bool:

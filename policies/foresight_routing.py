@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from policies.chains import ChainGraph, Chains, Link, cheapest, route_of
 from policies.interfaces import RoutingPolicy
 from policies.link_waits import LinkWaits, Way
+from policies.prefixes import saved_s
 from policies.problem import Hop, Placement, Problem, RequestSpec, Route, service_s
 from policies.replay import backoff_s
 from policies.sharing import Sharing
 from policies.state import SystemState
+from policies.waiting import fits
 from policies.workload import Backoff
 from policies.wsrr import has_room, link_wait_s
+
+WEIGHED = ("ttft", "tpot")
+"""The objectives that say how the first token and the further ones weigh."""
+
+
+def counted_tokens(problem: Problem, client: int) -> int | None:
+    """Returns how many output tokens of a client's request count in a chain's cost; ``None``: all of them.
+
+    With objectives for both the first token and the further ones, as many further tokens count as may take as long as the
+    first: a chain's cost is then the share of its objectives that a request uses.
+    """
+    objectives_s = dict(problem.objectives_of(client))
+    if not objectives_s.keys() >= set(WEIGHED):
+        return None
+    first_s, further_s = (objectives_s[name] for name in WEIGHED)
+    return 1 + max(round(first_s / further_s), 1)
 
 
 @dataclass
 class ForesightRouting(RoutingPolicy):
-    """The chain that finishes this request first, waits of the retry backoff included (own).
+    """The chain that costs this request least, waits of the retry backoff included (own); see ``ForesightRouter``.
 
     ``backoff`` has the waits of clients between attempts to open a session.
     """
@@ -39,13 +57,17 @@ class ForesightRouter:
     B(w) is the first attempt of the backoff series at or after w: what a wait of w really costs. For each
     distinct value v of B over the links, ascending, it finds the cheapest chain over links with B(t^W) <= v,
     and keeps the best sum. It ends when v plus the cost of the cheapest idle chain cannot be less than the
-    best sum. So no chain would serve this request in less time in the present state. Of equal costs the
+    best sum. So no chain would cost this request less in the present state. Of equal costs the
     shorter wait wins, then the server listed first.
 
     If servers share their time among sessions (``Problem.batching``), a link's cost also includes how much
     longer this request's steps take because of the sessions on the server, and how much longer theirs take
-    because of this request (``policies.sharing``). If messages wait for links, it also includes how long this
+    because of this request (``policies.sharing``). Then first and further tokens weigh as the objectives say
+    (``counted_tokens``). If messages wait for links, it also includes how long this
     request's do, and how much longer others' tokens do because of it (``waits``).
+
+    Chains that probably hold the beginning of the prompt (``SystemState.asking``) cost what that saves less. Only whole
+    chains are known to hold it, so the best of them is compared with the best of all. None is worse because of what it holds.
     """
 
     def __init__(
@@ -62,16 +84,22 @@ class ForesightRouter:
         self._backoff = backoff
         self._sharing = None if problem.batching == "none" else sharing or Sharing(problem)
         self._link_waits = waits
+        self._n_counted = [
+            None if self._sharing is None else counted_tokens(problem, client)
+            for client in range(len(problem.clients))
+        ]
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Returns the chain that ends first; ``cost_s`` includes the backoff, ``wait_s`` is the raw wait."""
+        """Returns the cheapest chain; ``cost_s`` includes the backoff, ``wait_s`` is the raw wait."""
+        request = self._weighed(request)
         graph = self._chains.of(request)
         if graph.idle is None:
             return None
         load_s = self._added(graph.idle, request, state, now_s)
+        kept = () if state.asking is None else state.asking.chains
         is_free = load_s is None or not any(map(load_s, graph.idle_links))
-        if is_free and has_room(graph, state):  # nothing beats the idle optimum if it has no wait
-            return graph.idle
+        if not kept and is_free and has_room(graph, state):
+            return graph.idle  # nothing beats the idle optimum if it has no wait
         waits_s, steps_s = self._waits(graph, state, now_s)
         best: Route | None = None
         best_s = math.inf
@@ -79,14 +107,36 @@ class ForesightRouter:
             if most_s + graph.idle.cost_s >= best_s or most_s == math.inf:
                 break
 
-            def keep(link: Link, most_s: float = most_s) -> bool:
-                return steps_s.get(id(link), 0.0) <= most_s
+            longer = {link for link, step_s in steps_s.items() if step_s > most_s}
 
-            service_s, chain = cheapest(graph.into, load_s, keep if steps_s else None)
+            def keep(link: Link, longer: set[int] = longer) -> bool:
+                return id(link) not in longer
+
+            service_s, chain = cheapest(graph.into, load_s, keep if longer else None)
             if most_s + service_s < best_s:
                 best_s = most_s + service_s
                 best = route_of(chain, max(waits_s.get(id(link), 0.0) for link in chain), best_s)
+        for hops, n_held in kept:
+
+            def is_of(link: Link, hops: tuple[Hop, ...] = hops) -> bool:
+                return link.hop is None or link.hop in hops
+
+            service_s, chain = cheapest(graph.into, load_s, is_of)
+            if not chain:  # some server holds other blocks by now
+                continue
+            cost_s = max(steps_s.get(id(link), 0.0) for link in chain) + service_s
+            cost_s -= saved_s(self._problem, request, hops, n_held)
+            if cost_s < best_s:
+                best_s = cost_s
+                best = route_of(chain, max(waits_s.get(id(link), 0.0) for link in chain), best_s)
         return best
+
+    def _weighed(self, request: RequestSpec) -> RequestSpec:
+        """Returns the request with as many output tokens as count; it needs room for all of them."""
+        n_counted = self._n_counted[request.client]
+        if n_counted is None or n_counted >= request.n_output_tokens:
+            return request
+        return replace(request, n_output_tokens=n_counted, held_tokens=request.cache_tokens)
 
     def _added(
         self, idle: Route, request: RequestSpec, state: SystemState, now_s: float
@@ -97,14 +147,22 @@ class ForesightRouter:
         if waits is None:
             return on_server_s
         on_ways_s = self._on_ways(waits, idle.hops, request, state, now_s)
-        if on_server_s is None:
-            return on_ways_s
-        return lambda link: on_server_s(link) + on_ways_s(link)
+        known_s: dict[tuple[int | None, int | None], float] = {}
+
+        def load_s(link: Link) -> float:
+            found_s = known_s.get(link.ends)
+            if found_s is None:
+                found_s = 0.0 if on_server_s is None else on_server_s(link)
+                found_s += on_ways_s(*link.ends)
+                known_s[link.ends] = found_s
+            return found_s
+
+        return load_s
 
     def _on_ways(
         self, waits: LinkWaits, idle: tuple[Hop, ...], request: RequestSpec, state: SystemState, now_s: float
-    ) -> Callable[[Link], float]:
-        """As ``_loads``, for the ways to a server and from it."""
+    ) -> Callable[[int | None, int | None], float]:
+        """As ``_loads``, for the ways from a server or the client to a server, and back from it."""
         problem, client = self._problem, request.client
         n_decoded = request.n_output_tokens - 1
         pace = waits.pace(client, idle)
@@ -122,48 +180,39 @@ class ForesightRouter:
                     found_s = max(found_s, backlog_s + tokens_s)
             return found_s
 
-        known_s: dict[tuple[int | None, int | None], float] = {}
         ranges, forwarding = self._placement.ranges, problem.forwarding
 
-        def load_s(link: Link) -> float:
-            previous, server = link.previous, None if link.hop is None else link.hop.server
-            found_s = known_s.get((previous, server))
-            if found_s is None:
-                found_s = 0.0
-                if server is not None:
-                    # Whatever block it enters at: servers are passed in the order of their ranges.
-                    found_s = on_way_s(waits.there(client, previous, server), ranges[server].first)
-                last = previous if server is None else server
-                if last is not None and (server is None or not forwarding):
-                    found_s += on_way_s(waits.back(client, last), ranges[last].last)
-                known_s[previous, server] = found_s
+        def ways_s(previous: int | None, server: int | None) -> float:
+            found_s = 0.0
+            if server is not None:
+                # Whatever block it enters at: servers are passed in the order of their ranges.
+                found_s = on_way_s(waits.there(client, previous, server), ranges[server].first)
+            last = previous if server is None else server
+            if last is not None and (server is None or not forwarding):
+                found_s += on_way_s(waits.back(client, last), ranges[last].last)
             return found_s
 
-        return load_s
+        return ways_s
 
     def _loads(
         self, sharing: Sharing, idle: tuple[Hop, ...], request: RequestSpec, state: SystemState
     ) -> Callable[[Link], float]:
-        """Returns the function that computes how many seconds sharing a server adds to a link's cost.
+        """Returns the function that computes how many seconds sharing a server adds to the cost of a hop there.
 
         It is what the server's sessions add to this request's time, and what this request adds to theirs.
         """
         n_decoded, ranges = request.n_output_tokens - 1, self._placement.ranges
-        cycle = sharing.cycle(request.client, idle)
-        known_s: dict[int, float] = {}
+        steps = sharing.on(request.client, idle)
+        known_s: dict[int | None, float] = {None: 0.0}
 
         def load_s(link: Link) -> float:
-            if link.hop is None:
-                return 0.0
-            server = link.hop.server
+            server = link.ends[1]
             found_s = known_s.get(server)
             if found_s is None:
-                n, n_blocks, found_s = state.n_active(server), ranges[server].n_blocks, 0.0
+                assert server is not None, "the client shares nothing"
+                n, found_s = state.n_active(server), 0.0
                 if n:
-                    alone_s, now_s, with_s = (
-                        sharing.step_s(server, n_blocks, among, cycle) for among in (1, n, n + 1)
-                    )
-                    found_s = n_decoded * max(with_s - alone_s + n * (with_s - now_s), 0.0)
+                    found_s = n_decoded * steps.added_s(server, ranges[server].n_blocks, n)
                 known_s[server] = found_s
             return found_s
 
@@ -178,11 +227,12 @@ class ForesightRouter:
         """
         waits_s: dict[int, float] = {}
         steps_s: dict[int, float] = {}
-        for groups in graph.into:
-            for group in groups:
-                for link in group:
-                    wait_s = link_wait_s(link, state, now_s)
-                    if wait_s:
-                        waits_s[id(link)] = wait_s
-                        steps_s[id(link)] = backoff_s(wait_s, self._backoff) if wait_s < math.inf else wait_s
+        for server, most_bytes, links in graph.of_servers:
+            if fits(state.free_bytes(server), most_bytes):
+                continue
+            for link in links:
+                wait_s = link_wait_s(link, state, now_s)
+                if wait_s:
+                    waits_s[id(link)] = wait_s
+                    steps_s[id(link)] = backoff_s(wait_s, self._backoff) if wait_s < math.inf else wait_s
         return waits_s, steps_s

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from policies.cgbp import CgBp, lower_bounds_per_token_s
 from policies.composition import ChainComposition
 from policies.design import check_design_concurrency
-from policies.foresight_routing import ForesightRouter
+from policies.foresight_routing import WEIGHED, ForesightRouter, counted_tokens
 from policies.greedy import plan
 from policies.link_waits import LinkWaits
 from policies.neighbours import Neighbours, Ranges
@@ -41,6 +41,9 @@ _N_FINALISTS = 3
 _LONG = 12
 """A stream has this many times as many requests as the fastest chain would serve at a time."""
 _FEWEST, _MOST = 100, 400
+_SAFE_RATIO = 0.8
+"""A request meets an objective if its expected time is at most this share of the limit: times are expected from mean numbers
+of sessions, so that real ones vary more."""
 _UNCLEAR_MISSED = 0.01
 _UNCLEAR_RATIO = 0.02
 """Smaller differences count as chance."""
@@ -49,12 +52,13 @@ _UNCLEAR_RATIO = 0.02
 class Cost(NamedTuple):
     """A placement's cost on trial.
 
-    ``missed`` is the share of requests that miss an objective, ``per_token_s`` the mean over requests of
-    (completion - arrival) / output tokens, in seconds.
+    ``missed`` is the share of requests that are expected to miss an objective. ``time`` is the mean over requests of
+    (first token's time / its objective + time per further token / its objective) / 2, or, if some client has none for one
+    of them, of (completion - arrival) / output tokens in seconds.
     """
 
     missed: float
-    per_token_s: float
+    time: float
 
 
 _IMPOSSIBLE = Cost(1.0, math.inf)
@@ -62,14 +66,14 @@ _IMPOSSIBLE = Cost(1.0, math.inf)
 
 
 def ranked(costs: Mapping[Ranges, Cost]) -> list[Ranges]:
-    """Returns placements from the best to the worst: those that meet the objectives as often as any, by the time
-    per token; then all others, by how often they miss.
+    """Returns placements from the best to the worst: those that meet the objectives as often as any, by their
+    times; then all others, by how often they miss.
     """
     least = min(cost.missed for cost in costs.values()) + _UNCLEAR_MISSED
 
     def rank(ranges: Ranges) -> tuple[float, float]:
         cost = costs[ranges]
-        return (0.0 if cost.missed <= least else cost.missed, cost.per_token_s)
+        return (0.0 if cost.missed <= least else cost.missed, cost.time)
 
     return sorted(costs, key=rank)
 
@@ -77,7 +81,7 @@ def ranked(costs: Mapping[Ranges, Cost]) -> list[Ranges]:
 class SharedSearch:
     """One search. Counts limit its work, not a clock.
 
-    The best placement has the least mean time per token of those in which as many requests meet the objectives as
+    The best placement has the least mean time of those in which as many requests meet the objectives as
     in any; a difference of ``_UNCLEAR_MISSED`` is none.
     """
 
@@ -93,7 +97,14 @@ class SharedSearch:
         self._streams = {
             stream: likely_requests(problem, stream, n_requests) for stream in (_FITTING, *_VALIDATION)
         }
-        self._objectives_s = [one for one in problem.objectives_s if one[0] in _METRICS]
+        self._objectives_s = [
+            [one for one in problem.objectives_of(client) if one[0] in _METRICS]
+            for client in range(len(problem.clients))
+        ]
+        self._weighed_s = [[one for one in of if one[0] in WEIGHED] for of in self._objectives_s]
+        """What counts of a request's times, by client: (metric, limit in seconds)."""
+        if any(counted_tokens(problem, client) is None for client in range(len(problem.clients))):
+            self._weighed_s = [[("per_token", 1.0)] for _ in problem.clients]
         self._known: dict[tuple[Ranges, str], Cost] = {}
         self._n_concurrencies = min(max(240 // problem.n_servers, 4), 12)
         self._n_draws = min(480 // problem.n_servers, 40)
@@ -113,8 +124,8 @@ class SharedSearch:
         ].ranges  # CG-BP's, if it has a placement: it stays unless another is better by more than chance
         judged = {ranges: self.judged(of[ranges]) for ranges in (first, *best, improved.ranges)}
         chosen = of[ranked(judged)[0]]
-        least_s, first_s = judged[chosen.ranges].per_token_s, judged[first].per_token_s
-        if judged[first].missed <= judged[chosen.ranges].missed and least_s >= (1 - _UNCLEAR_RATIO) * first_s:
+        least, of_first = judged[chosen.ranges].time, judged[first].time
+        if judged[first].missed <= judged[chosen.ranges].missed and least >= (1 - _UNCLEAR_RATIO) * of_first:
             chosen = of[first]
         is_exact = self._problem.batching == "none" and self._waits is None
         return self._away_from_the_edge(chosen, seeds) if is_exact else chosen
@@ -136,8 +147,8 @@ class SharedSearch:
         costs = {ranges: exact(placement) for ranges, placement in tried.items()}
         own = costs[chosen.ranges]
         meeting = [ranges for ranges, cost in costs.items() if cost.missed <= own.missed + _UNCLEAR_MISSED]
-        fastest = min(meeting, key=lambda ranges: costs[ranges].per_token_s)
-        return tried[fastest] if own.per_token_s > _TOO_SLOW_RATIO * costs[fastest].per_token_s else chosen
+        fastest = min(meeting, key=lambda ranges: costs[ranges].time)
+        return tried[fastest] if own.time > _TOO_SLOW_RATIO * costs[fastest].time else chosen
 
     def judged(self, placement: Placement) -> Cost:
         """Returns the mean cost on requests that were not used in the search."""
@@ -162,8 +173,18 @@ class SharedSearch:
         return self._cost_of(done)
 
     def _cost_of(self, done: Sequence[ReplayedRequest]) -> Cost:
-        n_missed = sum(any(_METRICS[name](d) > limit_s for name, limit_s in self._objectives_s) for d in done)
-        return Cost(n_missed / len(done), fmean(_METRICS["per_token"](d) for d in done))
+        n_missed = sum(
+            any(
+                _METRICS[name](d) > _SAFE_RATIO * limit_s
+                for name, limit_s in self._objectives_s[d.plan.client]
+            )
+            for d in done
+        )
+        times = (
+            fmean(_METRICS[name](d) / limit_s for name, limit_s in self._weighed_s[d.plan.client])
+            for d in done
+        )
+        return Cost(n_missed / len(done), fmean(times))
 
     def _seeds(self, design_concurrency: int | None) -> list[Placement]:
         problem = self._problem
@@ -202,9 +223,7 @@ class SharedSearch:
             changed_cost = self.cost(changed, _FITTING)
             least = min(least, changed_cost.missed)
             is_as_good = changed_cost.missed <= least + _UNCLEAR_MISSED
-            if is_as_good and (
-                cost.missed > least + _UNCLEAR_MISSED or changed_cost.per_token_s < cost.per_token_s
-            ):
+            if is_as_good and (cost.missed > least + _UNCLEAR_MISSED or changed_cost.time < cost.time):
                 placement, cost = changed, changed_cost
         return placement
 

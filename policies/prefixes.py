@@ -108,18 +108,26 @@ def is_held(placement: Placement, hops: Sequence[Hop]) -> bool:
     return bool(hops) and all(ranges[j].first <= first and last <= ranges[j].last for j, first, last in hops)
 
 
-def service_after_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], n_reused: int) -> float:
-    """Returns the modelled seconds of ``request`` on a chain that has the cache of its first ``n_reused`` tokens."""
-    whole_s = service_s(problem, request, hops)[1]
+def saved_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], n_reused: int) -> float:
+    """Returns how many modelled seconds ``request`` takes less on a chain that has the cache of its first ``n_reused`` tokens.
+
+    It can be negative: by a profile's tables, a prompt's last tokens alone can take longer than the whole prompt.
+    """
     if not n_reused:
-        return whole_s
+        return 0.0
     rest = RequestSpec(request.client, request.n_input_tokens - n_reused, request.n_output_tokens)
+    less_s = 0.0
     previous: int | None = None
     for hop in hops:
         server = problem.servers[hop.server]
-        whole_s -= hop_times_s(problem, request, previous, hop.server)[0]
-        whole_s -= server.prefill_of_s(request.n_input_tokens, hop.blocks)
-        whole_s += hop_times_s(problem, rest, previous, hop.server)[0]
-        whole_s += server.verify_of_s(n_reused, rest.n_input_tokens, hop.blocks)
+        less_s += hop_times_s(problem, request, previous, hop.server)[0]
+        less_s += server.prefill_of_s(request.n_input_tokens, hop.blocks)
+        less_s -= hop_times_s(problem, rest, previous, hop.server)[0]
+        less_s -= server.verify_of_s(n_reused, rest.n_input_tokens, hop.blocks)
         previous = hop.server
-    return whole_s
+    return less_s
+
+
+def service_after_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], n_reused: int) -> float:
+    """Returns the modelled seconds of ``request`` on a chain that has the cache of its first ``n_reused`` tokens."""
+    return service_s(problem, request, hops)[1] - saved_s(problem, request, hops, n_reused)

@@ -295,7 +295,8 @@ class Problem:
       it, if caches grow); ``None``: each session's own number.
     - ``request_rate``: lambda, requests per second of all clients together.
     - ``objectives_s``: (metric, limit in seconds) that requests should meet. Metrics for policies are queue,
-      ttft, tpot, per_token and e2e.
+      ttft, tpot, per_token and e2e. ``own_objectives_s[c]``: those of client c in their place (``None``: it has none of
+      its own; empty: no client has). ``objectives_of`` returns those that count.
 
     The system:
 
@@ -336,11 +337,19 @@ class Problem:
     further_token_s: Matrix = ()
     shared: SharedRounds = SharedRounds()  # noqa: RUF009 - immutable
     objectives_s: tuple[tuple[str, float], ...] = ()
+    own_objectives_s: tuple[tuple[tuple[str, float], ...] | None, ...] = ()
     one_way: OneWayDelays | None = None
     links: LinkRates | None = None
     caps_limit_concurrency: bool = True
     places: Places | None = None
     seed: int | None = None
+
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """For each server the first one with the same times."""
+        first: dict[ServerSpec, int] = {}
+        times = (replace(s, name="", hardware="", memory_bytes=0.0, block_cap=None) for s in self.servers)
+        return tuple(first.setdefault(server, j) for j, server in enumerate(times))
 
     @cached_property
     def by_token(self) -> Problem:
@@ -416,6 +425,11 @@ class Problem:
     @property
     def n_servers(self) -> int:
         return len(self.servers)
+
+    def objectives_of(self, client: int) -> tuple[tuple[str, float], ...]:
+        """Returns (metric, limit in seconds) that a client's requests should meet."""
+        own = self.own_objectives_s[client] if self.own_objectives_s else None
+        return self.objectives_s if own is None else own
 
     @property
     def mean_lengths(self) -> tuple[int, int]:
@@ -547,20 +561,36 @@ def hop_times_s(
     delay from ``previous`` (``None``: the client). If the problem has ``transmissions``, the transmission is
     replaced likewise. All else in t_cj stays.
     """
+    input_s = hop_input_s(problem, request, previous, server)
+    return input_s, hop_token_s(problem, request.client, previous, server)
+
+
+def hop_input_s(problem: Problem, request: RequestSpec, previous: int | None, server: int) -> float:
+    """Returns the seconds for the prompt (``hop_times_s``)."""
     client = request.client
     input_s = problem.input_rtt_s(client, server, request.n_input_tokens)
+    if problem.forwarding:
+        input_s -= _saved_s(problem, client, previous, server)
+        if (sent := problem.transmissions) is not None:
+            input_s += sent.instead_s(client, previous, server, request.n_input_tokens)
+    return input_s
+
+
+def hop_token_s(problem: Problem, client: int, previous: int | None, server: int) -> float:
+    """Returns the seconds for every further token (``hop_times_s``)."""
     token_s = problem.token_rtt_s[client][server]
-    if not problem.forwarding:
-        return input_s, token_s
+    if problem.forwarding:
+        n_sent, n_made = problem.shared
+        token_s -= _saved_s(problem, client, previous, server) / n_made
+        if (sent := problem.transmissions) is not None:
+            token_s += sent.instead_s(client, previous, server, n_sent) / n_made
+    return token_s
+
+
+def _saved_s(problem: Problem, client: int, previous: int | None, server: int) -> float:
+    """Returns by how many seconds the way to a server is shorter than the round trip to the client."""
     way_s = problem.up_s(client, server) if previous is None else problem.across_s(previous, server)
-    less_s = problem.raw_rtt_s[client][server] - way_s
-    n_sent, n_made = problem.shared
-    input_s, token_s = input_s - less_s, token_s - less_s / n_made
-    sent = problem.transmissions
-    if sent is not None:
-        input_s += sent.instead_s(client, previous, server, request.n_input_tokens)
-        token_s += sent.instead_s(client, previous, server, n_sent) / n_made
-    return input_s, token_s
+    return problem.raw_rtt_s[client][server] - way_s
 
 
 def return_times_s(problem: Problem, request: RequestSpec, server: int) -> tuple[float, float]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from policies.interfaces import Router
 from policies.link_rates import Passage, Queue
@@ -20,19 +21,33 @@ from policies.problem import (
     Placement,
     PolicyError,
     Problem,
+    RequestSpec,
     Route,
     hop_times_s,
     return_times_s,
     service_s,
 )
 from policies.replay import ReplayedRequest
-from policies.sharing import Cycle, Sharing
+from policies.sharing import Cycle, SharedSteps, Sharing
 from policies.state import SystemState
 from policies.waiting import fits
 from policies.workload import RequestPlan
 
 _NOTICED_RATIO = 0.03
 """If a step's time changes by a smaller share, sessions keep their pace."""
+
+
+class _Alone(NamedTuple):
+    """The seconds of a kind of request on a path where nobody else is."""
+
+    service_s: float
+    """Until its last token."""
+    rtt_s: float
+    """The longest round trip of its hops."""
+    prompts_s: tuple[tuple[float, float], ...]
+    """Of each hop: (the way there and the prompt, the prompt alone)."""
+    return_s: float
+    """The way back of its first token, where servers forward."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +63,8 @@ class _Path:
     n_sessions: int = 0
     token_s: float = 0.0
     """Seconds per token at the present pace."""
+    alone: dict[tuple[RequestSpec, int], _Alone] = field(default_factory=dict)
+    """By what routing knows of a request, and the length of its prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,8 +130,8 @@ class _Run:
         """Heap of (instant of the first token, index, session)."""
         self._block_s = [0.0] * problem.n_servers
         """Seconds per block of a step over all of a server's blocks, at present."""
-        self._cycle = Cycle(0.0, 0.0)
-        """The cycle of the newest session's chain; it stands for those of all sessions."""
+        self._steps: SharedSteps = sharing.at(Cycle(0.0, 0.0))
+        """The steps on the newest session's chain; they stand for those of all sessions."""
         self._is_uneven = False
         """Whether servers' times have changed since sessions' paces were computed."""
         self._now_s = 0.0
@@ -142,7 +159,8 @@ class _Run:
         first, first_left_s = None, math.inf
         for session in self._active:
             if session.is_decoding:
-                left_s = max(session.n_left, 0.0) * session.path.token_s
+                n_left = session.n_left
+                left_s = n_left * session.path.token_s if n_left > 0 else 0.0
                 if left_s < first_left_s:
                     first, first_left_s = session, left_s
         return first, self._now_s + first_left_s
@@ -173,43 +191,53 @@ class _Run:
         return all(fits(self._state.free_bytes(hop.server), hop.n_blocks * block_bytes) for hop in hops)
 
     def _open(self, plan: RequestPlan, route: Route) -> None:
-        problem, request, hops, n_output = self._problem, plan.known, route.hops, plan.n_output_tokens
-        self._cycle = self._sharing.cycle(plan.client, hops)
-        ends_at_s = self._now_s + service_s(problem, request, hops)[1]
-        waited_s, passages = 0.0, tuple[Passage, ...]()
+        problem, request, hops = self._problem, plan.known, route.hops
+        steps = self._steps = self._sharing.on(plan.client, hops)
         path = self._path(plan, hops)
+        found = self._alone(plan, path, hops)
+        ends_at_s = self._now_s + found.service_s
+        waited_s, passages = 0.0, tuple[Passage, ...]()
         if self._waits is not None:
-            found = self._waits.of_request(request, hops, self._state, self._now_s + problem.initial_delay_s)
-            waited_s, more_s, passages = found
+            sent_at_s = self._now_s + problem.initial_delay_s
+            waited_s, more_s, passages = self._waits.of_request(request, hops, self._state, sent_at_s)
             ends_at_s += more_s
             self._link_pace = self._waits.pace(plan.client, hops)
         self._state.open(plan.index, hops, problem.model.cache_bytes(request.n_tokens), ends_at_s, passages)
         self._changed(hops, path.ways, 1)
-        ttft_s = (
-            waited_s
-            + problem.initial_delay_s
-            + max(problem.raw_rtt_s[plan.client][hop.server] for hop in hops)
-        )
+        ttft_s = waited_s + problem.initial_delay_s + found.rtt_s
         ttft_s += problem.hub_s(plan.client)
-        previous: int | None = None
-        for hop in hops:
+        for hop, (on_way_s, prompt_s) in zip(hops, found.prompts_s, strict=True):
             server, n_active = hop.server, self._state.n_active(hop.server)
-            spec, n_blocks = problem.servers[server], self._placement.ranges[server].n_blocks
-            input_s = hop_times_s(problem, request, previous, server)[0]
-            prompt_s = hop.n_blocks * spec.prefill_s(plan.n_input_tokens)
-            busy = self._sharing.on_prompts(server, n_blocks, n_active, self._cycle)
-            ttft_s += (
-                input_s + prompt_s + n_blocks * self._block_s[server] / 3 + busy / (1 - busy) * prompt_s / 2
-            )
-            previous = server
-        if previous is not None:
-            ttft_s += return_times_s(problem, request, previous)[0]
-        session = _Session(plan, route, path, self._now_s, ttft_s, n_output - 1)
+            n_blocks = self._placement.ranges[server].n_blocks
+            ahead = steps.prompts_ahead(server, n_blocks, n_active)
+            ttft_s += on_way_s + n_blocks * self._block_s[server] / 3 + ahead * prompt_s / 2
+        ttft_s += found.return_s
+        session = _Session(plan, route, path, self._now_s, ttft_s, plan.n_output_tokens - 1)
         path.n_sessions += 1
         path.token_s = self._token_s(path)
         self._used[path] = None
         self._active.append(session)
         heappush(self._prompts, (self._now_s + ttft_s, plan.index, session))
+
+    def _alone(self, plan: RequestPlan, path: _Path, hops: tuple[Hop, ...]) -> _Alone:
+        key = plan.known, plan.n_input_tokens
+        if (found := path.alone.get(key)) is not None:
+            return found
+        problem, request = self._problem, plan.known
+        prompts_s = []
+        previous: int | None = None
+        for hop in hops:
+            input_s = hop_times_s(problem, request, previous, hop.server)[0]
+            prompt_s = hop.n_blocks * problem.servers[hop.server].prefill_s(plan.n_input_tokens)
+            prompts_s.append((input_s + prompt_s, prompt_s))
+            previous = hop.server
+        found = path.alone[key] = _Alone(
+            service_s(problem, request, hops)[1],
+            max(problem.raw_rtt_s[plan.client][hop.server] for hop in hops),
+            tuple(prompts_s),
+            0.0 if previous is None else return_times_s(problem, request, previous)[0],
+        )
+        return found
 
     def _path(self, plan: RequestPlan, hops: tuple[Hop, ...]) -> _Path:
         if (path := self._paths.get((plan.client, hops))) is not None:
@@ -255,7 +283,7 @@ class _Run:
             server, n_active = hop.server, self._state.n_active(hop.server)
             n_blocks = self._placement.ranges[server].n_blocks
             if n_active:
-                block_s = self._sharing.step_s(server, n_blocks, n_active, self._cycle) / n_blocks
+                block_s = self._steps.step_s(server, n_blocks, n_active) / n_blocks
                 if abs(block_s - self._block_s[server]) > _NOTICED_RATIO * block_s:
                     self._block_s[server] = block_s
                     self._is_uneven = True

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from policies.problem import Hop, Problem, RequestSpec, decode_step_s
 from policies.remember import remember
 
-_MOST_KNOWN = 100_000
-"""At most this many times are kept."""
+_MOST_CYCLES = 2_000
+"""The times of steps are kept for at most this many cycles."""
 _MOST_ON_PROMPTS = 0.95
 _HALVINGS = 20
+_APART = 2.0
+"""Of n other sessions, exp(-n prompt / (this x cycle)) have not yet met in a wait for a prompt."""
 
 
 class Cycle(NamedTuple):
@@ -25,6 +28,10 @@ class Cycle(NamedTuple):
     def slower(self, factor: float) -> float:
         """Returns the seconds of the whole cycle if every server takes ``factor`` times as long."""
         return self.elsewhere_s + factor * self.on_servers_s
+
+
+_Kind = tuple[int, int, int]
+"""(The first server with equal times, number of blocks, number of sessions)."""
 
 
 class _Times(NamedTuple):
@@ -55,10 +62,11 @@ class Sharing:
     - Every session sends a server one step per cycle. A cycle is the time of one of its tokens. The other
       servers of its chain are assumed to be slower than idle ones by the same factor as this one.
     - With n sessions on a server, the steps of others that arrive while one step is computed are computed
-      together with this session's step.
+      together with this session's step. So are those of sessions that have once waited for the same prompt: they
+      go on together.
     - A session sends one prompt. A step that arrives during a prompt waits for half of it.
-    - A step that arrives during another step waits for all of it: sessions that shared a step go on together,
-      so they arrive when a step begins.
+    - Sessions that go on together come back to the server when a step ends and the rest of a cycle has passed. If
+      another step was begun meanwhile, they wait for what is left of it.
     - All requests have the known mean lengths. Chunks of prompts are not modelled.
 
     It does not depend on a placement: one object can be used for all placements of a problem.
@@ -66,6 +74,7 @@ class Sharing:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
+        self.alike = problem.alike
         self._n_input, self._n_output = problem.mean_lengths
         self._context = self._n_input + self._n_output / 2
         self._times = [
@@ -79,39 +88,36 @@ class Sharing:
             )
             for spec in problem.servers
         ]
-        # Servers with equal times share their results.
-        self._alike = [self._times.index(times) for times in self._times]
-        self._known_s: dict[tuple[int, int, int, Cycle], float] = {}
-        self._cycles: dict[tuple[int, tuple[Hop, ...]], Cycle] = {}
+        self._at: dict[Cycle, SharedSteps] = {}
+        self._on: dict[tuple[int, tuple[Hop, ...]], SharedSteps] = {}
+
+    def on(self, client: int, hops: tuple[Hop, ...]) -> SharedSteps:
+        """Returns the steps of sessions whose cycle is that of one on ``hops``, if all servers are idle."""
+        found = self._on.get((client, hops))
+        if found is None:
+            found = remember(self._on, (client, hops), self.at(self.cycle(client, hops)), _MOST_CYCLES)
+        return found
+
+    def at(self, cycle: Cycle) -> SharedSteps:
+        """Returns the steps of sessions with this cycle."""
+        found = self._at.get(cycle)
+        if found is None:
+            found = remember(self._at, cycle, SharedSteps(self, cycle), _MOST_CYCLES)
+        return found
 
     def cycle(self, client: int, hops: tuple[Hop, ...]) -> Cycle:
         """Returns the cycle of a session on ``hops``, if all servers are idle."""
-        found = self._cycles.get((client, hops))
-        if found is not None:
-            return found
         request = RequestSpec(client, self._n_input, self._n_output)
         all_s = decode_step_s(self._problem, request, hops, round(self._context))
         on_servers_s = sum(self._alone_s(hop.server, hop.n_blocks) for hop in hops)
-        found = Cycle(max(all_s - on_servers_s, 0.0), on_servers_s)
-        return remember(self._cycles, (client, hops), found, _MOST_KNOWN)
-
-    def step_s(self, server: int, n_blocks: int, n_sessions: int, cycle: Cycle) -> float:
-        """Returns the expected seconds of a decode step of ``n_blocks`` on ``server``, its wait included.
-
-        The session is one of ``n_sessions`` >= 1 on the server.
-        """
-        key = self._alike[server], n_blocks, n_sessions, cycle
-        found_s = self._known_s.get(key)
-        if found_s is None:
-            found_s = self._expected_s(server, n_blocks, n_sessions - 1, cycle)
-            remember(self._known_s, key, found_s, _MOST_KNOWN)
-        return found_s
+        return Cycle(max(all_s - on_servers_s, 0.0), on_servers_s)
 
     def _alone_s(self, server: int, n_blocks: int) -> float:
         times = self._times[server]
         return times.base_s + n_blocks * times.decode_s
 
-    def _expected_s(self, server: int, n_blocks: int, n_others: int, cycle: Cycle) -> float:
+    def expected_s(self, server: int, n_blocks: int, n_others: int, cycle: Cycle) -> float:
+        """Returns the seconds of a step, its wait included, of a session with ``n_others`` on the server."""
         alone_s = self._alone_s(server, n_blocks)
         if not n_others or not alone_s or self._problem.batching == "none":
             return alone_s
@@ -119,18 +125,21 @@ class Sharing:
         prompt_s = n_blocks * times.prompt_s
         is_batched = self._problem.batching == "continuous"
         further_s = n_blocks * times.mean_further_s(n_others) if is_batched else alone_s
+        prompts_s = n_others * prompt_s
 
         def is_longer(than_s: float) -> bool:
             """Whether a step with its wait takes longer than ``than_s`` if the others' take ``than_s``."""
             cycle_s = cycle.slower(than_s / alone_s)
-            on_prompts = min(n_others * prompt_s / (cycle_s * n_output), _MOST_ON_PROMPTS)
+            on_prompts = min(prompts_s / (cycle_s * n_output), _MOST_ON_PROMPTS)
             rate = n_others / cycle_s
             # x others arrive while a step of x + 1 sessions is computed: x = rate (alone + further x).
             left = 1 - rate * further_s
             n_with = min(n_others, rate * alone_s / left) if left > 0 else n_others
+            n_with += (n_others - n_with) * (1 - math.exp(-prompts_s / (_APART * cycle_s)))
             step_s = alone_s + further_s * n_with
             busy = min(1.0, rate * step_s / max(n_with, 1.0))
-            return step_s + busy * step_s + on_prompts * prompt_s / 2 > than_s
+            away_s = cycle_s - than_s
+            return step_s + busy * max(step_s - away_s, 0.0) + on_prompts * prompt_s / 2 > than_s
 
         # Slower sessions send steps less often: the longer the cycle, the shorter the step. So bisection
         # works.
@@ -145,10 +154,54 @@ class Sharing:
                 high_s = middle_s
         return high_s
 
-    def on_prompts(self, server: int, n_blocks: int, n_sessions: int, cycle: Cycle) -> float:
-        """Returns the share of time that ``server`` spends on ``n_sessions`` prompts; 0 without batching."""
+    def on_prompts(self, server: int, n_blocks: int, n_sessions: int, step_s: float, cycle: Cycle) -> float:
+        """Returns the share of time that ``server`` spends on the prompts of ``n_sessions`` whose steps take ``step_s``."""
         if self._problem.batching == "none":
             return 0.0
-        slower = self.step_s(server, n_blocks, n_sessions, cycle) / (self._alone_s(server, n_blocks) or 1.0)
+        slower = step_s / (self._alone_s(server, n_blocks) or 1.0)
         prompts_s = n_sessions * n_blocks * self._times[server].prompt_s
         return min(prompts_s / (cycle.slower(slower) * self._n_output), _MOST_ON_PROMPTS)
+
+
+class SharedSteps:
+    """The expected steps of sessions that have the same cycle. Servers with equal times share what was computed before.
+
+    Their methods' ``n_blocks`` are those of a step on ``server``, and ``n_sessions`` those that use the server.
+    """
+
+    def __init__(self, sharing: Sharing, cycle: Cycle) -> None:
+        self._sharing, self._cycle = sharing, cycle
+        self._alike = sharing.alike
+        self._step_s: dict[_Kind, float] = {}
+        self._added_s: dict[_Kind, float] = {}
+        self._prompts_ahead: dict[_Kind, float] = {}
+
+    def step_s(self, server: int, n_blocks: int, n_sessions: int) -> float:
+        """Returns the expected seconds of a decode step of one of ``n_sessions`` >= 1, its wait included."""
+        key = self._alike[server], n_blocks, n_sessions
+        found_s = self._step_s.get(key)
+        if found_s is None:
+            found_s = self._sharing.expected_s(server, n_blocks, n_sessions - 1, self._cycle)
+            self._step_s[key] = found_s
+        return found_s
+
+    def added_s(self, server: int, n_blocks: int, n_sessions: int) -> float:
+        """Returns the seconds that one session more costs per token: it because of the others, and they because of it."""
+        key = self._alike[server], n_blocks, n_sessions
+        found_s = self._added_s.get(key)
+        if found_s is None:
+            alone_s, now_s, with_s = (
+                self.step_s(server, n_blocks, among) for among in (1, n_sessions, n_sessions + 1)
+            )
+            found_s = self._added_s[key] = max(with_s - alone_s + n_sessions * (with_s - now_s), 0.0)
+        return found_s
+
+    def prompts_ahead(self, server: int, n_blocks: int, n_sessions: int) -> float:
+        """Returns the mean number of prompts that one that comes finds before it; 0 without batching."""
+        key = self._alike[server], n_blocks, n_sessions
+        found = self._prompts_ahead.get(key)
+        if found is None:
+            step_s = self.step_s(server, n_blocks, n_sessions)
+            busy = self._sharing.on_prompts(server, n_blocks, n_sessions, step_s, self._cycle)
+            found = self._prompts_ahead[key] = busy / (1 - busy)
+        return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Hashable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -54,7 +54,7 @@ class SystemState:
         self._ends: list[tuple[float, int, Hashable]] = []
         """Heap of (expected end, sequence, key) of opened sessions; may also have some of closed ones."""
         self._max_ends = _MIN_ENDS
-        self._passages: dict[Queue, list[Passage]] = {}
+        self._passages: dict[Queue, _Passages] = {}
         """Those of active sessions, by link."""
         self._passing: dict[Hashable, list[Passage]] = {}
         """The same by session."""
@@ -92,7 +92,7 @@ class SystemState:
         if passages:
             self._passing.setdefault(key, []).extend(passages)
             for passage in passages:
-                self._passages.setdefault(passage.queue, []).append(passage)
+                self._passages.setdefault(passage.queue, _Passages()).add(passage)
 
     def _forget_closed(self) -> None:
         """Removes the ends of closed sessions; without ``advance`` they would pile up."""
@@ -152,15 +152,44 @@ class SystemState:
 
     def used_queues(self) -> list[Queue]:
         """Returns the links that active sessions use."""
-        return [queue for queue, passages in self._passages.items() if passages]
+        return [queue for queue, passages in self._passages.items() if passages.all]
 
     def use(self, queue: Queue, now_s: float, at_s: float) -> LinkUse:
         """Returns what is expected of a link at ``at_s``, which is not before ``now_s``."""
-        n_sessions, backlog_s = 0, 0.0
-        for _, arrives_at_s, begins_at_s, ends_at_s, busy_s, until_s in self._passages.get(queue, ()):
-            if arrives_at_s > at_s or now_s < until_s <= at_s:
-                continue  # a session that is overdue counts
-            n_sessions += 1
-            if ends_at_s > at_s:
+        passages = self._passages.get(queue)
+        return LinkUse(0, 0.0) if passages is None else passages.use(now_s, at_s)
+
+
+class _Passages:
+    """The passages of one link, ``all`` in the order in which they were added. None ends before it arrives."""
+
+    def __init__(self) -> None:
+        self.all: list[Passage] = []
+        self._arrivals_s: list[float] = []
+        """When they arrive, ascending; ``_untils_s`` likewise."""
+        self._untils_s: list[float] = []
+        self._latest_s: list[float] = []
+        """For each of ``all``, an instant at which its prompt and all before it have passed."""
+
+    def add(self, passage: Passage) -> None:
+        self.all.append(passage)
+        self._latest_s.append(max(passage.ends_at_s, self._latest_s[-1] if self._latest_s else 0.0))
+        insort(self._arrivals_s, passage.arrives_at_s)
+        insort(self._untils_s, passage.until_s)
+
+    def remove(self, passage: Passage) -> None:
+        at = self.all.index(passage)
+        del self.all[at], self._latest_s[at]
+        del self._arrivals_s[bisect_left(self._arrivals_s, passage.arrives_at_s)]
+        del self._untils_s[bisect_left(self._untils_s, passage.until_s)]
+
+    def use(self, now_s: float, at_s: float) -> LinkUse:
+        """As ``SystemState.use``, in the time of a search and of the prompts that have not passed at ``at_s``."""
+        untils_s = self._untils_s
+        n_ended = bisect_right(untils_s, at_s) - bisect_right(untils_s, now_s)  # one that is overdue counts
+        backlog_s = 0.0
+        for passage in self.all[bisect_right(self._latest_s, at_s) :]:
+            _, arrives_at_s, begins_at_s, ends_at_s, busy_s, until_s = passage
+            if arrives_at_s <= at_s < ends_at_s and not now_s < until_s <= at_s:
                 backlog_s += busy_s * min((ends_at_s - at_s) / (ends_at_s - begins_at_s), 1.0)
-        return LinkUse(n_sessions, backlog_s)
+        return LinkUse(bisect_right(self._arrivals_s, at_s) - n_ended, backlog_s)

@@ -107,7 +107,10 @@ class StepLaw:
 
     def decode_of_s(self, cached_tokens: float, blocks: Blocks) -> float:
         """Returns the seconds of a decode on ``blocks``, without ``step_base_s``."""
-        return sum(n * law.decode_at_s(cached_tokens) for law, n in self.kinds(blocks))
+        decode_s = 0.0
+        for law, n in self.kinds(blocks):
+            decode_s += n * law.decode_at_s(cached_tokens)
+        return decode_s
 
     def mean_decode_of_s(self, first: int, n_steps: int, blocks: Blocks) -> float:
         """Returns the mean seconds of ``n_steps`` decodes on ``blocks``, without ``step_base_s``."""

@@ -35,7 +35,8 @@ class RequestPlan:
     earliest instant possible.
 
     ``block_ids``: the ids of its prompt's blocks of ``block_tokens`` tokens, as far as they are known. Blocks of equal ids
-    have equal tokens.
+    have equal tokens. ``answer_ids``: those of the further blocks, which have the rest of the prompt and the answer, without
+    its last token; nobody knows them before the answer.
     """
 
     index: int
@@ -47,6 +48,7 @@ class RequestPlan:
     turn: Turn | None = None
     block_ids: tuple[int, ...] = ()
     block_tokens: int = 0
+    answer_ids: tuple[int, ...] = ()
 
     @property
     def known(self) -> RequestSpec:

@@ -69,6 +69,19 @@ def answers(address: str, timeout_s: float) -> bool:
 
 
 @contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Drop what native code writes to stderr while the body runs."""
+    own = os.dup(2)
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+
+
+@contextmanager
 def connected() -> Iterator[str]:
     """Connect this process to the cluster as a driver while the body runs; yields the head's address.
 
@@ -76,10 +89,12 @@ def connected() -> Iterator[str]:
     ``UserError`` if there is no cluster or Ray refuses the connection.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # errors, such as lost nodes, would go to stderr
     address = _address()
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        with _silent_stderr():  # its C++ part says that it found the variable
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
         why = " ".join(str(error).split())
         raise UserError(f"the Ray cluster at {address} cannot be used: {why}") from None

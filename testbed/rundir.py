@@ -167,9 +167,7 @@ def not_a_run(path: Path) -> UserError:
         return UserError(
             f"{path} holds a study, whose runs left only a row each; {path / STUDY_PAGE} shows them"
         )
-    runs = sorted(
-        {plan.parent for depth in ("*", "*/*", "*/*/*") for plan in path.glob(f"{depth}/plan.json")}
-    )
+    runs = sorted(_runs_in(path))
     if len(runs) == 1:
         return UserError(f"{path} holds a run; give {runs[0]}")
     if runs:
@@ -178,6 +176,16 @@ def not_a_run(path: Path) -> UserError:
         f"{path} is not a run directory (no plan.json in it); give one that `testbed up` or `testbed simulate "
         "--out` has written"
     )
+
+
+def _runs_in(path: Path) -> Iterator[Path]:
+    """Yield the run directories at most three levels below ``path``; folders that vanish meanwhile are left out."""
+    for folder, below, files in os.walk(path):
+        depth = len(Path(folder).relative_to(path).parts)
+        if depth and "plan.json" in files:
+            yield Path(folder)
+        if depth == 3:
+            below.clear()
 
 
 def owner_alive(run_dir: Path) -> bool:

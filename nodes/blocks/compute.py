@@ -28,7 +28,14 @@ from nodes.blocks.device import (
 )
 from nodes.blocks.family import cache_layout, family_of, kinds_of
 from nodes.blocks.graphs import Apart, Decoder, Pool
-from nodes.blocks.loading import empty_block, largest_matrix_bytes, load_block, planned_bytes, real_bytes
+from nodes.blocks.loading import (
+    empty_block,
+    expert_tensors,
+    largest_matrix_bytes,
+    load_block,
+    planned_bytes,
+    real_bytes,
+)
 from nodes.blocks.memory import MemoryAccount, prefill_bytes, step_bytes, workspace_bytes
 from nodes.blocks.ragged import Part, Ragged
 from nodes.blocks.spec import BlocksSpec
@@ -41,6 +48,10 @@ log = logging.getLogger(__name__)
 
 _MATRIX_DIMS = 2
 _NO_CACHE = "no memory for a session's cache"
+
+
+class _GivenUp(Exception):
+    """Nobody waits for the step any more."""
 
 
 @dataclass(eq=False)
@@ -127,6 +138,8 @@ class BlocksCompute:
         """A step that needs more memory than this is computed in chunks."""
         self._resident_before_bytes = memory_in_use(self._device).get("resident_bytes", 0.0)
         self._queue = ThreadPoolExecutor(spec.n_streams, "blocks", self._begin_thread)
+        self._current = threading.local()
+        """In a thread that computes a step, whether that was given up (``threading.Event``)."""
         self._clock = clock or ScaledClock()
         self._jobs: dict[Step, _Job] = {}
         """The jobs of steps that are computed in batches."""
@@ -201,6 +214,8 @@ class BlocksCompute:
             if self._device.type == "cuda":  # each stream has its own pool: steps could not use this one's
                 torch.cuda.empty_cache()
         self._account.give_blocks(len(missing) * mean_bytes - sum(map(real_bytes, loaded.values())))
+        for block in loaded.values():
+            block.register_forward_pre_hook(self._check_given_up)
         with self._idle:
             self._blocks.update(loaded)
 
@@ -209,14 +224,20 @@ class BlocksCompute:
         return planned_bytes(block, self._dtype, self._spec.weights)
 
     def _check_weights(self) -> None:
-        """Raises ``ComputeError`` for quantised mixtures of experts: experts are no linear layers, and would stay as they
-        are."""
+        """Raises ``ComputeError`` for quantised experts that would stay as they are, or in CUDA graphs: which experts a
+        token has is known on the host only once its step has got there."""
         last = empty_block(self._family, self._block_config, self._config.num_hidden_layers - 1)
-        if self._spec.weights != "plain" and any(
-            tensor.dim() > _MATRIX_DIMS for tensor in last.state_dict().values()
-        ):
+        experts = {name for name, tensor in last.state_dict().items() if tensor.dim() > _MATRIX_DIMS}
+        if self._spec.weights == "plain" or not experts:
+            return
+        if not experts <= expert_tensors(last).keys():
             raise ComputeError(
                 f'the experts of a {self._family.model_type} model are not quantised: give weights = "plain"'
+            )
+        if self._spec.has_graphs:
+            raise ComputeError(
+                f"quantised experts, of a {self._family.model_type} model, cannot be recorded: leave graphs out, or give "
+                'weights = "plain"'
             )
 
     def _drop_outside(self, first: int, last: int) -> None:
@@ -316,7 +337,7 @@ class BlocksCompute:
 
     @torch.inference_mode()
     def kept(self, session: _BlocksSession, tokens: range) -> torch.Tensor:
-        assert session.cache is not None and not session.running, "an open session at rest"
+        assert session.cache is not None, "an open session"
         page = session.cache.page(tokens)
         session.kept_bytes += page.nbytes
         return page
@@ -347,10 +368,13 @@ class BlocksCompute:
         if (opening := self.opening(session)) is not None:
             await opening
         if self._batcher is None:
-            loop = asyncio.get_running_loop()
-            return Computed(
-                await loop.run_in_executor(self._queue, self._step, session, position, n_tokens, payload)
-            )
+            loop, is_given_up = asyncio.get_running_loop(), threading.Event()
+            what = session, position, n_tokens, payload, is_given_up
+            try:
+                return Computed(await loop.run_in_executor(self._queue, self._step, *what))
+            except asyncio.CancelledError:
+                is_given_up.set()
+                raise
         step = Step(arrived_at_s, position, n_tokens, range(session.first, session.last))
         job = self._jobs[step] = _Job(session, payload)
         try:
@@ -359,29 +383,46 @@ class BlocksCompute:
             del self._jobs[step]
         return Computed(b"".join(job.answers), batch.together)
 
-    def _step(self, session: _BlocksSession, position: int, n_tokens: int, payload: bytes) -> bytes:
+    def _step(
+        self,
+        session: _BlocksSession,
+        position: int,
+        n_tokens: int,
+        payload: bytes,
+        is_given_up: threading.Event,
+    ) -> bytes:
+        """Computes a step; one that is given up ends before its next block."""
         self._begin(session, position, n_tokens)
-        failure = "an earlier step failed"
+        failure, self._current.is_given_up = "an earlier step failed", is_given_up
         try:
             with explaining_out_of_memory(f"memory ran out while computing {n_tokens} tokens"):
                 answer = self._compute(session, n_tokens, payload)
             failure = ""
+        except _GivenUp:
+            failure = ""
+            raise
         finally:
+            self._current.is_given_up = None
             self._finish(session, failure)
         return answer
+
+    def _check_given_up(self, *_: Any) -> None:
+        is_given_up = getattr(self._current, "is_given_up", None)
+        if is_given_up is not None and is_given_up.is_set():
+            raise _GivenUp
 
     def _begin(self, session: _BlocksSession, position: int, n_tokens: int) -> None:
         """Begins a step, and grows the session's cache if necessary.
 
-        Until ``_finish`` the session keeps its memory, even if it is closed. Raises ``ComputeError`` if the
-        session is closed, if the step begins after its end, or without memory. One that begins before makes the rest
-        of the cache void.
+        Until ``_finish`` the session keeps its memory, even if it is closed. A step in place of one that is still computed
+        waits for its end. Raises ``ComputeError`` if the session is closed, if the step begins after its end, or without
+        memory. One that begins before makes the rest of the cache void.
         """
         with self._idle:
+            self._idle.wait_for(lambda: not session.running)
             if session.closed_by:
                 raise ComputeError(f"the session cannot go on: {session.closed_by}")
             assert session.cache is not None, "an open session has a cache"
-            assert not session.running, "a session computes one step at a time"
             room = max(session.wanted_tokens, session.max_tokens)
             if room > session.max_tokens:
                 self._set_aside(session, room)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.generation.logits_process import (
@@ -166,6 +167,13 @@ class BlocksHub:
         self._queue.shutdown(cancel_futures=True)
 
 
+class _Step(NamedTuple):
+    """Drafted tokens of a step that is away; ``guess`` is its first token, if that was drafted, too."""
+
+    drafts: list[int]
+    guess: int | None
+
+
 class _Sequence:
     def __init__(self, hub: BlocksHub, prompt: list[int], generation: Generation, most_tokens: int) -> None:
         self.ended = False
@@ -173,7 +181,8 @@ class _Sequence:
         self._hub = hub
         self.tokens = prompt
         self._n_sent = 0
-        self._drafts: list[int] = []
+        self._draft = _Step([], None)
+        self._away: deque[_Step] = deque()
         self._drafter = None if hub.drafter is None else hub.drafter.begin(most_tokens)
         self._ends = hub.end_tokens if generation.stops else frozenset()
         sampling = generation.sampling
@@ -182,34 +191,55 @@ class _Sequence:
         self._generator = torch.Generator(hub.device).manual_seed(sampling.seed) if sampling else None
 
     async def draft(self, n_tokens: int) -> int:
-        self._drafts = await self._hub.run(self._drafted, n_tokens) if n_tokens else []
-        return len(self._drafts)
+        drafts = await self._hub.run(self._drafted, list(self.tokens), n_tokens) if n_tokens else []
+        self._draft = _Step(drafts, None)
+        return len(drafts)
 
-    def _drafted(self, n_tokens: int) -> list[int]:
+    async def draft_ahead(self, n_tokens: int) -> int | None:
+        tokens = list(self.tokens)
+        for drafts, guess in self._away:
+            tokens += [*([] if guess is None else [guess]), *drafts]
+        found = await self._hub.run(self._drafted, tokens, n_tokens + 1)
+        if not found:
+            return None
+        self._draft = _Step(found[1:], found[0])
+        return len(found) - 1
+
+    def _drafted(self, tokens: list[int], n_tokens: int) -> list[int]:
         if self._drafter is not None:
-            return self._drafter.after(self.tokens, n_tokens)
-        return continued(self.tokens, n_tokens)
+            return self._drafter.after(tokens, n_tokens)
+        return continued(tokens, n_tokens)
 
     async def embed(self) -> bytes:
-        tokens = self.tokens[self._n_sent :]
-        if self._drafts:
+        drafts, guess = self._draft
+        tokens = self.tokens[self._n_sent :] if guess is None else [guess]
+        if drafts:
             assert self._hub.decoding is not None, "only then it drafts"
-            tokens = [*tokens, *self._drafts][: self._hub.decoding.n_sent(len(self._drafts))]
+            tokens = [*tokens, *drafts][: self._hub.decoding.n_sent(len(drafts))]
+        self._away.append(self._draft)
         answer: bytes = await self._hub.run(self._hub.embed, tokens)
         return answer
 
     async def take(self, payload: bytes) -> list[int]:
-        tokens: list[int] = await self._hub.run(self._take, payload)
+        tokens: list[int] = await self._hub.run(self._take, payload, self._away.popleft().drafts)
+        self._draft = _Step([], None)
         self.ended = tokens[-1] in self._ends
         return tokens
 
-    def _take(self, payload: bytes) -> list[int]:
+    def goes_on(self) -> bool:
+        return bool(self._away) and self._away[0].guess == self.tokens[-1]
+
+    def forget(self, n_kept: int) -> None:
+        while len(self._away) > n_kept:
+            self._away.pop()
+
+    def _take(self, payload: bytes, drafts: list[int]) -> list[int]:
         """Returns the new tokens: each as without drafts, for as long as the one before it agrees with its draft.
 
         So a sampled draft that disagrees is replaced by a token of the model's distribution without the drafted one, as
         rejection sampling has it, and the tokens are those that would be sampled without drafts.
         """
-        drafts, decoding, n_bytes = self._drafts, self._hub.decoding, self._hub.token_bytes
+        decoding, n_bytes = self._hub.decoding, self._hub.token_bytes
         n_sent = 1 if decoding is None else decoding.n_sent(len(drafts))
         begin, self.n_accepted = len(payload) - n_sent * n_bytes, 0
         new: list[int] = []

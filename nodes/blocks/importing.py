@@ -14,6 +14,7 @@ os.environ.setdefault(
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_log
 
 from nodes.blocks.family import family_of
@@ -23,6 +24,8 @@ from nodes.compute import ComputeError
 
 _TOKENS = "tokenizer.ggml.tokens"
 _SCALED_POSITIONS = "rope_freqs.weight"
+_LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""What all of Meta's Llama 3.1 to 3.3 have; their ``factor`` differs."""
 _SHARD = "5GB"
 
 
@@ -35,8 +38,9 @@ def import_model(source: Path, folder: Path, available_bytes: float) -> dict[str
     """
     transformers_log.set_verbosity_error()
     transformers_log.disable_progress_bar()
+    frequency_factors = None
     if source.is_file():
-        _check_gguf(source)
+        frequency_factors = _checked_gguf(source)
         place, named = source.parent, {"gguf_file": source.name}
     else:
         place, named = source, {}
@@ -45,6 +49,8 @@ def import_model(source: Path, folder: Path, available_bytes: float) -> dict[str
         config = AutoConfig.from_pretrained(place, local_files_only=True, **named)
     except Exception as error:  # the readers raise errors of any kind
         raise _unreadable(source, error) from error
+    if frequency_factors is not None:
+        _scale_positions(config, frequency_factors, source)
     family_of(config.to_dict())
     dtype = torch.float32 if named else getattr(config, "dtype", None) or torch.float32
     _check_room(config, dtype, folder, available_bytes)
@@ -86,8 +92,11 @@ def _write(read: Any, tokenizer: Any, folder: Path) -> None:
         path.chmod(0o644)  # the library lets only the owner read them
 
 
-def _check_gguf(file: Path) -> None:
-    """Raises ``ComputeError`` for a file that is no GGUF, is cut short, or holds no tokenizer."""
+def _checked_gguf(file: Path) -> torch.Tensor | None:
+    """Returns by how much each frequency of the rotary positions is divided; ``None``: by nothing.
+
+    Raises ``ComputeError`` for a file that is no GGUF, is cut short, or holds no tokenizer.
+    """
     from gguf import GGUFReader
 
     with file.open("rb") as opened:
@@ -99,10 +108,28 @@ def _check_gguf(file: Path) -> None:
         raise ComputeError(f"{file} is cut short or broken ({_reason(error)}): download it again") from error
     if _TOKENS not in reader.fields:
         raise ComputeError(f"{file} holds no tokenizer: give a GGUF file of a whole language model")
-    if any(tensor.name == _SCALED_POSITIONS for tensor in reader.tensors):
+    scaled = next((tensor for tensor in reader.tensors if tensor.name == _SCALED_POSITIONS), None)
+    return None if scaled is None else torch.tensor(scaled.data.tolist(), dtype=torch.float32).flatten()
+
+
+def _scale_positions(config: Any, factors: torch.Tensor, file: Path) -> None:
+    """Sets the rotary positions of Llama 3 whose frequencies are divided by ``factors``, which transformers does not read.
+
+    Raises ``ComputeError`` if there are none.
+    """
+    is_found = False
+    if config.model_type == "llama":
+        plain, size = dict(config.rope_parameters), config.head_dim
+        expected = plain["rope_theta"] ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
+        config.rope_parameters = {**plain, "rope_type": "llama3", "factor": float(factors.max()), **_LLAMA_3}
+        found, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+        is_found = found.shape == factors.shape and torch.allclose(
+            found, expected / factors, rtol=1e-3, atol=0.0
+        )
+    if not is_found:
         raise ComputeError(
-            f"{file} has scaled rotary positions ({_SCALED_POSITIONS}), which transformers does not read from GGUF: "
-            "import the model's folder of transformers"
+            f"{file} has scaled rotary positions ({_SCALED_POSITIONS}) that are not those of Llama 3, and nothing else "
+            "states them: import the model's folder of transformers"
         )
 
 

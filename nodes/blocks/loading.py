@@ -22,10 +22,11 @@ def fill(
 ) -> torch.nn.Module:
     """Fills ``module``, which was made on the meta device, with the weights of ``part``, and returns it.
 
-    ``how`` is one of ``spec.Weights``: unless it is "plain", linear layers are replaced by quantised ones.
+    ``how`` is one of ``spec.Weights``: unless it is "plain", linear layers and experts are replaced by quantised ones.
     Raises ``ComputeError``.
     """
     layers = _linear_layers(module) if how != "plain" else {}
+    experts = expert_tensors(module) if how != "plain" else {}
     shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
     # Matrices first: a quantised layer must be there before its bias is.
     ordered = {name: shapes[name] for name in sorted(shapes, key=lambda name: name not in layers)}
@@ -33,6 +34,12 @@ def fill(
         path, _, leaf = name.rpartition(".")
         if name in layers:
             module.set_submodule(path, quantised.LAYERS[how](tensor))
+        elif name in experts:
+            held = module.get_submodule(path)
+            if not isinstance(held, quantised.QuantisedExperts):
+                held = quantised.QuantisedExperts(held, quantised.LAYERS[how])
+                module.set_submodule(path, held)
+            held.hold(leaf, tensor)
         else:
             setattr(module.get_submodule(path), leaf, torch.nn.Parameter(tensor, requires_grad=False))
         del tensor  # else a quantised layer's full matrix would stay until the next one has been made
@@ -68,12 +75,17 @@ def empty_block(family: Family, config: Any, number: int) -> torch.nn.Module:
 
 def planned_bytes(block: torch.nn.Module, dtype: torch.dtype, how: str) -> int:
     """Returns the bytes that a block takes once it is filled: exactly ``s_m`` of the performance model."""
-    layers = _linear_layers(block)
+    layers, experts = _linear_layers(block), expert_tensors(block)
     total = 0
     for name, tensor in block.state_dict().items():
         if name in layers:
             n_rows, n_columns = tensor.shape
             total += quantised.matrix_bytes(how, n_rows, n_columns, dtype)
+        elif name in experts:
+            parts = quantised.matrix_of(name.rpartition(".")[2], tensor[0])
+            total += len(tensor) * sum(
+                quantised.matrix_bytes(how, part.shape[0], part.shape[1], dtype) for part in parts
+            )
         else:
             total += tensor.numel() * dtype.itemsize
     return total
@@ -92,6 +104,16 @@ def real_bytes(block: torch.nn.Module) -> int:
         if isinstance(layer, quantised.Int8Linear | quantised.Nf4Linear)
     )
     return matrices + sum(parameter.nbytes for parameter in block.parameters())
+
+
+def expert_tensors(module: torch.nn.Module) -> Mapping[str, torch.nn.Module]:
+    """Returns the modules of experts that can be quantised, by the names of their tensors; empty if there are none."""
+    return {
+        f"{path}.{name}": held
+        for path, held in module.named_modules()
+        if tuple(name for name, _ in held.named_parameters(recurse=False)) == quantised.EXPERTS
+        for name in quantised.EXPERTS
+    }
 
 
 def _linear_layers(module: torch.nn.Module) -> Mapping[str, torch.nn.Linear]:

@@ -5,6 +5,8 @@ Triton's (``kernels``), on a CPU torch's. For more, the matrix is restored in ev
 
 ``nf4``: NF4 of bitsandbytes, as PETALS uses it: a scale per 64 values, itself in 8 bits; 4.127 bits per
 value.
+
+Each matrix of each expert of a mixture is quantised by itself.
 """
 
 from __future__ import annotations
@@ -130,6 +132,44 @@ class Nf4Linear(torch.nn.Module):
         inner = self._state.state2
         parts = (self._state.absmax, self._state.code, self._state.offset, inner.absmax, inner.code)
         return self.codes.nbytes + sum(part.nbytes for part in parts)
+
+
+EXPERTS = ("gate_up_proj", "down_proj")
+"""The tensors of all experts in transformers' modules of Mixtral and Qwen3-MoE: of each expert one below the other, and one."""
+
+
+class QuantisedExperts(torch.nn.Module):
+    """The experts of a mixture with quantised matrices, in place of transformers' module ``experts``."""
+
+    def __init__(self, experts: torch.nn.Module, layer: Any) -> None:
+        super().__init__()
+        self._layer, self._activation = layer, experts.act_fn
+        self._gates, self._ups, self._downs = (torch.nn.ModuleList() for _ in range(3))
+
+    def hold(self, name: str, tensor: torch.Tensor) -> None:
+        """Takes over a tensor of ``EXPERTS``, by its name: [experts, rows, columns]."""
+        for matrix in tensor:
+            parts = matrix_of(name, matrix)
+            for held, part in zip(
+                [self._downs] if len(parts) == 1 else [self._gates, self._ups], parts, strict=True
+            ):
+                held.append(self._layer(part))
+
+    def forward(self, states: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """Returns the outputs for ``states`` [n, hidden]: of the experts ``chosen`` [n, k] by their ``shares`` [n, k]."""
+        output = torch.zeros_like(states)
+        for expert in chosen.unique().tolist():
+            rows, places = torch.where(chosen == expert)
+            own = states[rows]
+            inner = self._activation(self._gates[expert](own)) * self._ups[expert](own)
+            part = self._downs[expert](inner) * shares[rows, places, None]
+            output.index_add_(0, rows, part.to(output.dtype))
+        return output
+
+
+def matrix_of(name: str, matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Returns the matrices in an expert's part of a tensor of ``EXPERTS``."""
+    return tuple(matrix.chunk(2)) if name == EXPERTS[0] else (matrix,)
 
 
 def _slices(matrix: torch.Tensor) -> list[slice]:

@@ -13,11 +13,13 @@ import argparse
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
 import tomllib
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -260,9 +262,11 @@ def _peer() -> tuple[str, ...]:
 
 
 def _first_peer() -> str:
+    """The first peer's address, once it can be reached: a member that finds nobody there ends."""
     from hivemind.p2p import PeerID
 
     _wait_for(_identity(FIRST))
+    _until(_is_reached, f"{FIRST} was not reached")
     number = PeerID.from_identity(_identity(FIRST).read_bytes()).to_base58()
     return f"/ip4/{_address(FIRST)}/tcp/{PORT}/p2p/{number}"
 
@@ -272,11 +276,24 @@ def _address(node: str) -> str:
     return next(words[0] for words in lines if node in words[1:])
 
 
+def _is_reached() -> bool:
+    try:
+        socket.create_connection((_address(FIRST), PORT), timeout=_WAIT_S).close()
+    except OSError:
+        return False
+    return True
+
+
 def _wait_for(path: Path) -> None:
+    _until(path.exists, f"{path} did not appear")
+
+
+def _until(is_so: Callable[[], bool], else_said: str) -> None:
+    """Wait until something is so; ends this process after ``_WAIT_S``, with what is said then."""
     until = time.monotonic() + _WAIT_S
-    while not path.exists():
+    while not is_so():
         if time.monotonic() > until:
-            sys.exit(f"{path} did not appear within {_WAIT_S:g} s; see logs/{FIRST}.log")
+            sys.exit(f"{else_said} within {_WAIT_S:g} s; see logs/{FIRST}.log")
         time.sleep(0.1)
 
 

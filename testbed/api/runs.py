@@ -21,6 +21,7 @@ from testbed.control.placing import load_to_run
 from testbed.errors import UserError
 from testbed.experiments import Change, Override
 from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.slo import Objectives
 from testbed.records.plan import REFERENCE, Plan, find_plan
 from testbed.records.requests import METRICS
 from testbed.records.summary import SIMULATION, RunSummary, read_summary
@@ -277,7 +278,7 @@ def _ended(ended: Ended) -> Run:
     return load(ended.run_dir)
 
 
-def _result(found: Simulation, objectives: Mapping[str, float], out: Path | None, temporary: Path) -> Run:
+def _result(found: Simulation, objectives: Objectives, out: Path | None, temporary: Path) -> Run:
     experiment = found.case.experiment
     if found.placement is None:
         raise UserError(f"{experiment.name}: {found.error}")
@@ -318,6 +319,6 @@ def _run_of(*values: Any) -> Run:
     return Run(policy, engine, summary, plan, path, lambda: requests, lambda: hops)
 
 
-def _limits(slo: str | Mapping[str, float] | None) -> dict[str, float] | None:
+def _limits(slo: str | Mapping[str, float] | None) -> Objectives | None:
     text = slo_text(slo)
     return None if text is None else parse_slo(text)

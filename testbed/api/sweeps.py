@@ -25,9 +25,10 @@ from testbed.results.intervals import Mean
 from testbed.rundir import parquet_path, scratch
 from testbed.runtime.signals import outside_loop
 from testbed.studies.sweep.axes import POLICY, Axis, checked_axis, value_range
-from testbed.studies.sweep.command import LOCAL, Measured, Shown, executor_of, measured, write_study
+from testbed.studies.sweep.command import Measured, Shown, measured, workers_of, write_study
 from testbed.studies.sweep.contrast import Cell, baselines, cells_of
 from testbed.studies.sweep.documents import baseline_of, header_and_rows
+from testbed.studies.sweep.executors import LOCAL
 from testbed.studies.sweep.kept import REQUESTS
 from testbed.studies.sweep.measures import HIGHER_IS_BETTER
 from testbed.studies.sweep.runs import OK, Record
@@ -165,9 +166,9 @@ class Table:
                         policy=self._chosen.label(cell.policy),
                         against=self._chosen.label(base_name),
                         metric=measure,
-                        gain=sign * found.mean,
+                        gain=sign * found.mean + 0.0,  # no -0.0
                         ci95=None if math.isnan(found.half_width) else found.half_width,
-                        ratio=None if found.ratio is None else sign * found.ratio,
+                        ratio=None if found.ratio is None else sign * found.ratio + 0.0,
                         verdict=found.verdict,
                         n=found.n,
                     )
@@ -268,7 +269,7 @@ def sweep(
             )
             study = _study(scenario, options)
             folder = temporary / "sweep" if out is None else Path(out)
-            workers = executor_of(study, LOCAL, whole(jobs, "jobs"))
+            workers = workers_of(study, LOCAL, whole(jobs, "jobs"))
             with measured(study, folder, workers, shown_to(progress, stopped)) as results:
                 if results.stopped:
                     raise KeyboardInterrupt(results.stopped)

@@ -30,6 +30,15 @@ from testbed.cli.options import (
 from testbed.errors import UserError
 
 _WHERE = "Where runs are made"
+ExecutorOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="local (processes on this machine) or ray (the cluster of RAY_ADDRESS, or one started here "
+        "with `ray start --head`; --jobs then defaults to its CPUs).",
+        rich_help_panel=_WHERE,
+    ),
+]
 
 
 def simulate(
@@ -140,15 +149,7 @@ def sweep(
             rich_help_panel=_WHERE,
         ),
     ] = None,
-    executor: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="local (processes on this machine) or ray (the cluster of RAY_ADDRESS, or one started here "
-            "with `ray start --head`; --jobs then defaults to its CPUs).",
-            rich_help_panel=_WHERE,
-        ),
-    ] = "local",
+    executor: ExecutorOption = "local",
     jobs: JobsOption = None,
     slo: GoodputOption = None,
     metrics: Annotated[
@@ -295,6 +296,7 @@ def score(
             "--all", help="Make the leaderboard: score the reference policies, and any POLICY beside them."
         ),
     ] = False,
+    executor: ExecutorOption = "local",
     jobs: JobsOption = None,
     out: KeptRunsOption = None,
     as_json: JsonOption = False,
@@ -305,7 +307,7 @@ def score(
     """
     from testbed.studies.score.command import Options, leaderboard_command, score_command
 
-    options = Options(suite, quick, seeds, jobs, out)
+    options = Options(suite, quick, seeds, jobs, out, executor=executor)
     policies = policy or []
     if all_policies:
         answer, text, code = leaderboard_command(policies, options)

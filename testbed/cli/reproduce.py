@@ -122,7 +122,9 @@ class _OrFolder(Group):
     """Reads what is no name of a command as the folder of a bundle."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in self.commands and ("/" in args[0] or Path(args[0]).exists()):
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            if "/" not in args[0] and not Path(args[0]).exists():
+                ctx.fail(f"No such command '{args[0]}', and there is no bundle in a folder of that name")
             args = [_BUNDLE, *args]
         return super().resolve_command(ctx, args)
 

@@ -378,3 +378,11 @@ def placement_policy(name: str) -> PlacementPolicy:
 def routing_policy(name: str) -> RoutingPolicy:
     """Returns the routing policy for a name in a scenario. Raises ``PolicyError`` or ``UserError``."""
     return fixed_routing(name) if name.startswith(FIXED) else resolve_routing(name)
+
+
+def followers(placement: Placement, server: int) -> Iterator[int]:
+    """Yield the servers that can follow ``server`` in a chain: those that hold the block after its last."""
+    last = placement.ranges[server].last
+    for number, blocks in enumerate(placement.ranges):
+        if number != server and placement.ranges[server].n_blocks and blocks.first <= last < blocks.last:
+            yield number

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from policies.problem import Batching
 from testbed.experiments.fields import (
-    Bytes,
+    NonNegativeBytes,
     PositiveSeconds,
     Seconds,
     Table,
@@ -19,6 +19,7 @@ from testbed.experiments.fields import (
 )
 from testbed.experiments.limits import (
     MAX_DRAFTED,
+    MAX_IN_FLIGHT,
 )
 from testbed.experiments.problems import shown
 
@@ -106,7 +107,7 @@ class CacheTable(Table):
     prefix: Literal["none", "session", "shared"] | None = None
     hold: PositiveSeconds | None = None
     session_tokens: Tokens | None = None
-    hub_history: Bytes | None = None
+    hub_history: NonNegativeBytes | None = None
 
     @model_validator(mode="after")
     def _only_paged(self) -> Self:
@@ -147,6 +148,8 @@ class DecodingTable(Table):
       expect (default 0.5).
     - ``draft_token``: the client's time per drafted token (default 0). Real blocks take the time that they need.
     - ``draft_model``: the folder of the small model's checkpoint, for real blocks with "model" or "petals".
+    - ``in_flight``: how many rounds of a session may be away at a time (default 1). Those behind the first are drafted on
+      the guess that all tokens before them agree.
     """
 
     drafter: Literal["none", "ngram", "model", "petals"] = "none"
@@ -154,6 +157,15 @@ class DecodingTable(Table):
     acceptance: Annotated[float | list[int] | str, BeforeValidator(_acceptance)] | None = None
     draft_token: Seconds | None = None
     draft_model: Annotated[str, Field(min_length=1)] | None = None
+    in_flight: Annotated[int, Field(ge=1, le=MAX_IN_FLIGHT)] = 1
+
+    @model_validator(mode="after")
+    def _with_drafter(self) -> Self:
+        if self.model_fields_set and "drafter" not in self.model_fields_set:
+            raise rule(
+                "is of speculative decoding; name a drafter, or leave this out", min(self.model_fields_set)
+            )
+        return self
 
 
 class CalibrationTable(Table):

@@ -48,6 +48,7 @@ def resolve_decoding(
             "tokens",
             f"is {tokens}, but no request has more than {longest_output} output tokens; draft fewer per round",
         )
+    _check_in_flight(scenario, table)
     draft_model = table.draft_model
     if draft_model is not None and drafter == "ngram":
         raise _wrong("draft_model", 'is only for drafter = "model" or "petals"')
@@ -62,6 +63,7 @@ def resolve_decoding(
         "acceptance": acceptance,
         "draft_token": table.draft_token or 0.0,
         "draft_model": draft_model,
+        "in_flight": table.in_flight,
     }
     is_auto = tokens == "auto"
     most = MOST_TOKENS if tokens == "auto" else tokens
@@ -70,8 +72,24 @@ def resolve_decoding(
         rates = measured_rates(acceptance)
         acceptance = sum(rates) / len(rates)
     draft_s, seed = table.draft_token or 0.0, scenario.seed
-    decoding = Decoding(drafter, most, acceptance, draft_s, seed, is_auto=is_auto, rates=rates)
+    decoding = Decoding(
+        drafter, most, acceptance, draft_s, seed, is_auto=is_auto, rates=rates, in_flight=table.in_flight
+    )
     return table.model_copy(update=update), decoding
+
+
+def _check_in_flight(scenario: Scenario, table: DecodingTable) -> None:
+    """Raise ``KeyedError`` if several rounds shall be away at a time where that is not known."""
+    if table.in_flight == 1:
+        return
+    instead = "leave it out, or "
+    if table.drafter == "petals":
+        instead += 'choose drafter = "model": PETALS\' rule has no token of the model to guess'
+    elif scenario.cache is not None and scenario.cache.hub_history:
+        instead += "leave out cache.hub_history"
+    else:
+        return
+    raise _wrong("in_flight", f"is {table.in_flight}, but then rounds go one at a time: {instead}")
 
 
 def _counts(name: str, folder: Path) -> list[int]:

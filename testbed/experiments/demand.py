@@ -1,17 +1,19 @@
-"""How much each client asks for, and when: shares of all requests, and curves over a day."""
+"""What each client asks for, and when: shares of all requests, curves over a day, lengths and objectives of its own."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from testbed.experiments.hours import DAY_S, time_of_day, zone_s
-from testbed.experiments.problems import KeyedError
+from testbed.experiments.lengths import LengthTable
+from testbed.experiments.problems import Key, KeyedError
 from testbed.experiments.schema import ClientsTable, Scenario
+from testbed.experiments.slo import parse_objectives
 from testbed.experiments.workload_tables import WorkloadTable
 
 
@@ -47,12 +49,15 @@ class Demand:
     """What each client, by its number, asks for.
 
     ``weights``: requests in proportion to each other; ``None``: all as many. ``curves``: ``None`` for a client whose rate
-    does not change.
+    does not change. ``inputs``, ``outputs``: lengths in tokens of a client's own requests; ``None`` for a client that has
+    the workload's.
     """
 
     n_clients: int
     weights: tuple[float, ...] | None = None
     curves: tuple[Curve | None, ...] = ()
+    inputs: tuple[LengthTable | None, ...] = ()
+    outputs: tuple[LengthTable | None, ...] = ()
 
     @property
     def is_constant(self) -> bool:
@@ -94,9 +99,23 @@ class Demand:
                     everybody, now if any(now) else base
                 )  # at the very end of a time with requests
             return found
+        return self.usual_clients(len(arrives_at_s), choice)
+
+    def usual_clients(self, n: int, choice: random.Random) -> list[int]:
+        """Draw ``n`` clients in proportion to the mean rates of all."""
         if self.weights is None:
-            return [choice.randrange(self.n_clients) for _ in arrives_at_s]
-        return choice.choices(everybody, self.weights, k=len(arrives_at_s))
+            return [choice.randrange(self.n_clients) for _ in range(n)]
+        return choice.choices(range(self.n_clients), self.weights, k=n)
+
+    def own_lengths(self, column: int) -> Mapping[int, LengthTable]:
+        """Return the input (``column`` 0) or output (1) lengths of the clients that have their own, by number."""
+        specs = (self.inputs, self.outputs)[column]
+        return {client: spec for client, spec in enumerate(specs) if spec is not None}
+
+    def lengths_in_use(self, column: int, common: LengthTable | None) -> list[LengthTable | None]:
+        """Return all lengths of some client, of which those without their own have ``common``."""
+        own = self.own_lengths(column)
+        return [*own.values(), *([common] if len(own) < self.n_clients else [])]
 
 
 def demand_of(scenario: Scenario) -> Demand:
@@ -107,13 +126,30 @@ def demand_of(scenario: Scenario) -> Demand:
         raise KeyedError(
             ("workload", "curve_period"), "is of a curve; give workload.curve, or leave this out"
         )
+    for index, group in enumerate(groups):
+        _check_lengths(group, index, workload)
     every = [(group, curve) for group, curve in zip(groups, curves, strict=True) for _ in range(group.count)]
     weights = [group.weight for group, _ in every if group.weight is not None]
     return Demand(
         len(every),
         tuple(weights) if len(weights) == len(every) else None,
         tuple(curve for _, curve in every),
+        tuple(group.n_input_tokens for group, _ in every),
+        tuple(group.n_output_tokens for group, _ in every),
     )
+
+
+def _check_lengths(group: ClientsTable, index: int, workload: WorkloadTable) -> None:
+    for key in ("n_input_tokens", "n_output_tokens"):
+        if getattr(group, key) is None:
+            continue
+        why = ""
+        if workload.turns is not None:
+            why = "workload.turns makes conversations, whose messages have the same lengths for all clients"
+        elif workload.arrivals in ("trace", "listed") or getattr(workload, key) is None:
+            why = "the workload's requests have recorded lengths"
+        if why:
+            raise KeyedError(("clients", index, key), f"is given, and {why}; leave it out")
 
 
 def _curve(group: ClientsTable, index: int, workload: WorkloadTable, begins_at: str) -> Curve | None:
@@ -138,3 +174,22 @@ def _curve(group: ClientsTable, index: int, workload: WorkloadTable, begins_at: 
         return Curve(tuple(values), period_s)
     local_s = (time_of_day(begins_at) or 0.0) + zone_s(group.time_zone, (*table, "time_zone"))
     return Curve(tuple(values), period_s, local_s % period_s)
+
+
+def objectives_in(slo: str | None, key: Key) -> tuple[tuple[str, float], ...]:
+    """Return ``Problem.objectives_s``. Raises ``KeyedError``."""
+    try:
+        return tuple(parse_objectives(slo).items()) if slo is not None else ()
+    except ValueError as error:
+        raise KeyedError(key, str(error)) from error
+
+
+def own_objectives(groups: Sequence[ClientsTable]) -> tuple[tuple[tuple[str, float], ...] | None, ...]:
+    """Return ``Problem.own_objectives_s``. Raises ``KeyedError``."""
+    if all(group.slo is None for group in groups):
+        return ()
+    return tuple(
+        None if group.slo is None else objectives_in(group.slo, ("clients", index, "slo"))
+        for index, group in enumerate(groups)
+        for _ in range(group.count)
+    )

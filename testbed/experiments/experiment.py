@@ -26,6 +26,7 @@ from testbed.experiments.draws import Sample
 from testbed.experiments.event_table import EventTable, TraceTable
 from testbed.experiments.fields import Table
 from testbed.experiments.network_tables import SiteTable
+from testbed.experiments.slo import Objectives
 
 
 @dataclass(frozen=True)
@@ -341,9 +342,13 @@ class Experiment:
         return n_clients == 1 or (n_clients == 0 and self.problem.forwarding)
 
     @property
-    def objectives(self) -> dict[str, float]:
-        """Limits in seconds by metric (``testbed.experiments.slo``); empty if the scenario sets none."""
-        return dict(self.problem.objectives_s)
+    def objectives(self) -> Objectives:
+        """What the requests of each client should meet."""
+        own = zip(self.problem.clients, self.problem.own_objectives_s, strict=False)
+        return Objectives(
+            dict(self.problem.objectives_s),
+            {client: dict(limits_s) for client, limits_s in own if limits_s is not None},
+        )
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -46,7 +46,10 @@ def quantity(dimension: Dimension) -> Callable[[Any], float]:
 
 Seconds = Annotated[float, BeforeValidator(quantity(DURATION)), PlainSerializer(DURATION.format)]
 BitsPerSecond = Annotated[float, BeforeValidator(quantity(RATE)), PlainSerializer(RATE.format), Field(gt=0)]
-Bytes = Annotated[float, BeforeValidator(quantity(SIZE)), PlainSerializer(SIZE.format), Field(gt=0)]
+NonNegativeBytes = Annotated[
+    float, BeforeValidator(quantity(SIZE)), PlainSerializer(SIZE.format), Field(ge=0)
+]
+Bytes = Annotated[NonNegativeBytes, Field(gt=0)]
 Watts = Annotated[float, BeforeValidator(quantity(POWER)), PlainSerializer(POWER.format)]
 PositiveSeconds = Annotated[Seconds, Field(gt=0)]
 
@@ -94,7 +97,7 @@ def ratio(value: Any) -> float:
     else:
         raise rule(f'must be text such as "0.1 %" or a number from 0 to 1, not {shown(value)}')
     if not 0 <= share <= 1:
-        raise rule(f"must be from 0 to 1 (0 % to 100 %), not {shown(value)}")
+        raise rule(f"must be from 0 to 1, or from 0 % to 100 %, not {shown(value)}")
     return share
 
 

@@ -25,6 +25,8 @@ MAX_BLOCKS = 10_000
 MAX_TOKENS = 10_000_000
 MAX_DRAFTED = 1_000
 """Most tokens that a client drafts per round."""
+MAX_IN_FLIGHT = 16
+"""Most rounds of a session that are away at a time."""
 MAX_HIDDEN_SIZE = 10_000_000
 MAX_TOML_BYTES = 512 * 1024**2
 """Large enough for a resolved scenario, which lists the requests of its trace: up to ten million rows."""

@@ -118,8 +118,11 @@ def _csv(table: TraceTable, lines: Iterable[str]) -> Steps:
         raise _Wrong(f"is empty; it needs a row with the names of its columns ({', '.join(_COLUMNS)})")
     for name in names:
         if name not in _COLUMNS or names.count(name) > 1:
-            what = "a second column" if name in _COLUMNS else "an unknown column"
-            raise _Wrong(f"has {what} {shown(name)}{nearest(name, _COLUMNS)}; valid: {', '.join(_COLUMNS)}")
+            if name in _COLUMNS:
+                raise _Wrong(f"has a second column {shown(name)}; leave one out")
+            raise _Wrong(
+                f"has an unknown column {shown(name)}{nearest(name, _COLUMNS)}; valid: {', '.join(_COLUMNS)}"
+            )
     if "time" not in names or len(names) < 2:
         raise _Wrong("must have the column time, and at least one of rate, rtt and loss")
     times: list[float] = []

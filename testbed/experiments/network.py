@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from netem.flows import RECEIVE_WINDOW_BYTES
 from netem.spec import SPARE_ADDRESSES
+from netem.tcp import RECEIVE_WINDOW_BYTES
 from netem.topology import TopologyNode, too_fast
 from policies.link_rates import LinkRates, Shared
 from policies.links import HEADER_BYTES, UNSENT_BYTES, Link

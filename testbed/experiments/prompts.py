@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from policies.workload import RequestPlan
 from testbed.experiments.limits import MAX_NUMBER
@@ -14,13 +14,14 @@ MOONCAKE_TOKENS, BAILIAN_TOKENS = 512, 16
 
 
 class Prompt(NamedTuple):
-    """What a trace has of a prompt: its chat and turn, from 0 (-1: it is of none), and ``ids`` of its blocks of
-    ``block_tokens``."""
+    """What is known of a prompt: its chat and turn, from 0 (-1: it is of none), and ``ids`` of its blocks of
+    ``block_tokens``; ``answer_ids``: see ``RequestPlan``."""
 
     conversation: int
     turn: int
     block_tokens: int
     ids: tuple[int, ...]
+    answer_ids: tuple[int, ...] = ()
 
 
 def check_ids(n_ids: int, n_tokens: int, block_tokens: int) -> None:
@@ -38,24 +39,46 @@ def listed(prompts: Sequence[Prompt]) -> list[list[int]]:
     return [[prompt.conversation, prompt.turn, *prompt.ids] for prompt in prompts]
 
 
+def with_answers(
+    prompts: Sequence[Prompt], rows: Sequence[object], lengths: Sequence[tuple[int, int]]
+) -> list[Prompt]:
+    """Return prompts with the blocks after them: ``rows`` of ids. ``lengths``: of prompts and answers. Raises ``KeyedError``."""
+    _check_rows("answers", rows, len(prompts))
+    found = []
+    for index, (prompt, row, (n_input, n_output)) in enumerate(zip(prompts, rows, lengths, strict=True)):
+        size, place = prompt.block_tokens, ("workload", "answers", index)
+        n_most = (n_input + n_output - 1) // size - n_input // size
+        if not _are_ids(row) or len(row) > n_most:
+            raise KeyedError(
+                place, f"must be at most {n_most} ids of blocks, whole numbers, not {shown(row)}"
+            )
+        if row and len(prompt.ids) != n_input // size:
+            raise KeyedError(place, "comes after a prompt that does not end with its last whole block")
+        found.append(prompt._replace(answer_ids=tuple(row)))
+    return found
+
+
+def _check_rows(key: str, rows: Sequence[object], n_requests: int) -> None:
+    if len(rows) != n_requests:
+        raise KeyedError(
+            ("workload", key),
+            f"has {len(rows)} rows, and there are {n_requests} requests; give one for each",
+        )
+
+
+def _are_ids(row: object) -> TypeGuard[list[int]]:
+    return isinstance(row, list) and all(
+        isinstance(each, int) and not isinstance(each, bool) and abs(each) < MAX_NUMBER for each in row
+    )
+
+
 def of_rows(rows: Sequence[object], lengths: Sequence[int], block_tokens: int) -> list[Prompt]:
     """Return the prompts of ``listed`` rows, whose tokens are ``lengths``. Raises ``KeyedError``."""
-    if len(rows) != len(lengths):
-        raise KeyedError(
-            ("workload", "prompts"),
-            f"has {len(rows)} rows, and there are {len(lengths)} requests; give one for each",
-        )
+    _check_rows("prompts", rows, len(lengths))
     found = []
     for index, (row, n_tokens) in enumerate(zip(rows, lengths, strict=True)):
         place = ("workload", "prompts", index)
-        if not (
-            isinstance(row, list)
-            and len(row) > 1
-            and all(
-                isinstance(each, int) and not isinstance(each, bool) and abs(each) < MAX_NUMBER
-                for each in row
-            )
-        ):
+        if not _are_ids(row) or len(row) < 2:
             raise KeyedError(
                 place, f"must be [chat, turn, ids of blocks ...], whole numbers, not {shown(row)}"
             )

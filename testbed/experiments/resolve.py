@@ -14,11 +14,11 @@ from netem.spec import TcpSpec
 from policies.interfaces import PlacementPolicy
 from policies.problem import Batching, Problem
 from policies.rules import PagingRules, PrefixRules
-from policies.workload import Backoff, QueueRules, RequestPlan, longest_tokens
+from policies.workload import Backoff, QueueRules, RequestPlan, Turn, longest_tokens
 from testbed.experiments.blocks import check_steps, resolve_blocks
 from testbed.experiments.compute_tables import CacheTable, ComputeTable
 from testbed.experiments.decoding import resolve_decoding
-from testbed.experiments.demand import demand_of
+from testbed.experiments.demand import demand_of, objectives_in, own_objectives
 from testbed.experiments.events import check_changes, network_changes
 from testbed.experiments.experiment import (
     BlocksSettings,
@@ -76,7 +76,6 @@ from testbed.experiments.profiles import resolve_calibration, resolve_model
 from testbed.experiments.schema import ClientsTable, NodeTable, PolicyTable, Scenario, ServersTable
 from testbed.experiments.servers import server_specs, servers_hardware
 from testbed.experiments.shared_links import between_nodes, check_sites, narrowed, shared_links
-from testbed.experiments.slo import parse_objectives
 from testbed.experiments.topologies import ANY, as_matrix, choose_nodes, topology_of, unknown_node
 from testbed.experiments.workload import join_order, make_requests, stream, workload_source
 from testbed.experiments.workload_tables import EndpointTable, WorkloadTable
@@ -116,17 +115,18 @@ def resolve(
         scenario, own, model_table, for_petals=policies.need_petals_throughput
     )
     clients = with_hub_tokens(scenario.clients, compute, model_table, is_resolved=scenario.resolved)
+    demand = demand_of(scenario)
     workload, requests, lengths, sample, length_samples = make_requests(
         scenario.workload,
         scenario.seed,
-        demand_of(scenario),
+        demand,
         folder_of("workload", "file"),
         keeps_prompts=scenario.cache.prefix == "shared",
     )
     if (
         scenario.cache.prefix == "shared"
         and scenario.workload.arrivals == "trace"
-        and not (requests[0].block_ids or requests[0].turn)
+        and not (requests[0].block_tokens or requests[0].turn)
     ):
         raise KeyedError(
             ("cache", "prefix"),
@@ -202,7 +202,9 @@ def resolve(
     n_known = 2 * len(length_samples)
     expected_output = -(-sum(n for _, n in length_samples) // n_known) if n_known else None
     tcp, backoff = scenario.tcp, scenario.backoff
-    served, source = _served(scenario.endpoint, requests, workload_source(workload), len(where.clients))
+    served, source = _served(
+        scenario.endpoint, requests, workload_source(workload, demand), len(where.clients)
+    )
     return Experiment(
         name=scenario.name or stem,
         description=scenario.description,
@@ -229,7 +231,8 @@ def resolve(
             reserved_output_tokens=_reserved_output(scenario, workload, length_samples),
             batching=_batching(compute, blocks),
             decoding=decoding,
-            objectives_s=_objectives(workload.slo),
+            objectives_s=objectives_in(workload.slo, ("workload", "slo")),
+            own_objectives_s=own_objectives(scenario.clients),
         ),
         sites=where.sites,
         calibration=calibration,
@@ -355,15 +358,18 @@ def _served(
     if endpoint.requests is None:
         return tuple(plans.values()), source
     n_own = len(plans)
-    for number, (index, at_s, n_input, n_output, client) in enumerate(endpoint.requests):
-        counts = [index, n_input, n_output, client]
-        if any(not isinstance(n, int) or n < 0 for n in counts) or at_s < 0 or client >= n_clients:
+    for number, (index, at_s, n_input, n_output, client, *place) in enumerate(endpoint.requests):
+        counts = [index, n_input, n_output, client, *place]
+        are_counts = all(isinstance(n, int) and n >= 0 for n in counts) and len(place) != 1
+        if not are_counts or at_s < 0 or client >= n_clients:
             raise KeyedError(
                 ("endpoint", "requests", number),
                 "must be [number, arrival in seconds, input tokens, output tokens, client's number from 0 to "
-                f"{n_clients - 1}], not {shown(endpoint.requests[number])}",
+                f"{n_clients - 1}], or these and the numbers of conversation and turn, not {shown(endpoint.requests[number])}",
             )
-        plans[int(index)] = RequestPlan(int(index), int(client), at_s, int(n_input), int(n_output))
+        turn = Turn(*map(int, place)) if place else None
+        lengths = int(n_input), int(n_output)
+        plans[int(index)] = RequestPlan(int(index), int(client), at_s, *lengths, turn=turn)
     outside = f"from outside, {len(plans) - n_own:,} requests"
     return tuple(plans[index] for index in sorted(plans)), f"{outside}; and {source}" if n_own else outside
 
@@ -416,14 +422,6 @@ def _own_hardware(
     if compute.hub_token is None:
         compute = compute.model_copy(update={"hub_token": one_hub_token(hub_tokens)})
     return own, compute
-
-
-def _objectives(slo: str | None) -> tuple[tuple[str, float], ...]:
-    """Return ``Problem.objectives_s``. Raises ``KeyedError``."""
-    try:
-        return tuple(parse_objectives(slo).items()) if slo is not None else ()
-    except ValueError as error:
-        raise KeyedError(("workload", "slo"), str(error)) from error
 
 
 def _reserved_output(

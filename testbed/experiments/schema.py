@@ -52,6 +52,7 @@ from testbed.experiments.network_tables import (
 from testbed.experiments.problems import shown
 from testbed.experiments.workload_tables import (
     EndpointTable,
+    Length,
     RateCurve,
     WorkloadTable,
 )
@@ -122,6 +123,9 @@ class ClientsTable(Table):
     rates, ``workload.rate`` is their sum; if it is given, too, they are shares of it. That rate is the mean of the client's
     ``curve`` (default: ``workload.curve``), which goes by local time if ``time_zone`` is given, an offset from UTC, and
     else begins with the run: ``testbed.experiments.demand``.
+
+    ``n_input_tokens``, ``n_output_tokens`` and ``slo`` are those of the client's requests, in the forms of ``[workload]``.
+    What is left out is the workload's.
     """
 
     site: Name
@@ -133,6 +137,9 @@ class ClientsTable(Table):
     share: Positive | None = None
     curve: RateCurve | None = None
     time_zone: str | None = None
+    n_input_tokens: Length | None = None
+    n_output_tokens: Length | None = None
+    slo: str | None = None
 
     @property
     def weight(self) -> float | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from testbed.experiments.units import DURATION
@@ -10,6 +11,30 @@ from testbed.experiments.units import DURATION
 NAMES = ("queue", "setup", "ttft", "tpot", "per_token", "e2e")
 _CAN_BE_ZERO = ("queue", "setup")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """Limits in seconds by metric, which each request should meet. ``own``: those of clients that have their own, by name."""
+
+    common: Mapping[str, float] = field(default_factory=dict)
+    own: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.common or self.own)
+
+    def of(self, client: str) -> Mapping[str, float]:
+        """Return the limits for the requests of a client."""
+        return self.own.get(client, self.common)
+
+    def in_words(self) -> str:
+        """Return all limits as text."""
+        parts = [f"{client}: {_in_words(limits_s)}" for client, limits_s in self.own.items()]
+        return "; ".join([*([_in_words(self.common)] if self.common else []), *parts])
+
+
+def _in_words(limits_s: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} <= {limit_s:g} s" for name, limit_s in limits_s.items())
 
 
 class Objective(NamedTuple):

@@ -221,7 +221,7 @@ def _json_line() -> Callable[[str], Row]:
         at_s = _number(record, "timestamp") / (1 if is_bailian else 1000)
         lengths = _whole(record, "input_length"), _whole(record, "output_length")
         ids = record.get("hash_ids")
-        if not ids:
+        if ids is None:
             return at_s, *lengths
         if not (isinstance(ids, list) and all(isinstance(each, int) for each in ids)):
             raise ValueError(f"hash_ids must be a list of whole numbers, not {shown(ids)}")

@@ -7,32 +7,26 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies.workload import RequestPlan, Turn
 from testbed.experiments.conversations import Draws, Message, begins_at_s, draw_conversations
 from testbed.experiments.demand import Demand
 from testbed.experiments.draws import Sample, drawn
 from testbed.experiments.filesread import note_file
+from testbed.experiments.lengths import LengthTable, drawer, in_words, longest
 from testbed.experiments.limits import MAX_DURATION_S, MAX_NUMBER, MAX_TOKENS, too_late
 from testbed.experiments.problems import KeyedError, shown
-from testbed.experiments.prompts import MOONCAKE_TOKENS, Prompt, listed, of_rows
+from testbed.experiments.prompts import MOONCAKE_TOKENS, Prompt, listed, of_rows, with_answers
 from testbed.experiments.recorded_talks import Place, by_conversation, drawn_messages, listed_places
 from testbed.experiments.recorded_talks import of_rows as of_places
 from testbed.experiments.traces import read_trace
-from testbed.experiments.workload_tables import (
-    Choice,
-    Lognormal,
-    Quantiles,
-    ThinkTime,
-    Uniform,
-    WorkloadTable,
-)
+from testbed.experiments.workload_tables import ThinkTime, WorkloadTable
 
-LengthTable = int | Uniform | Lognormal | Choice | Quantiles
 Listed = list[list[int | float]]
 Lengths = tuple[int, int]
 """(input, output) tokens of a request."""
@@ -89,33 +83,6 @@ def _changes(table: WorkloadTable, rate: float) -> Iterator[tuple[float, float]]
     """Yield (from when on in s, requests per second), the first from 0 s."""
     yield 0.0, rate
     yield from ((change.at, change.rate) for change in table.changes or ())
-
-
-def _length(table: LengthTable, rng: random.Random) -> Callable[[], int]:
-    if isinstance(table, int):
-        return lambda: table
-    if isinstance(table, Uniform):
-        return lambda: rng.randint(table.low, table.high)
-    if isinstance(table, Choice):
-        return lambda: rng.choices(table.values, table.weights)[0]
-    if isinstance(table, Quantiles):
-        mu, sigma, most = math.log(table.p50), table.sigma, table.most
-    else:
-        mu, sigma, most = math.log(table.mean) - table.sigma**2 / 2, table.sigma, table.max
-    return lambda: min(max(round(rng.lognormvariate(mu, sigma)), 1), most)
-
-
-def _longest(table: LengthTable | None, seen: list[int]) -> int:
-    """Return the length that the placement is designed for: the largest that can occur."""
-    if isinstance(table, int):
-        return table
-    if isinstance(table, Uniform):
-        return table.high
-    if isinstance(table, Lognormal):
-        return table.max
-    if isinstance(table, Quantiles):
-        return table.most
-    return max(table.values if isinstance(table, Choice) else seen)
 
 
 def _is_request(row: list[Any]) -> bool:
@@ -221,6 +188,9 @@ def _replayed(
         if table.prompts is not None:
             lengths = [int(row[1]) for row in rows]
             prompts = of_rows(table.prompts, lengths, table.prompt_block or MOONCAKE_TOKENS)
+            if table.answers is not None:
+                both = [(int(row[1]), int(row[2])) for row in rows]
+                prompts = with_answers(prompts, table.answers, both)
             rows = [[*row, prompt] for row, prompt in zip(rows, prompts, strict=True)]
         if table.conversations is not None:
             places = of_places(table.conversations, len(rows))
@@ -310,7 +280,7 @@ def _lengths_of(row: list[int | float]) -> Lengths:
     return int(row[1]), int(row[2])
 
 
-def _known_lengths(table: WorkloadTable, seed: int, recorded: list[Lengths]) -> list[Lengths]:
+def _known_lengths(table: WorkloadTable, seed: int, demand: Demand, recorded: list[Lengths]) -> list[Lengths]:
     """Return lengths of past requests, as an operator knows them; empty if nothing is known.
 
     ``recorded`` are lengths of the trace's requests: those before what the workload replays, or that it does not draw.
@@ -322,14 +292,37 @@ def _known_lengths(table: WorkloadTable, seed: int, recorded: list[Lengths]) -> 
         return [(message.n_input_tokens, message.n_output_tokens) for message in drawn_before]
     rng, past = stream(seed, "known lengths"), _spread(recorded)
     is_drawn = table.n_input_tokens is not None and table.n_output_tokens is not None
+    n = _MOST_KNOWN if is_drawn else len(past)
+    clients = demand.usual_clients(n, stream(seed, "known clients"))
     columns = []
     for column, spec in enumerate((table.n_input_tokens, table.n_output_tokens)):
         if spec is None:
             columns.append([lengths[column] for lengths in past])
         else:
-            draw = _length(spec, rng)
-            columns.append([draw() for _ in range(_MOST_KNOWN if is_drawn else len(past))])
+            concern = ("known input lengths", "known output lengths")[column]
+            columns.append(_drawn(spec, rng, demand.own_lengths(column), (seed, concern), clients))
     return list(zip(*columns, strict=True))
+
+
+def _drawn(
+    spec: LengthTable,
+    rng: random.Random,
+    own: Mapping[int, LengthTable],
+    seeded: tuple[int, str],
+    clients: Sequence[int],
+) -> list[int]:
+    """Draw a length for a request of each of ``clients``: by ``spec``, or by their ``own``, by the client's number.
+
+    ``seeded``: seed and concern of the streams of clients with their own. The others' lengths do not depend on them.
+    """
+    seed, concern = seeded
+    draw = drawer(spec, rng)
+    draws = {client: drawer(of, stream(seed, f"{concern} of client {client}")) for client, of in own.items()}
+    lengths = [draw() for _ in clients]
+    return [
+        draws[client]() if client in draws else length
+        for client, length in zip(clients, lengths, strict=True)
+    ]
 
 
 def _spread(lengths: list[Lengths]) -> list[Lengths]:
@@ -338,23 +331,8 @@ def _spread(lengths: list[Lengths]) -> list[Lengths]:
     return [lengths[i * len(lengths) // n] for i in range(n)]
 
 
-def _said(table: LengthTable | None) -> str:
-    """Describe a length in words."""
-    if table is None:
-        return "as recorded"
-    if isinstance(table, Uniform):
-        return f"{table.low} to {table.high}"
-    if isinstance(table, Lognormal):
-        return f"lognormal, mean {table.mean:g}, at most {table.max}"
-    if isinstance(table, Quantiles):
-        return f"lognormal, p50 {table.p50}, p95 {table.p95}, at most {table.most}"
-    if isinstance(table, Choice):
-        return "of " + ", ".join(map(str, table.values))
-    return str(table)
-
-
-def workload_source(table: WorkloadTable) -> str:
-    """Describe in words where arrivals and lengths of a resolved ``[workload]`` come from."""
+def workload_source(table: WorkloadTable, demand: Demand) -> str:
+    """Describe in words where arrivals and lengths of a resolved ``[workload]`` and of its clients come from."""
     if table.arrivals == "listed":
         arrivals = table.origin or "listed"
     else:
@@ -363,11 +341,16 @@ def workload_source(table: WorkloadTable) -> str:
         )
         if table.origin:
             arrivals += f"; {table.origin}"
-    lengths = f"input tokens {_said(table.n_input_tokens)}, output tokens {_said(table.n_output_tokens)}"
+    lengths = (
+        f"input tokens {in_words(table.n_input_tokens)}, output tokens {in_words(table.n_output_tokens)}"
+    )
     if table.lengths == "hidden":
         lengths += f", of which at most {table.max_new_tokens} are known of before"
+    n_own = len(demand.own_lengths(0).keys() | demand.own_lengths(1).keys())
+    if n_own:
+        lengths += f"; {n_own} of {demand.n_clients} clients have lengths of their own"
     if table.turns is not None:
-        arrivals += f", in conversations ({_said(table.turns)} requests each)"
+        arrivals += f", in conversations ({in_words(table.turns)} requests each)"
     return f"{arrivals}; {lengths}"
 
 
@@ -379,14 +362,12 @@ def _think_s(think: ThinkTime | float, rng: random.Random) -> Callable[[], float
 def _draws(table: WorkloadTable, seed: int, concern: str = "") -> Draws:
     """Return what draws a workload's conversations, each from a random stream of its own."""
     assert table.turns is not None and table.n_input_tokens is not None and table.n_output_tokens is not None
-    output, most = (
-        _length(table.n_output_tokens, stream(seed, f"{concern}output lengths")),
-        table.max_new_tokens,
-    )
+    output = drawer(table.n_output_tokens, stream(seed, f"{concern}output lengths"))
+    most = table.max_new_tokens
     return Draws(
-        turns=_length(table.turns, stream(seed, f"{concern}turns")),
-        first=_length(table.n_input_tokens, stream(seed, f"{concern}input lengths")),
-        further=_length(
+        turns=drawer(table.turns, stream(seed, f"{concern}turns")),
+        first=drawer(table.n_input_tokens, stream(seed, f"{concern}input lengths")),
+        further=drawer(
             table.n_further_tokens or table.n_input_tokens, stream(seed, f"{concern}further lengths")
         ),
         output=output if most is None else lambda: min(output(), most),
@@ -402,131 +383,191 @@ def _earliest_s(starts_s: list[float], messages: list[Message]) -> list[float]:
     return at_s
 
 
+@dataclass
+class _Coming:
+    """Requests as far as they are known, in order: when they arrive, and what was recorded of them.
+
+    ``update``: keys of the resolved ``[workload]``. ``rows``: recorded requests; ``None``: they are generated. ``pairs``:
+    their recorded [input, output] tokens. ``prompts``, ``places``, ``messages``: one per request, or none. ``past``:
+    lengths of recorded requests that are not among them.
+    """
+
+    arrives_at_s: list[float]
+    update: dict[str, Any]
+    rows: list[Any] | None = None
+    pairs: list[list[int]] = field(default_factory=list)
+    prompts: list[Prompt] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    sample: Sample | None = None
+    past: list[Lengths] = field(default_factory=list)
+
+
+class Made(NamedTuple):
+    """The requests of a run with what is known about them.
+
+    ``workload``: the resolved table. ``design_lengths``: the (input, output) tokens that the placement is designed for:
+    the longest prompt, and the longest output that can occur or, if lengths are hidden, that a request may ask for.
+    ``sample``: how recorded requests were chosen (``None`` if generated). ``known_lengths``: those of past requests.
+    """
+
+    workload: WorkloadTable
+    requests: tuple[RequestPlan, ...]
+    design_lengths: Lengths
+    sample: Sample | None
+    known_lengths: tuple[Lengths, ...]
+
+
 def make_requests(
-    table: WorkloadTable,
-    seed: int,
-    demand: Demand,
-    folder: Path,
-    *,
-    keeps_prompts: bool = False,
-) -> tuple[WorkloadTable, tuple[RequestPlan, ...], tuple[int, int], Sample | None, tuple[Lengths, ...]]:
+    table: WorkloadTable, seed: int, demand: Demand, folder: Path, *, keeps_prompts: bool = False
+) -> Made:
     """Make the requests of ``[workload]``; the first generated one arrives at 0 s.
 
-    Returns the resolved table, the requests, the (input, output) lengths that the placement is designed for,
-    how recorded requests were chosen (``None`` if generated), and lengths of past requests. The placement is
-    designed for the longest prompt, and for the longest output that can occur or, if lengths are hidden, that
-    a request may ask for. Each request is of a client drawn by the ``demand`` of all, unless a list says which. ``keeps_prompts``: what a trace has of prompts that begin alike is kept. A relative trace file is looked for in ``folder``. Raises ``KeyedError``.
+    Each request is of a client drawn by the ``demand`` of all, unless a list says which. ``keeps_prompts``: what a trace
+    has of prompts that begin alike is kept. A relative trace file is looked for in ``folder``. Raises ``KeyedError``.
     """
-    arrivals = stream(seed, "arrivals")
-    replayed: list[Any] | None = None
-    prompts: list[Prompt] = []
-    places: list[Place] = []
-    sample: Sample | None = None
-    past: list[Lengths] = []
-    update: dict[str, Any] = {}
     if table.arrivals in ("trace", "listed"):
         keeps_prompts = keeps_prompts and table.n_input_tokens is None
-        replayed, rate, origin, sample, past = _replayed(table, seed, folder, demand.n_clients, keeps_prompts)
-        if isinstance(replayed[0][-1], Prompt):
-            prompts = [row[-1] for row in replayed]
-            replayed = [row[:-1] for row in replayed]
-            update = {"prompts": listed(prompts), "prompt_block": prompts[0].block_tokens}
-        if isinstance(replayed[0][-1], Place):
-            places = [row[-1] for row in replayed]
-            replayed = [row[:-1] for row in replayed]
-            update = {"conversations": listed_places(places), "think_time": None}
-        arrives_at_s = [float(row[0]) for row in replayed]
-        update |= {
-            "arrivals": "listed",
-            "file": None,
-            "max_input_tokens": None,
-            "rate": rate,
-            "n_requests": len(replayed),
-            "origin": origin,
-            "draw": None,
-        }
+        coming = _replay(table, seed, folder, demand.n_clients, keeps_prompts)
     else:
-        gap, n = _gaps(table, arrivals), table.n_requests or 1
-        if table.changes or not demand.is_constant:
-            arrives_at_s = _warped(table, demand, gap, n)
-        else:
-            arrives_at_s = list(accumulate((gap() for _ in range(n - 1)), initial=0.0))
-    messages: list[Message] = []
-    if table.turns is not None:
-        messages = draw_conversations(_draws(table, seed), len(arrives_at_s))
-    is_listed = replayed is None and None in (table.n_input_tokens, table.n_output_tokens)
-    if is_listed:
-        chosen, said, past = _lengths_listed(table, seed, folder)
-        if isinstance(chosen[0], Message):
-            messages = chosen
-        pairs = [list(each.lengths) if isinstance(each, Message) else each for each in chosen]
-        update = {"file": None, "max_input_tokens": None, "origin": said, "request_lengths": pairs}
-        if messages:
-            rows = [[message.conversation, message.think_s] for message in messages]
-            update |= {"conversations": rows, "think_time": None}
-    if messages:
-        starts_s = begins_at_s(arrives_at_s, messages, stream(seed, "conversations"))
-        arrives_at_s = _earliest_s(starts_s, messages)
-    wrong = too_late(max(arrives_at_s))
+        coming = _generate(table, seed, demand, folder)
+    wrong = too_late(max(coming.arrives_at_s))
     if wrong is not None:
         raise KeyedError(("workload", "rate"), wrong)
-    if replayed is not None:
-        pairs = [[int(row[1]), int(row[2])] for row in replayed]
-    lengths = []
-    for column, spec, concern in (
-        (0, table.n_input_tokens, "input lengths"),
-        (1, table.n_output_tokens, "output lengths"),
-    ):
-        if messages:
-            lengths.append([message.lengths[column] for message in messages])
-        elif spec is not None:
-            draw = _length(spec, stream(seed, concern))
-            lengths.append([draw() for _ in arrives_at_s])
-        else:
-            lengths.append([pair[column] for pair in pairs])
-    clients = demand.clients(arrives_at_s, stream(seed, "client choice"))
+    clients = demand.clients(coming.arrives_at_s, stream(seed, "client choice"))
+    turns = _turns(coming, clients)
+    inputs, outputs = (_column(table, seed, demand, coming, clients, column) for column in (0, 1))
+    longest_input, longest_output = (
+        max(longest(spec, seen) for spec in demand.lengths_in_use(column, common))
+        for column, common, seen in ((0, table.n_input_tokens, inputs), (1, table.n_output_tokens, outputs))
+    )
+    if coming.messages:
+        longest_input = max(inputs)
     limits: list[int | None] = [None] * len(clients)
-    longest = (_longest(table.n_input_tokens, lengths[0]), _longest(table.n_output_tokens, lengths[1]))
-    turns: list[Turn | None] = [None] * len(clients)
-    for index, message in enumerate(messages):
-        is_further = message.number > 0
-        clients[index] = clients[index - 1] if is_further else clients[index]
-        after = index - 1 if is_further else None
-        turns[index] = Turn(message.conversation, message.number, after, message.think_s)
-    for index, prompt in enumerate(prompts):
-        turns[index] = Turn(prompt.conversation, prompt.turn) if prompt.conversation >= 0 else None
-    last: dict[int, int] = {}
-    for index, place in enumerate(places):
-        before = last.get(place.conversation)
-        clients[index] = clients[index] if before is None else clients[before]
-        turns[index] = Turn(place.conversation, place.turn, before, 0.0 if before is None else place.think_s)
-        last[place.conversation] = index
-    blocks = [(prompt.ids, prompt.block_tokens) for prompt in prompts] or [((), 0)] * len(clients)
-    if messages:
-        longest = max(lengths[0]), longest[1]
+    update = coming.update
     if table.lengths == "hidden":
-        most = table.max_new_tokens or longest[1]
-        limits = [most] * len(clients)
-        update["max_new_tokens"] = most
-    for index, row in enumerate(replayed or ()):
-        clients[index] = int(row[3]) if len(row) > 3 else clients[index]
+        update["max_new_tokens"] = table.max_new_tokens or longest_output
+        limits = [update["max_new_tokens"]] * len(clients)
+    for index, row in enumerate(coming.rows or ()):
         limits[index] = int(row[4]) if len(row) > 4 else limits[index]
+    blocks = [(prompt.ids, prompt.block_tokens, prompt.answer_ids) for prompt in coming.prompts]
+    blocks = blocks or [((), 0, ())] * len(clients)
     requests = tuple(
         RequestPlan(
             index, client, at_s, n_in, n_out if limit is None else min(n_out, limit), limit, turn, *of
         )
         for index, (client, at_s, n_in, n_out, limit, turn, of) in enumerate(
-            zip(clients, arrives_at_s, *lengths, limits, turns, blocks, strict=True)
+            zip(clients, coming.arrives_at_s, inputs, outputs, limits, turns, blocks, strict=True)
         )
     )
-    if replayed is not None:
+    if coming.rows is not None:
         update["requests"] = [
             [r.arrival_at_s, r.n_input_tokens, r.n_output_tokens, *row[3:]]
-            for r, row in zip(requests, replayed, strict=True)
+            for r, row in zip(requests, coming.rows, strict=True)
         ]
     if table.lengths == "hidden":
-        longest = (longest[0], max(r.known.n_output_tokens for r in requests))
-    known = _known_lengths(table, seed, past)
-    if (replayed is not None or is_listed) and table.known_lengths is None and known:
+        longest_output = max(r.known.n_output_tokens for r in requests)
+    known = _known_lengths(table, seed, demand, coming.past)
+    if (coming.rows is not None or coming.pairs) and table.known_lengths is None and known:
         update["known_lengths"] = [list(lengths) for lengths in known]
-    return table.model_copy(update=update), requests, longest, sample, tuple(known)
+    resolved = table.model_copy(update=update)
+    return Made(resolved, requests, (longest_input, longest_output), coming.sample, tuple(known))
+
+
+def _replay(table: WorkloadTable, seed: int, folder: Path, n_clients: int, keeps_prompts: bool) -> _Coming:
+    """Return recorded requests."""
+    rows, rate, origin, sample, past = _replayed(table, seed, folder, n_clients, keeps_prompts)
+    prompts: list[Prompt] = []
+    places: list[Place] = []
+    update: dict[str, Any] = {}
+    if isinstance(rows[0][-1], Prompt):
+        prompts, rows = [row[-1] for row in rows], [row[:-1] for row in rows]
+        update = {"prompts": listed(prompts), "prompt_block": prompts[0].block_tokens}
+        if table.answers is not None:
+            update["answers"] = [list(prompt.answer_ids) for prompt in prompts]
+    if isinstance(rows[0][-1], Place):
+        places, rows = [row[-1] for row in rows], [row[:-1] for row in rows]
+        update = {"conversations": listed_places(places), "think_time": None}
+    update |= {
+        "arrivals": "listed",
+        "file": None,
+        "max_input_tokens": None,
+        "rate": rate,
+        "n_requests": len(rows),
+        "origin": origin,
+        "draw": None,
+    }
+    return _Coming(
+        [float(row[0]) for row in rows],
+        update,
+        rows,
+        pairs=[[*_lengths_of(row)] for row in rows],
+        prompts=prompts,
+        places=places,
+        sample=sample,
+        past=past,
+    )
+
+
+def _generate(table: WorkloadTable, seed: int, demand: Demand, folder: Path) -> _Coming:
+    """Return requests with generated arrivals, and with the recorded lengths or conversations that they may have."""
+    gap, n = _gaps(table, stream(seed, "arrivals")), table.n_requests or 1
+    if table.changes or not demand.is_constant:
+        arrives_at_s = _warped(table, demand, gap, n)
+    else:
+        arrives_at_s = list(accumulate((gap() for _ in range(n - 1)), initial=0.0))
+    coming = _Coming(arrives_at_s, {})
+    if table.turns is not None:
+        coming.messages = draw_conversations(_draws(table, seed), n)
+    elif None in (table.n_input_tokens, table.n_output_tokens):
+        chosen, origin, coming.past = _lengths_listed(table, seed, folder)
+        if isinstance(chosen[0], Message):
+            coming.messages = chosen
+        coming.pairs = [list(each.lengths) if isinstance(each, Message) else each for each in chosen]
+        coming.update = {
+            "file": None,
+            "max_input_tokens": None,
+            "origin": origin,
+            "request_lengths": coming.pairs,
+        }
+        if coming.messages:
+            rows = [[message.conversation, message.think_s] for message in coming.messages]
+            coming.update |= {"conversations": rows, "think_time": None}
+    if coming.messages:
+        starts_s = begins_at_s(arrives_at_s, coming.messages, stream(seed, "conversations"))
+        coming.arrives_at_s = _earliest_s(starts_s, coming.messages)
+    return coming
+
+
+def _turns(coming: _Coming, clients: list[int]) -> list[Turn | None]:
+    """Return each request's turn in its conversation; a conversation's ``clients``, and those of a list, become one."""
+    turns: list[Turn | None] = [None] * len(clients)
+    for index, message in enumerate(coming.messages):
+        is_further = message.number > 0
+        clients[index] = clients[index - 1] if is_further else clients[index]
+        after = index - 1 if is_further else None
+        turns[index] = Turn(message.conversation, message.number, after, message.think_s)
+    for index, prompt in enumerate(coming.prompts):
+        turns[index] = Turn(prompt.conversation, prompt.turn) if prompt.conversation >= 0 else None
+    last: dict[int, int] = {}
+    for index, place in enumerate(coming.places):
+        before = last.get(place.conversation)
+        clients[index] = clients[index] if before is None else clients[before]
+        turns[index] = Turn(place.conversation, place.turn, before, 0.0 if before is None else place.think_s)
+        last[place.conversation] = index
+    for index, row in enumerate(coming.rows or ()):
+        clients[index] = int(row[3]) if len(row) > 3 else clients[index]
+    return turns
+
+
+def _column(
+    table: WorkloadTable, seed: int, demand: Demand, coming: _Coming, clients: Sequence[int], column: int
+) -> list[int]:
+    """Return the input (``column`` 0) or output tokens (1) of all requests."""
+    spec = (table.n_input_tokens, table.n_output_tokens)[column]
+    if coming.messages:
+        return [message.lengths[column] for message in coming.messages]
+    if spec is None:
+        return [pair[column] for pair in coming.pairs]
+    concern = ("input lengths", "output lengths")[column]
+    return _drawn(spec, stream(seed, concern), demand.own_lengths(column), (seed, concern), clients)

@@ -143,12 +143,12 @@ class EndpointTable(Table):
     ``max_model_len`` is the largest number of tokens of a request, prompt and output together.
     ``workload = "also"`` serves the scenario's own requests, too. The placement is designed for the
     scenario's requests either way. ``requests`` are those that came, once a run has ended: rows of [number,
-    arrival in seconds, input tokens, output tokens, client's number].
+    arrival in seconds, input tokens, output tokens, client's number], and the numbers of its conversation and its turn if it is of one.
     """
 
     max_model_len: Annotated[int, Field(ge=2, le=MAX_TOKENS)]
     workload: Literal["also", "none"] = "none"
-    requests: list[Annotated[list[int | float], Field(min_length=5, max_length=5)]] | None = None
+    requests: list[Annotated[list[int | float], Field(min_length=5, max_length=7)]] | None = None
 
 
 Lengths = Annotated[list[Tokens], Field(min_length=2, max_length=2)]
@@ -191,7 +191,8 @@ class WorkloadTable(Table):
 
     ``prompts`` are those of listed requests that may begin alike, rows of [chat, turn, ids of its blocks of ``prompt_block``
     tokens ...] (default 512; chat and turn -1: of none). Blocks with equal ids have equal tokens. They come from a trace's
-    ``hash_ids`` where ``cache.prefix`` is "shared".
+    ``hash_ids`` where ``cache.prefix`` is "shared". ``answers`` has for each the ids of the blocks after the prompt's whole ones:
+    what servers have computed for it, up to the last token but one. They come from the log of an endpoint's run.
 
     ``slo`` sets objectives that each request should meet, such as "ttft=5s,tpot=1s": goodput counts the
     requests that meet them, and a placement policy may aim at them. ``origin`` describes in words where
@@ -229,6 +230,7 @@ class WorkloadTable(Table):
     conversations: list[Any] | None = None
     prompts: list[Any] | None = None
     prompt_block: Tokens | None = None
+    answers: list[Any] | None = None
 
     @model_validator(mode="after")
     def _of_conversations(self) -> Self:
@@ -294,8 +296,9 @@ class WorkloadTable(Table):
             )
         if self.prompts is not None and self.arrivals != "listed":
             raise rule('is only for arrivals = "listed"; a trace has its own', "prompts")
-        if self.prompt_block is not None and self.prompts is None:
-            raise rule("is of workload.prompts; give them, or leave this out", "prompt_block")
+        for key in ("prompt_block", "answers"):
+            if getattr(self, key) is not None and self.prompts is None:
+                raise rule("is of workload.prompts; give them, or leave this out", key)
         has_lengths = takes_lengths and (self.file is not None or self.request_lengths is not None)
         if self.origin is not None and self.arrivals != "listed" and self.request_lengths is None:
             raise rule(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 from nodes.prefixes import MAX_PAGES, HubHistory, page_ids, reusable, split_ids
-from nodes.request import made_up_prompt
+from nodes.request import known_answer, made_up_prompt
 from policies.problem import Hop
 from policies.workload import RequestPlan
 from testbed.experiments.experiment import Experiment
@@ -64,14 +64,16 @@ class Conversations:
     def all_pages(self, plan: RequestPlan) -> list[bytes] | None:
         """Returns the ids of all pages of a request that has ended, which servers may keep; ``None``: they keep none.
 
-        No output is computed here: equal prompts have equal ones, and others have others.
+        No output is computed here: equal prompts have equal ones, and others have others, unless it is known.
         """
         if (size := self.page_tokens) is None:
             return None
         tokens = self._tokens[plan.index] if plan.index in self._next else self._tokens.pop(plan.index)
         digest = blake2b(array("q", tokens).tobytes(), digest_size=_OUTPUT_BYTES).digest()
         first = -1 - (int.from_bytes(digest) << 8)
-        tokens += range(first, first - plan.n_output_tokens, -1)
+        known = known_answer(plan)
+        tokens += known
+        tokens += range(first, first - (plan.n_output_tokens - len(known)), -1)
         return split_ids(page_ids(tokens[:-1], size))
 
     def fill(

@@ -1,9 +1,10 @@
-"""The engine ``fast``: what nodes and coordinator do for sessions that nobody cuts, event by event.
+"""The engine ``fast``: what nodes and coordinator do, event by event.
 
 A request asks for a chain when it arrives, opens it on all hops at once and retries where a server has no room. Its
 service takes the closed form of ``policies.problem.service_s``. It goes step by step (``testbed.fast.steps``) where
 servers compute several sessions together, caches grow, or sessions can meet on links (``testbed.fast.meetings``), over
-the scenario's links (``testbed.fast.links``). Servers come and go (``testbed.fast.machines``). See ``docs/simulator-modes.md``.
+the scenario's links (``testbed.fast.links``). Servers come and go (``testbed.fast.machines``), and sessions that lose
+one recover (``testbed.fast.recovery``). See ``docs/simulator-modes.md``.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
-from nodes import framesizes
 from nodes.admission import NO_ROUTE, Admission, Attempts, HostedBlocks, Need, name_of_attempt, ready_at_s
 from nodes.batching import Batches
 from nodes.clock import on_tick
@@ -27,17 +28,21 @@ from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
 from testbed.control.placing import PlacedExperiment
 from testbed.experiments.experiment import Experiment
+from testbed.fast.connections import Connections
 from testbed.fast.conversations import Conversations
+from testbed.fast.delays import ChainDelays, delays_of, overheads_of
 from testbed.fast.events import EventQueue
 from testbed.fast.idle import IdleTimes
 from testbed.fast.links import Links, Way, never_wait
 from testbed.fast.machines import Machines
-from testbed.fast.meetings import Meetings, SessionsMeet, why_links_have_no_closed_form
+from testbed.fast.meetings import Meetings, SessionsMeet, what_meets, why_links_have_no_closed_form
 from testbed.fast.moving import Moving
+from testbed.fast.opening import Chains, Opening
 from testbed.fast.outcome import Disturbed, FastRun, SimulatedRequest
+from testbed.fast.recovery import Recovering, SessionsCut, not_recovered
 from testbed.fast.sending import Sending
 from testbed.fast.session import Session
-from testbed.fast.steps import ChainDelays, ChainSession, Key, Part, Steps, delays_of, overheads_of, replay_of
+from testbed.fast.steps import ChainSession, Key, Part, Steps, replay_of
 from testbed.records.requests import COMPLETED, FAILED
 
 OnCache = Callable[[float, int, float], None]
@@ -56,24 +61,34 @@ def simulate_fast(
     """Serve the experiment's requests. Deterministic: equal arguments have equal results.
 
     ``online`` may change the placement; it must let sessions drain. ``on_cache`` is called at every change of
-    a server's account until the last request has ended. Steps are kept unless they are more than
-    ``most_steps``. Raises ``PolicyError`` if a policy fails or breaks a rule, ``Disturbed`` if a session
-    would have to be cut.
+    a server's account until the last request has ended. Steps are kept unless they are more than ``most_steps``.
+    Raises ``PolicyError`` if a policy fails or breaks a rule, ``Disturbed`` if a session is cut in a way not known here.
     """
     assert online is None or online.drains, "a policy that cuts sessions disturbs them"
     options = online, max_attempts, on_cache, most_steps
     is_free = never_wait(experiment)
     why = what_meets(experiment) or ("" if is_free else why_links_have_no_closed_form(experiment))
-    if not why:
-        meetings = None if is_free else Meetings(experiment)
-        try:
-            return _Run(experiment, placed, *options, meetings).serve(
-                "in closed form, since nobody waits for links"
-            )
-        except SessionsMeet as meeting:
-            why = str(meeting)
-        placed = replace(placed, router=placed.bind(placed.placement))  # it may remember what it has decided
-    return _Run(experiment, placed, *options, by_steps=True).serve(f"step by step, since {why}")
+    try:
+        if not why:
+            meetings = None if is_free else Meetings(experiment)
+            try:
+                return _Run(experiment, placed, *options, meetings).serve(
+                    "in closed form, since nobody waits for links"
+                )
+            except SessionsMeet as meeting:
+                why = str(meeting)
+            placed = _anew(placed)
+        return _Run(experiment, placed, *options, by_steps=True).serve(f"step by step, since {why}")
+    except SessionsCut as cut:
+        if reason := not_recovered(experiment):
+            raise Disturbed(f"{cut}, with {reason}") from cut
+        run = _Run(experiment, _anew(placed), *options, by_steps=True, recovers=True)
+        return run.serve(f"step by step, since {cut}")
+
+
+def _anew(placed: PlacedExperiment) -> PlacedExperiment:
+    """Returns the placement with a router that remembers nothing of what it has decided."""
+    return replace(placed, router=placed.bind(placed.placement))
 
 
 class _Run:
@@ -89,6 +104,7 @@ class _Run:
         most_steps: int,
         meetings: Meetings | None = None,
         by_steps: bool = False,
+        recovers: bool = False,
     ) -> None:
         self._queue = queue = EventQueue()
         self._experiment = experiment
@@ -101,7 +117,7 @@ class _Run:
         self._coordinator = Coordinator(experiment, placed, lambda: queue.now_s, queue.at)
         self._servers = [self._admission(server) for server in range(experiment.problem.n_servers)]
         self._machines = Machines(
-            experiment, queue, self._coordinator, self._servers, self._begin, self._check_loss
+            experiment, queue, self._coordinator, self._servers, self._begin, self._check_loss, self._ends
         )
         self._steps: Steps | None = None
         """``None``: sessions do not meet on servers, and the closed form holds."""
@@ -134,6 +150,23 @@ class _Run:
                 decoding=problem.decoding,
                 most=most_steps,
             )
+        self._connections: Connections | None = None
+        """``None``: no session loses its server."""
+        if recovers:
+            absent = experiment.faults.absent
+            ways = queue, self._problem, self._send, self._links
+            self._connections = Connections(*ways, absent, placed.placement)
+        self._chains = Chains(
+            *(experiment.problem, queue, self._send, self._servers, self._machines, self._free_at),
+            *(self._released, self._connections),
+        )
+        self._recovering: Recovering | None = None
+        if self._connections is not None and self._steps is not None:
+            self._recovering = Recovering(
+                *(experiment, queue, self._coordinator, self._machines, self._connections, self._chains),
+                *(self._steps, self._send, self._servers, self._delays),
+                *(self._talks.reserved_tokens, self._give_up),
+            )
         self._sessions: dict[int, Session] = {}
         """Those that have arrived and have not ended, or whose chain is open for the next turn, by number."""
         self._held: dict[int, Session] = {}
@@ -165,7 +198,10 @@ class _Run:
         faults = self._machines.events
         if (steps := self._steps) is None:
             return FastRun(ended, moves, decisions_s, why, links=use, faults=faults)
-        return FastRun(ended, moves, decisions_s, why, steps.rows, steps.n_rows, steps.gaps_s, use, faults)
+        is_cut = self._recovering is not None
+        return FastRun(
+            ended, moves, decisions_s, why, steps.rows, steps.n_rows, steps.gaps_s, use, faults, is_cut
+        )
 
     # Sessions.
 
@@ -236,7 +272,7 @@ class _Run:
         """Closes the chain that was open for turn ``index``, which is not there yet."""
         session = self._held.pop(index)
         self._coordinator.release(index)
-        self._close(session)
+        self._chains.close(session.plan.client, session.opened)
         del self._sessions[session.number]
 
     def _attempts(self, request: int, since_s: float) -> Attempts:
@@ -265,13 +301,11 @@ class _Run:
         """Send an opening to all servers of the chain."""
         plan = session.plan
         session.asked_at_s = self._queue.now_s
-        session.refusal, session.is_final, session.opened, session.preempted_by = "", False, (), None
-        session.broken = ()
+        session.opened, session.preempted_by = [], None
         if isinstance(route, PolicyError):
             raise PolicyError(f"request {plan.index}: {route}") from route
         if route is None:
-            session.refusal, session.is_final = NO_ROUTE, True
-            self._refused(session)
+            self._refused(session, NO_ROUTE, is_final=True)
             return
         session.route = route
         session.wait_expected_s = max(session.wait_expected_s, route.wait_s)
@@ -286,41 +320,21 @@ class _Run:
             n_sent += session.on_chain.round.sent - 1
         most_tokens = self._talks.reserved_tokens(plan)
         need = Need(plan.n_input_tokens + n_sent, most_tokens, (plan.arrival_at_s, name))
-        session.n_unanswered = len(route.hops)
-        size = framesizes.opening(len(session.pages), forwarding=self._problem.forwarding)
         if self._meetings is not None:
             self._meetings.begin(session.number, plan.client, route.hops, session.asked_at_s)
-        for hop in route.hops:
-            self._send.up(self._queue.at, plan.client, hop.server, size, self._open, session, hop, need)
+        then = partial(self._opened, session)
+        opening = Opening(plan.client, route.hops, session.key, need, then, session.pages)
+        opening.is_replacement = session.on_chain is not None
+        session.opened = opening.opened
+        self._chains.open(opening)
 
-    def _open(self, session: Session, hop: Hop, need: Need) -> None:
-        """An opening reaches a server. What the answer is, is known as soon as it is sent."""
-        ended_at_s = self._machines.ended_at_s(hop.server)
-        if ended_at_s is not None:  # the client learns it when the end of its connection arrives
-            heard_at_s = ended_at_s + self._problem.down_s(session.plan.client, hop.server)
-            session.refusal = f"{self._problem.servers[hop.server].name}: the connection was lost"
-            session.broken += (hop.server,)
-            self._queue.at(max(heard_at_s, self._queue.now_s), self._answered, session)
-            return
-        size = framesizes.FOUND if session.pages else framesizes.OK
-        self._send.down(self._queue.at, session.plan.client, hop.server, size, self._answered, session)
-        key, server = session.key, self._servers[hop.server]
-        refused = server.admit(key, hop.first, hop.last, need, session.pages)
-        if refused is None:
-            session.opened += (hop.server,)
-            session.found[hop.first] = server.found_tokens(key)
-        else:
-            session.refusal = f"{self._problem.servers[hop.server].name}: {refused.reason}"
-            session.is_final |= refused.is_final
-
-    def _answered(self, session: Session) -> None:
-        """A server has answered; goes on once all have."""
-        session.n_unanswered -= 1
-        if session.n_unanswered:
-            return
+    def _opened(self, session: Session, opening: Opening) -> None:
+        """All servers have answered an opening; goes on if none has refused it."""
         now_s, plan = self._queue.now_s, session.plan
-        if session.refusal:
-            self._close(session, is_refused=True)
+        if self._recovering is not None:
+            session.opened.sort(key=attrgetter("first"))
+        if opening.refusal:
+            self._refused(session, opening.refusal, opening.broken, is_final=opening.is_final)
             return
         if session.ready_at_s is not None:
             self._serve(session, now_s)
@@ -330,31 +344,33 @@ class _Run:
         session.waiting_s = session.asked_at_s - on_tick(plan.arrival_at_s)
         session.opened_at_s = session.asked_at_s
         if self._talks.outlive:
-            session.n_reused, lacking = self._talks.fill(plan.client, session.found, session.pages)
-            session.n_unanswered = len(lacking)
+            found = {hop.first: hop.n_found for hop in session.opened}
+            session.n_reused, lacking = self._talks.fill(plan.client, found, session.pages)
+            session.n_unfilled = len(lacking)
             for first, n_tokens in lacking.items():
                 self._fill(session, first, n_tokens)
-        if not session.n_unanswered:
+        if not session.n_unfilled:
             self._ready(session)
 
     def _fill(self, session: Session, first: int, n_tokens: int) -> None:
         """Sends a hop what it lacks of the prompt's pages, beside all others."""
         assert self._steps is not None and session.route is not None, "hubs fill hops step by step"
         (hop,) = (hop for hop in session.route.hops if hop.first == first)
+        (n_found,) = (opened.n_found for opened in session.opened if opened.first == first)
         filling = ChainSession(
             session.plan,
             session.key,
             (hop,),
             *self._delays(session.plan, (hop,), n_tokens),
             ended=partial(self._filled, session),
-            parts=(Part(session.found[first], n_tokens),),
+            parts=(Part(n_found, n_tokens),),
             is_fill=True,
         )
         self._steps.begin(filling, self._queue.now_s)
 
     def _filled(self, session: Session, at_s: float) -> None:
-        session.n_unanswered -= 1
-        if not session.n_unanswered:
+        session.n_unfilled -= 1
+        if not session.n_unfilled:
             self._ready(session)
 
     def _ready(self, session: Session) -> None:
@@ -407,6 +423,7 @@ class _Run:
         parts: Sequence[Part] = (Part(n_reused, plan.n_input_tokens - n_reused),)
         if before is not None:
             parts = replay_of(before, in_steps=self._experiment.faults.recovery.replay == "step_by_step")
+        session.admitted = hops
         session.on_chain = on_chain = ChainSession(
             plan,
             session.key,
@@ -425,6 +442,8 @@ class _Run:
             session.preempted_s += ready_at_s - session.attempts.since_s
             on_chain.resume(before, forwarding=self._problem.forwarding)
         on_chain.preempted_by = session.preempted_by
+        if self._recovering is not None:
+            self._recovering.equip(session, on_chain)
         steps.begin(on_chain, ready_at_s)
 
     def _admission(self, server: int) -> Admission[Key]:
@@ -441,13 +460,33 @@ class _Run:
 
     def _begin(self, server: int) -> None:
         self._servers[server] = self._admission(server)
+        if self._connections is not None:
+            self._connections.begin(server)
 
     def _check_loss(self, server: int) -> None:
         """A server is killed now."""
         for session in self._sessions.values():
-            if server in session.opened:
+            if self._recovering is None and any(hop.server == server for hop in session.opened):
                 name = self._problem.servers[server].name
-                raise Disturbed(f"request {session.plan.index} loses {name}, which is killed")
+                raise SessionsCut(f"request {session.plan.index} loses {name}, which is killed")
+
+    def _ends(self, server: int) -> None:
+        """A server ends now, with all that it has."""
+        if self._connections is not None and self._steps is not None:
+            self._connections.end(server)
+            self._steps.end(server)
+
+    def _unreachable(self, session: Session, servers: Sequence[int]) -> None:
+        """Notes that no session could be opened on ``servers``, which were gone."""
+        if self._recovering is None:
+            self._coordinator.failed(session.plan.index, servers)
+        else:
+            self._recovering.of(session).unreachable(tuple(servers))
+
+    def _give_up(self, session: Session, reason: str) -> None:
+        """Fails a session that has lost hops for which there are no replacements."""
+        self._fail(session, reason)
+        self._coordinator.release(session.plan.index)
 
     def _cache_changed(self, on_cache: OnCache, server: int, n_bytes: float) -> None:
         on_cache(self._queue.now_s, server, n_bytes)
@@ -475,20 +514,20 @@ class _Run:
         session.preempted_tokens += cached_tokens
         session.attempts = self._attempts(index, now_s)
         session.pages, session.begins = (), ()
-        self._close(session)
+        self._chains.close(session.plan.client, session.opened)
         self._coordinator.release(index)
         self._ask(session)
 
-    def _refused(self, session: Session) -> None:
-        """Try again after the backoff, or give up."""
+    def _refused(self, session: Session, reason: str, broken: Sequence[int] = (), *, is_final: bool) -> None:
+        """Try again after the backoff, or give up. ``broken`` are the servers that were gone."""
         now_s, plan = self._queue.now_s, session.plan
+        session.opened = []
         if self._meetings is not None:
             self._meetings.end(session.number, self._queue.now_s)
-        if session.broken:
-            self._coordinator.failed(plan.index, session.broken)
+        if broken:
+            self._unreachable(session, broken)
         try:
-            is_final = session.is_final or bool(session.broken)
-            wait_s = session.attempts.failed(now_s, session.refusal, is_final=is_final)
+            wait_s = session.attempts.failed(now_s, reason, is_final=is_final or bool(broken))
         except SessionError as given_up:
             self._fail(session, str(given_up))
         else:
@@ -515,7 +554,7 @@ class _Run:
         else:
             if pages is not None:
                 self._talks.remember(plan.client, route.hops, session.begins, pages)
-            self._close(session, pages)
+            self._chains.close(plan.client, session.opened, pages)
             if self._meetings is not None:
                 self._meetings.end(session.number, self._queue.now_s)
             self._coordinator.release(plan.index)
@@ -523,9 +562,9 @@ class _Run:
 
     def _fail(self, session: Session, reason: str) -> None:
         on_chain = session.on_chain
-        route = (
-            None if on_chain is None or session.route is None else session.route._replace(hops=on_chain.hops)
-        )
+        route = None
+        if on_chain is not None and session.route is not None:
+            route = session.route._replace(hops=session.admitted)
         n_tokens = 0 if on_chain is None else on_chain.token
         first_at_s = on_chain.first_at_s if on_chain is not None and n_tokens else None
         times = Times(session.opened_at_s, first_at_s, n_tokens)
@@ -549,52 +588,13 @@ class _Run:
             self._sessions.pop(session.number, None)
         if len(self._ended) + 1 == len(self._experiment.workload.requests):
             self._queue.stop()
+        if self._recovering is not None:
+            self._recovering.ended(session)
         self._ended[plan.index] = session.outcome(status, now_s, route, first_at_s, ended_at_s, reason)
         self._follow(plan, has_failed=status == FAILED)
 
-    def _close(
-        self, session: Session, pages: Sequence[bytes] | None = None, *, is_refused: bool = False
-    ) -> None:
-        """Notify servers that the session is over, and that they may keep the caches of ``pages``.
-
-        One that ``is_refused`` goes on once all have confirmed it.
-        """
-        client, waits = session.plan.client, session if is_refused else None
-        size = framesizes.CLOSE if pages is None else framesizes.keeping(len(pages) - len(session.pages))
-        session.n_unanswered = len(session.opened)
-        for server in session.opened:
-            self._send.up(
-                self._free_at, client, server, size, self._free, session.key, client, server, waits, pages
-            )
-        if is_refused and not session.opened:
-            self._refused(session)
-
-    def _free(
-        self, key: Key, client: int, server: int, waits: Session | None, pages: Sequence[bytes] | None
-    ) -> None:
-        """A closing reaches a server."""
-        if pages is not None and self._servers[server].cached_tokens(key):
-            self._servers[server].keep(key, pages)
-        else:
-            self._servers[server].release(key)
-        if waits is not None:
-            self._send.down(self._free_at, client, server, framesizes.OK, self._confirmed, waits)
+    def _released(self, server: int) -> None:
+        """Notes that a session has left ``server``."""
         if self._moving is not None:
             self._moving.released(server)
         self._machines.released(server)
-
-    def _confirmed(self, session: Session) -> None:
-        session.n_unanswered -= 1
-        if not session.n_unanswered:
-            self._refused(session)
-
-
-def what_meets(experiment: Experiment) -> str:
-    """Returns why sessions affect each other on servers, so that their times have no closed form; "" if they do not."""
-    if experiment.compute.prefix is not None:
-        return "what is computed depends on the caches that are kept"
-    if experiment.problem.decoding is not None:
-        return "tokens are drafted"
-    if experiment.compute.paging is not None:
-        return "caches grow"
-    return "sessions share steps" if experiment.compute.batching == "continuous" else ""

@@ -8,9 +8,9 @@ from nodes.clock import NS
 from policies.problem import Hop, RequestSpec
 from policies.remember import remember
 from testbed.experiments.experiment import Experiment
+from testbed.fast.delays import ChainDelays, HopDelays, delays_of, overheads_of
 from testbed.fast.events import EventQueue
 from testbed.fast.links import Links, never_wait
-from testbed.fast.steps import ChainDelays, HopDelays, delays_of, overheads_of
 
 _MAX_KNOWN = 65536
 """At most this many service times are kept: one per chain and kind of request."""

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
-from netem.flows import RECEIVE_WINDOW_BYTES, Deliver, Flow, Schedule, Tcp
+from netem.flows import Deliver, Flow, Schedule, Tcp
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.spec import NO_COURSE, Course
-from nodes.clock import NS, nanoseconds
+from netem.tcp import RECEIVE_WINDOW_BYTES
+from nodes.clock import NS
 from policies.links import HEADER_BYTES, Link
 
 
@@ -44,20 +45,17 @@ class LazyPipe(Pipe):
         wire_s, delay_s = HEADER_BYTES * self.s_per_byte, self.delay_s
         while promised and promised[0][0] <= now_s:
             at_s, _, flow, n_bytes = heappop(promised)
-            free_at_s = (at_s if at_s > free_at_s else free_at_s) + wire_s
-            flow.n_promised -= 1
-            back_at_s = free_at_s + delay_s
-            tick_s = round(back_at_s * NS) / NS
-            if tick_s < back_at_s:  # as ``Flow``: the first whole nanosecond that is not before it
-                tick_s = nanoseconds(back_at_s) / NS
-            flow.acknowledged.append((tick_s, n_bytes))
+            if at_s > free_at_s:
+                free_at_s = at_s
+            free_at_s += wire_s
+            flow.acknowledged.append((free_at_s + delay_s, n_bytes))
         self.free_at_s = free_at_s
 
 
 class MessageSize(NamedTuple):
     """A message's bytes, those with headers, and those if all its segments were full.
 
-    ``is_one_burst``: it can be passed on.
+    ``is_one_burst``: it can be passed on. TCP's pauses, after which a window restarts, do not count then.
     """
 
     n_bytes: int
@@ -67,9 +65,9 @@ class MessageSize(NamedTuple):
 
 
 class LazyFlow(Flow):
-    """``netem.flows.Flow`` over lazy pipes. ``n_promised`` acknowledgements have not entered ``back``."""
+    """``netem.flows.Flow`` over lazy pipes."""
 
-    __slots__ = ("_lazy_back", "_lazy_pipe", "n_promised")
+    __slots__ = ("_lazy_back", "_lazy_pipe")
 
     def __init__(
         self,
@@ -82,47 +80,45 @@ class LazyFlow(Flow):
     ) -> None:
         super().__init__(kernel, kernel, pipe, back, tcp, deliver, sent)
         self._lazy_pipe, self._lazy_back = pipe, back
-        self.n_promised = 0
 
     def pass_on(self, size: MessageSize) -> float | None:
         """Sends a message that waits for nothing but its link; returns when it arrives, in whole ns.
 
         ``None``: it must be ``put``. The receiver must read it at once; ``deliver`` is not called.
         """
-        if self.unsent_bytes or not size.is_one_burst:
+        n_bytes, n_wire_bytes, full_bytes, is_one_burst = size
+        if self.unsent_bytes or not is_one_burst:
             return None
         pipe, back, now_s = self._lazy_pipe, self._lazy_back, self._kernel.now_s
-        flight_bytes, window_bytes = self._flight_full_bytes + size.full_bytes, self.window_bytes
+        flight_bytes, window_bytes = self._flight_full_bytes + full_bytes, self.window_bytes
         if (
             2 * flight_bytes > window_bytes
             or 2 * self._peak_bytes > window_bytes
             or flight_bytes > RECEIVE_WINDOW_BYTES
         ):  # else the window neither limits nor grows, and which acknowledgements have come does not matter
             back.settle(now_s)
-            if size.n_bytes > self.room_bytes():
+            if n_bytes > self.room_bytes():
                 return None
-            flight_bytes = self._flight_full_bytes + size.full_bytes
-        self.flight_bytes += size.n_bytes
+            flight_bytes = self._flight_full_bytes + full_bytes
+        self.flight_bytes += n_bytes
         self._flight_full_bytes = flight_bytes
         if flight_bytes > self._peak_bytes:
             self._peak_bytes = flight_bytes
-        self._sent_at_s = now_s
         promised = pipe.promised
         if promised and promised[0][0] <= now_s:
             pipe.settle(now_s)
         free_at_s = pipe.free_at_s
         pipe.free_at_s = free_at_s = (
             free_at_s if free_at_s > now_s else now_s
-        ) + size.n_wire_bytes * pipe.s_per_byte
+        ) + n_wire_bytes * pipe.s_per_byte
         at_s: float = round((free_at_s + pipe.delay_s) * NS) / NS
-        back.n_promises += 1
-        heappush(back.promised, (at_s, back.n_promises, self, size.n_bytes))
-        self.n_promised += 1
+        back.n_promises = number = back.n_promises + 1
+        heappush(back.promised, (at_s, number, self, n_bytes))
         return at_s
 
     def put(self, n_bytes: int, item: Any = None) -> None:
         """See ``Flow.put``. What is put may wait for acknowledgements, so that these get events."""
-        if self.n_promised:
+        if self._lazy_back.promised:
             self._plan_promised()
         super().put(n_bytes, item)
 
@@ -134,4 +130,3 @@ class LazyFlow(Flow):
         heapify(back.promised)
         for at_s, _, _, n_bytes in mine:
             self._kernel.at(at_s, self._arrive, n_bytes, None)
-        self.n_promised = 0

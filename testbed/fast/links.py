@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netem.flows import BURST_BYTES, Tcp
+from netem.flows import BURST_BYTES, Tcp, carry
 from netem.forwarder_links import SharedLink
 from netem.spec import NO_COURSE
 from nodes import framesizes
@@ -32,6 +32,7 @@ from testbed.records.links import LinksUsed, LinkUse, ends_of
 _GOT_BYTES = framesizes.GOT.last_bytes + HEADER_BYTES
 _ENDS = ("asks", "answers")
 """Whether the source of a line has opened the connection, or the target."""
+_MOST_RECENT = 3000
 _PART = object()
 """The item of a message that carries a part of a frame, not the last one."""
 
@@ -64,7 +65,7 @@ class Line(LazyFlow):
     """
 
     __slots__ = (
-        "_is_confirmed", "_is_writing", "_known", "_link", "_noted", "_outbox", "_passed", "_queue", "_rates", "_slower", "_written_bytes",
+        "_end", "_is_confirmed", "_is_writing", "_known", "_link", "_noted", "_outbox", "_passed", "_queue", "_rates", "_recent", "_slower", "_written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +81,8 @@ class Line(LazyFlow):
         self.window_bytes = window_bytes
         self._queue = queue
         self._is_confirmed = is_confirmed and not any(pipe.route for pipe in pipes)
+        self._end: tuple[Callable[..., None], tuple[Any, ...]] | None = None
+        """What is called when the end of the connection arrives, while that waits for what was written."""
         self._link = link
         self._slower = max((shared.s_per_byte for shared in pipes[0].route), default=0.0)
         self._outbox: Outbox[Any] = Outbox()
@@ -89,6 +92,8 @@ class Line(LazyFlow):
         self._known: dict[FrameSize, _Known] = {}
         self._passed = array("d")
         """Of each frame with hidden states its bytes with headers, when it was due, and when it arrived."""
+        self._recent: list[float] = []
+        """The same of the last ones. A list grows in less time than an array, which takes less memory."""
         self._noted = array("d")
         """Of frames that waited for nothing their bytes, their number, and from when until when they went."""
         self._rates = [(0, 8 / link.rate_bps)]
@@ -110,11 +115,15 @@ class Line(LazyFlow):
         if self._is_writing:
             return None
         known = self._known.get(size) or self._learn(size)
-        at_s = self.pass_on(known.last)
+        idle_s, n_wire_bytes, last = known
+        at_s = self.pass_on(last)
         if at_s is not None:
-            if size.kind:
-                self._passed.extend((known.n_wire_bytes, self._queue.now_s + known.idle_s, at_s))
-            self._written_bytes += size.last_bytes
+            kind, last_bytes, _, _ = size
+            if kind:
+                self._recent += n_wire_bytes, self._queue.now_s + idle_s, at_s
+                if len(self._recent) > _MOST_RECENT:
+                    self._keep()
+            self._written_bytes += last_bytes
             if self._written_bytes > framesizes.WRITTEN_BYTES:
                 self._written_bytes = 0
         return at_s
@@ -153,6 +162,24 @@ class Line(LazyFlow):
             self._is_writing = False
             self._write_on()
 
+        if self._end is not None and not self.unsent_bytes and not self.waiting_bytes:
+            (call, args), self._end = self._end, None
+            self.packet(0, call, *args)
+
+    def finish(self, call: Callable[..., None], *args: Any) -> None:
+        """Sends the end of the connection behind all that was written; what waits in the process is lost with it."""
+        self._outbox.clear()
+        self._end = call, args
+        self._flow_sent()
+
+    def unread(self) -> None:
+        """Nobody reads any more what arrives."""
+        self._is_confirmed = False
+
+    def packet(self, n_bytes: int, call: Callable[..., None], *args: Any) -> None:
+        """Sends a packet that is no part of the stream; ``call(*args)`` is called when it has arrived."""
+        carry(self._queue, self._queue, self._pipe, self._tcp, n_bytes, call, *args)
+
     def late_s(self, size: FrameSize, at_s: float) -> float:
         """Returns how much later than on idle links a frame that is sent at ``at_s`` would arrive, in whole ns."""
         self._lazy_pipe.settle(self._queue.now_s)
@@ -180,6 +207,7 @@ class Line(LazyFlow):
 
     def count(self, own: LinkUse, shared: Sequence[tuple[LinkUse, float]]) -> None:
         """Adds what the line has carried to the use of its link and of shared ones, on which a byte takes so many seconds."""
+        self._keep()
         if self._passed:
             n_wire_bytes, due_at_s, arrived_at_s = np.array(self._passed).reshape(-1, 3).T
             own_s_per_byte = np.empty(len(n_wire_bytes))
@@ -196,9 +224,14 @@ class Line(LazyFlow):
 
     def change(self, link: Link) -> None:
         """Notes that its link is another one from now on."""
+        self._keep()
         self._link = link
         self._rates.append((len(self._passed), 8 / link.rate_bps))
         self._known.clear()
+
+    def _keep(self) -> None:
+        self._passed.fromlist(self._recent)
+        self._recent.clear()
 
     def idle_s(self, size: FrameSize) -> float:
         """Returns the seconds that a frame takes on idle links, if the window lets all of it through at once."""
@@ -225,25 +258,26 @@ class Line(LazyFlow):
         elif item is not None:
             due_at_s, n_wire_bytes, call, args = item
             if n_wire_bytes:
-                self._passed.extend((n_wire_bytes, due_at_s, self._queue.now_s))
+                self._recent += n_wire_bytes, due_at_s, self._queue.now_s
+                if len(self._recent) > _MOST_RECENT:
+                    self._keep()
             call(*args)
 
 
 class Way(NamedTuple):
-    """What carries the messages of hop number ``at`` of ``n_hops``: there, and from there to the client."""
+    """What carries the messages of a hop: there, and from there to the client."""
 
     there: Line
     back: Line
     accepts: Line | None
     """On which a server answers a push, before it computes; ``None``: there are no pushes."""
-    at: int
-    n_hops: int
+    size_there: Callable[[int], FrameSize]
+    """The size of a frame there, by its bytes of hidden states."""
+    size_back: Callable[[int], FrameSize]
+    """The size of a result to the client."""
+    returns: bool
+    """Whether the client gets the hop's result, not the next server."""
     forwarding: bool
-
-    @property
-    def returns(self) -> bool:
-        """Whether the client gets the hop's result, not the next server."""
-        return not self.forwarding or self.at + 1 == self.n_hops
 
     @property
     def answered_s(self) -> float:
@@ -252,14 +286,6 @@ class Way(NamedTuple):
             return 0.0 if self.forwarding else self.back.acknowledgement_s
         wire_s = self.back.idle_s(framesizes.OK) - self.back.delay_s
         return self.back.acknowledgement_s + wire_s
-
-    def size_there(self, n_payload: int) -> FrameSize:
-        """Returns the size of a frame there with ``n_payload`` bytes of hidden states."""
-        return framesizes.there(n_payload, self.at, forwarding=self.forwarding)
-
-    def size_back(self, n_payload: int) -> FrameSize:
-        """Returns the size of a result with ``n_payload`` bytes of hidden states."""
-        return framesizes.back(n_payload, self.n_hops, forwarding=self.forwarding)
 
 
 class Links:
@@ -273,8 +299,10 @@ class Links:
         self._shared = {name: SharedLink(rate_bps) for name, rate_bps in network.shared_bps.items()}
         self._pipes: dict[tuple[str, str], LazyPipe] = {}
         self._lines: dict[tuple[str, str, str], Line] = {}
-        self._clients = experiment.problem.clients
+        self._lost_lines: list[tuple[str, str, Line]] = []
+        """Those of connections that were lost and made again: (source, target, line)."""
         self._servers = [server.name for server in experiment.problem.servers]
+        self._sources = [*experiment.problem.clients, *self._servers]
         self._window_bytes = first_window_bytes(experiment)
         pairs = [pair for pair in network.links if experiment.uses(pair)] if network.changes else ()
         self._courses = courses(network.changes, pairs, 1.0)
@@ -294,24 +322,35 @@ class Links:
                 if (line := self._lines.get((*pair, end))) is not None:
                     line.change(link)
 
-    def up(self, client: int, server: int) -> Line:
-        """Returns the line from a client to a server."""
-        return self._line(self._clients[client], self._servers[server], "asks")
+    def up(self, source: int, server: int) -> Line:
+        """Returns the line from a source to a server: a client, or a server as in ``testbed.fast.sending``."""
+        return self._line(self._sources[source], self._servers[server], "asks")
 
-    def down(self, client: int, server: int) -> Line:
-        """Returns the line from a server to a client."""
-        return self._line(self._servers[server], self._clients[client], "answers")
+    def down(self, source: int, server: int) -> Line:
+        """Returns the line from a server back to a source."""
+        return self._line(self._servers[server], self._sources[source], "answers")
+
+    def reconnect(self, source: int, server: int) -> None:
+        """Lets a source have a new connection with a server, in place of one that is lost."""
+        name, other = self._sources[source], self._servers[server]
+        for begin, end, which in ((name, other, "asks"), (other, name, "answers")):
+            if (lost := self._lines.pop((begin, end, which), None)) is not None:
+                self._lost_lines.append((begin, end, lost))
+            self._line(begin, end, which).window_bytes = self._tcp.first_flight_bytes
 
     def ways(self, client: int, hops: Sequence[Hop]) -> list[Way]:
         """Returns the connections of a client's chain, hop by hop."""
-        found, forwarding = [], self._experiment.problem.forwarding
+        found, forwarding, n_hops = [], self._experiment.problem.forwarding, len(hops)
         for at, hop in enumerate(hops):
             there, back = self.up(client, hop.server), self.down(client, hop.server)
             accepts = back if forwarding else None
             if forwarding and at:
                 source, target = self._servers[hops[at - 1].server], self._servers[hop.server]
                 there, accepts = self._line(source, target, "asks"), self._line(target, source, "answers")
-            found.append(Way(there, back, accepts, at, len(hops), forwarding))
+            size_there = framesizes.there(at, forwarding=forwarding)
+            size_back = framesizes.back(n_hops, forwarding=forwarding)
+            returns = not forwarding or at + 1 == n_hops
+            found.append(Way(there, back, accepts, size_there, size_back, returns, forwarding))
         return found
 
     def note(self, request: SimulatedRequest) -> None:
@@ -338,7 +377,8 @@ class Links:
         network = self._experiment.network
         uses: dict[tuple[str, str], LinkUse] = {}
         shared: dict[str, LinkUse] = {}
-        for (source, target, _), line in self._lines.items():
+        lines = [(source, target, line) for (source, target, _), line in self._lines.items()]
+        for source, target, line in lines + self._lost_lines:
             pair = source, target
             names = network.shared_paths.get(pair, ())
             on = [(shared.setdefault(name, LinkUse()), 8 / network.shared_bps[name]) for name in names]

@@ -19,7 +19,14 @@ from testbed.fast.events import EventQueue
 from testbed.fast.outcome import Disturbed, ServerEvent
 from testbed.fast.steps import Key
 from testbed.faultkinds import KINDS, FaultKind, Join, Kill, Leave, Restart
-from testbed.records.events import BY_SCENARIO, FaultHappened, Moved, ServerBegun, ServerLeft
+from testbed.records.events import (
+    BY_SCENARIO,
+    FaultHappened,
+    Moved,
+    RecoveryEvent,
+    ServerBegun,
+    ServerLeft,
+)
 
 T = TypeVar("T")
 _CARRIED = (Kill.name, Restart.name, Join.name, Leave.name)
@@ -34,8 +41,11 @@ def not_carried(experiment: Experiment) -> str:
             return f"fault {fault.kind}"
         if fault.after is not None:
             return "fault after a token"
-    if faults.planned and experiment.compute.paging is not None:
-        return "fault, where caches grow,"
+        if experiment.compute.paging is not None:
+            if fault.kind not in (Kill.name, Restart.name):
+                return f"fault {fault.kind}, where caches grow,"
+            if experiment.problem.forwarding:
+                return "fault, where caches grow and servers forward,"
     if faults.membership.kind != "instant":
         return "membership"
     limit_s = min(faults.recovery.connect_timeout_s, faults.recovery.step_limit_s(1))
@@ -100,6 +110,7 @@ class _Server:
 
     def end(self) -> None:
         """Notes that it ends now."""
+        self._machines.ending(self.server)
         self.is_up = self.is_leaving = False
         self.epoch += 1
         self.failed_at_s = self.now_s()
@@ -145,7 +156,8 @@ class Machines:
     """Carries out faults on servers with these ``admissions``, and notifies the coordinator's membership.
 
     ``begin(server)`` lets a server serve again, with the coordinator's placement. ``losing(server)`` is called
-    before a server ends by a kill. ``events`` are what ``events.jsonl`` has of faults.
+    before a server ends by a kill, ``ending(server)`` whenever one ends. ``events`` are what ``events.jsonl`` has of
+    faults and recoveries.
     """
 
     def __init__(
@@ -156,10 +168,12 @@ class Machines:
         admissions: list[Admission[Key]],
         begin: Callable[[int], None],
         losing: Callable[[int], None],
+        ending: Callable[[int], None],
     ) -> None:
         self.queue, self.coordinator, self.admissions = queue, coordinator, admissions
-        self.begin, self.losing = begin, losing
-        self.events: list[ServerEvent] = []
+        self.begin, self.losing, self.ending = begin, losing, ending
+        self.names = [server.name for server in experiment.problem.servers]
+        self.events: list[ServerEvent | RecoveryEvent] = []
         self._give_up_s = experiment.faults.recovery.give_up_s
         self._servers = [
             _Server(j, server.name, j not in experiment.faults.absent, self)
@@ -172,6 +186,14 @@ class Machines:
     def ended_at_s(self, server: int) -> float | None:
         """Returns when a server that is not there ended; ``None`` if it is there."""
         return None if self._servers[server].is_up else self._servers[server].failed_at_s
+
+    def failed_at_s(self, server: int) -> float:
+        """Returns when a server last ended; -inf if it never did."""
+        return self._servers[server].failed_at_s
+
+    def write(self, event: RecoveryEvent) -> None:
+        """Adds what has happened to a session that lost its server."""
+        self.events.append(event)
 
     def _apply(self, fault: Fault, at_s: float) -> None:
         kind, server = KINDS[fault.kind], self._servers[fault.server]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from netem.flows import RECEIVE_WINDOW_BYTES, Tcp
+from netem.flows import Tcp
+from netem.tcp import RECEIVE_WINDOW_BYTES
 from nodes import framesizes
 from policies.problem import Hop
 from testbed.experiments.experiment import Experiment
@@ -36,6 +37,17 @@ def why_links_have_no_closed_form(experiment: Experiment) -> str:
     if n_segments * tcp.mss > min(least_bytes, RECEIVE_WINDOW_BYTES):
         return "a prompt is more than a connection sends at once"
     return ""
+
+
+def what_meets(experiment: Experiment) -> str:
+    """Returns why sessions affect each other on servers, so that their times have no closed form; "" if they do not."""
+    if experiment.compute.prefix is not None:
+        return "what is computed depends on the caches that are kept"
+    if experiment.problem.decoding is not None:
+        return "tokens are drafted"
+    if experiment.compute.paging is not None:
+        return "caches grow"
+    return "sessions share steps" if experiment.compute.batching == "continuous" else ""
 
 
 class Meetings:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from policies.decoding import Seen
 from policies.problem import Route
 from policies.workload import RequestPlan
-from testbed.records.events import FaultEvent, Moved, ServerLeft
+from testbed.records.events import FaultEvent, Moved, RecoveryEvent, ServerLeft
 from testbed.records.links import LinksUsed
 from testbed.records.summary import MoveRow
 
@@ -80,5 +80,7 @@ class FastRun(NamedTuple):
     """Seconds from every token to the next of its request, of all requests of a run step by step."""
     links: LinksUsed | None = None
     """Use of every link that carried hidden states; ``None``: it was not simulated."""
-    faults: Sequence[ServerEvent] = ()
-    """What happened to servers, in the order of time."""
+    faults: Sequence[ServerEvent | RecoveryEvent] = ()
+    """What happened to servers and to sessions that lost them, in the order of time."""
+    is_cut: bool = False
+    """Whether sessions lost servers midway."""

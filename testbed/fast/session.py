@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from nodes.admission import Attempts
 from nodes.clock import on_tick
-from policies.problem import Route
+from nodes.recovery import Recovery
+from policies.problem import Hop, Route
 from policies.workload import RequestPlan
+from testbed.fast.opening import SimulatedHop
 from testbed.fast.outcome import SimulatedRequest
 from testbed.fast.steps import ChainSession, Key
 
@@ -36,27 +38,27 @@ class Session:
     ready_at_s: float | None = None
     """When its prompt could be sent."""
     route: Route | None = None
-    opened: tuple[int, ...] = ()
-    """The servers that have accepted the session."""
-    n_unanswered: int = 0
-    """The servers that have not answered an opening or a closing."""
-    refusal: str = ""
-    broken: tuple[int, ...] = ()
-    """The servers that were gone when its opening came."""
-    is_final: bool = False
-    """Whether waiting for other sessions to end cannot help."""
+    admitted: tuple[Hop, ...] = ()
+    """The hops of the last chain that admitted it."""
+    opened: list[SimulatedHop] = field(default_factory=list)
+    """The hops that have accepted the session, in the order of their blocks once all of them have."""
+    n_unfilled: int = 0
+    """The hops that have not confirmed that the hub has filled their caches."""
     on_chain: ChainSession | None = None
     """The session on its present chain, or on the last one."""
     preempted_by: int | None = None
     """A server that took its cache before all of its present chain was open."""
     pages: Sequence[bytes] = ()
     """The ids of its prompt's pages, of which it asks servers for the caches."""
-    found: dict[int, int] = field(default_factory=dict)
-    """How many tokens each hop has found, by its first block."""
     begins: Sequence[int] = ()
     """Where the inputs of each hop begin that its hub has."""
     n_reused: int | None = None
     """Tokens of its prompt that are not computed; ``None``: no cache outlives its request."""
+    recovery: Recovery | None = None
+    """What its client does when hops fail; ``None``: it has done nothing yet."""
+    is_recovering: bool = False
+    """Whether it has lost hops, and their replacements have not computed the present step."""
+    n_replays: int = 0
     n_preemptions: int = 0
     preempted_tokens: int = 0
     preempted_s: float = 0.0
@@ -96,6 +98,7 @@ class Session:
             reason=reason,
             rounds=None if self.on_chain is None else self.on_chain.rounds,
             n_done=self.on_chain.token if self.on_chain is not None and ended_at_s is None else 0,
+            n_replays=self.n_replays,
             n_preemptions=self.n_preemptions,
             preempted_tokens=self.preempted_tokens,
             preempted_s=self.preempted_s,

@@ -5,22 +5,24 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from nodes import framesizes
 from nodes.admission import Admission
 from nodes.batching import Batch, Batches, Composition, Step
 from nodes.clock import on_tick
-from nodes.records import HOP_COLUMNS, HopRecord
+from nodes.framesizes import FrameSize
+from nodes.records import HOP_COLUMNS
 from policies.decoding import ONE_TOKEN, Decoding, Round, RoundCosts
-from policies.problem import Hop, RequestSpec, hop_times_s, return_times_s
+from policies.problem import Hop
 from policies.steps import StepLaw
 from policies.workload import RequestPlan
-from testbed.experiments.experiment import Experiment
-from testbed.experiments.stub import stub_profile
+from testbed.fast.connections import Wire
+from testbed.fast.delays import ChainDelays, HopDelays
 from testbed.fast.events import EventQueue
-from testbed.fast.links import Way
+from testbed.fast.links import Line, Way
 from testbed.fast.outcome import Rounds
 
 Key = tuple[int, int]
@@ -32,21 +34,8 @@ Notify = Callable[..., None]
 _ALONE = Composition()
 COLUMNS = ("request", "token", "hop", *HOP_COLUMNS, "client_s")
 """The columns of ``Steps.rows``."""
-
-
-class HopDelays(NamedTuple):
-    """One hop's times on the links there and back, and the calibration's overhead, in seconds."""
-
-    up_s: float
-    down_s: float
-    added_s: float
-
-
-class ChainDelays(NamedTuple):
-    """The hops' delays for the prompt, and for every further token."""
-
-    prompt: Sequence[HopDelays]
-    later: Sequence[HopDelays]
+_RECEIVED = COLUMNS.index("received_at_s")
+_MOST_RECENT = 3000
 
 
 class Part(NamedTuple):
@@ -58,6 +47,16 @@ class Part(NamedTuple):
     position: int
     n_tokens: int
     is_replay: bool = False
+
+
+class Decode(NamedTuple):
+    """A hop's decode where nothing meets it on the server and all of them are alike: the lines, sizes, and seconds of compute."""
+
+    there: Line
+    there_size: FrameSize
+    back: Line
+    back_size: FrameSize
+    busy_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -88,8 +87,10 @@ class ChainSession:
     """When the present step could begin."""
     sent_at_s: float = 0.0
     first_at_s: float = 0.0
-    records: list[HopRecord | None] = field(default_factory=list)
-    """The present step's records; ``None``: it is not kept."""
+    records: list[tuple[float, ...] | None] = field(default_factory=list)
+    """The present step's rows (``COLUMNS``); ``None``: they are not kept."""
+    decodes: dict[int, Decode] = field(default_factory=dict)
+    """Of hops that have had one; all further parts are such decodes."""
     rounds: Rounds = field(default_factory=Rounds)
     costs: RoundCosts = RoundCosts(0.0, 0.0)  # noqa: RUF009 - immutable
     round: Round = ONE_TOKEN
@@ -104,6 +105,26 @@ class ChainSession:
     """Whether the client waits for nothing more; servers may not know that yet."""
     is_fill: bool = False
     """Whether it is no session of its own, but a part of a prompt for one hop's cache: it has no result."""
+    of_hops: Sequence[Sequence[Part]] = ()
+    """The present step's messages to each hop, where some lack the session's history; else ``parts`` are those of all hops."""
+    wires: Sequence[Wire | None] = ()
+    """The hops' connections, where they can be lost."""
+    n_asked: int = 0
+    """The number of the request on its wire that waits for an answer."""
+    cut: Callable[[int, float], None] = lambda at, sent_at_s: None
+    """Called when the client learns that it has lost hop number ``at`` of a step that it sent then."""
+    keys: Sequence[Key] = ()
+    """What the hops' servers know the session as, where these differ."""
+    is_open: Callable[[int], bool] = lambda at: True
+    """With forwarding: whether the server of hop number ``at`` still has the session."""
+    news: list[int] = field(default_factory=list)
+    """With forwarding: the lost hops of which the client has heard."""
+    listeners: list[tuple[Wire, int]] = field(default_factory=list)
+    """With forwarding: what calls it if a connection of its chain is lost."""
+    asked_at_s: float = 0.0
+    """With forwarding: when the client sent the present message."""
+    passed: Callable[[int], None] | None = None
+    """Called with a hop's place in the chain when it has computed the present step."""
     earlier: Sequence[int] = ()
     """The tokens of every step of earlier turns on its chain."""
 
@@ -112,6 +133,13 @@ class ChainSession:
         part = self.parts[self.part]
         is_prompt = not part.position or (not self.token and part.n_tokens > 1)
         return (self.delays.prompt if is_prompt else self.delays.later)[self.at]
+
+    def whole_step(self, n_reused: int) -> Part:
+        """Returns the present step as hops compute it that have seen all before; ``n_reused`` tokens of the prompt are not computed."""
+        n_input = self.plan.n_input_tokens
+        if self.token:
+            return Part(n_input + self.token - 1, self.round.sent)
+        return Part(n_reused, n_input - n_reused)
 
     @property
     def step_sizes(self) -> tuple[int, ...]:
@@ -123,8 +151,19 @@ class ChainSession:
         """Takes the tokens of the session ``before``, whose chain is lost."""
         self.earlier, self.rounds, self.round = before.earlier, before.rounds, before.round
         self.token, self.first_at_s, self.ready_at_s = before.token, before.first_at_s, before.ready_at_s
-        if not forwarding:  # of hops that are done; else the client has none of them
-            self.records = before.records[: len(before.records) - before.part]
+        self.records = before.done_records(forwarding=forwarding)
+
+    def done_records(self, *, forwarding: bool) -> list[tuple[float, ...] | None]:
+        """Returns the rows of the present step's hops that are done. With ``forwarding`` the client has none of them."""
+        return [] if forwarding else self.records[: len(self.records) - self.part]
+
+
+class Passes(Protocol):
+    """What passes steps from server to server where connections can be lost: see ``testbed.fast.passing``."""
+
+    def push(self, session: ChainSession) -> None: ...
+
+    def fail(self, session: ChainSession) -> None: ...
 
 
 class Steps:
@@ -142,7 +181,7 @@ class Steps:
         token_bytes: int,
         *,
         laws: Sequence[StepLaw] = (),
-        batches: Sequence[Batches] | None = None,
+        batches: list[Batches] | None = None,
         caches: Sequence[Admission[Key]] | None = None,
         notify: Notify = lambda client, server, call, *args: None,
         forwarding: bool = False,
@@ -152,6 +191,8 @@ class Steps:
     ) -> None:
         self._queue = queue
         self._laws = laws
+        self._decodes_s: dict[Hop, float] = {}
+        """Seconds of a decode alone, by hop, where these do not grow with the context."""
         self._batches = batches
         self._busy: set[int] = set()
         self._sessions: dict[Step, ChainSession] = {}
@@ -161,10 +202,25 @@ class Steps:
         self._hub_s = hub_s
         self._decoding = decoding
         self._forwarding = forwarding
+        self._passing: Passes | None = None
+        """With forwarding, where connections can be lost."""
         self.n_rows = 0
-        self.rows: array[float] | None = array("d") if most else None
+        self._rows: array[float] | None = array("d") if most else None
+        self._recent: list[float] = []
+        """The last rows. A list grows in less time than an array, which takes less memory."""
         self.gaps_s = array("d")
         self._most = most
+
+    @property
+    def rows(self) -> array[float] | None:
+        """See ``Steps``."""
+        self._keep()
+        return self._rows
+
+    def _keep(self) -> None:
+        if self._rows is not None:
+            self._rows.fromlist(self._recent)
+        self._recent.clear()
 
     def begin(self, session: ChainSession, ready_at_s: float) -> None:
         """Serve a request from ``ready_at_s`` on. It may have tokens already."""
@@ -181,6 +237,12 @@ class Steps:
         if session.is_away:
             self._lose(session, server)
 
+    def _refused(self, session: ChainSession, server: int) -> None:
+        """The client learns that ``server`` has not taken the present part, since it has taken the session's cache."""
+        if session.wires and (wire := session.wires[session.at]) is not None:
+            wire.answered(session.n_asked)
+        self._lose(session, server)
+
     def _lose(self, session: ChainSession, server: int) -> None:
         session.is_over = True
         session.lost(server, session.parts[session.part].position)
@@ -189,42 +251,115 @@ class Steps:
         """The client sends the present part to ``hops[at]``."""
         if session.preempted_by is not None:
             self._lose(session, session.preempted_by)
-        else:
+        elif self._passing is not None:
+            session.asked_at_s = self._queue.now_s
+            if session.news:
+                self._passing.fail(session)
+                return
+            session.is_away = True
+            self._carry(session)
+        elif not session.wires or self._asks(session):
             session.is_away = True
             self._carry(session)
 
+    def _asks(self, session: ChainSession) -> bool:
+        """Notes that the client waits for the present hop. Returns False if its connection is known to be lost."""
+        wire, now_s = session.wires[session.at], self._queue.now_s
+        assert wire is not None, "connections can be lost"
+        if not wire.is_there:
+            session.cut(session.at, now_s)
+            return False
+        session.n_asked = wire.ask(partial(session.cut, session.at, now_s))
+        return True
+
+    def _is_lost(self, session: ChainSession) -> bool:
+        """Whether the present hop's server has ended since the session was opened there, or the session has."""
+        wire = session.wires[session.at] if session.wires else None
+        return wire is not None and (not wire.is_served or not session.is_open(session.at))
+
+    def recover(self, passing: Passes | None) -> None:
+        """Lets connections be lost. ``passing``: what passes steps from server to server."""
+        self._passing = passing
+
+    def drop(self, key: Key, server: int) -> None:
+        """Drops what ``server`` computes for a session that is closed there."""
+        for step, session in list(self._sessions.items()):
+            if session.hops[session.at].server == server and session.keys[session.at] == key:
+                assert self._batches is not None, "only these have steps that wait"
+                self._batches[server].remove(step)
+                del self._sessions[step]
+
+    def end(self, server: int) -> None:
+        """Drops what a server computes, which ends now."""
+        if self._batches is not None:
+            self._batches[server] = self._batches[server].anew()
+            self._busy.discard(server)
+
     def _carry(self, session: ChainSession) -> None:
-        session.sent_at_s = now_s = self._queue.now_s
+        queue = self._queue
+        session.sent_at_s = now_s = queue.now_s
+        if (decode := session.decodes.get(session.at)) is not None:
+            arrived_at_s = decode.there.pass_frame(decode.there_size)
+            if arrived_at_s is not None:
+                queue.at(arrived_at_s + decode.busy_s, self._depart, session, arrived_at_s, _ALONE)
+                return
         if not session.ways:
-            self._queue.at(now_s + session.delay.up_s, self._arrive, session)
+            queue.at(now_s + session.delay.up_s, self.arrive, session)
             return
-        way, part = session.ways[session.at], session.parts[session.part]
-        size = way.size_there(part.n_tokens * self._token_bytes)
-        arrived_at_s = way.there.pass_frame(size)
+        part = session.parts[session.part]
+        there, back, accepts, size_there, size_back, _, _ = session.ways[session.at]
+        size = size_there(part.n_tokens * self._token_bytes)
+        arrived_at_s = there.pass_frame(size)
         if arrived_at_s is None:
-            way.there.put_frame(size, self._arrive, session)
-        elif self._batches is None and self._caches is None and way.accepts is None:
+            there.put_frame(size, self.arrive, session)
+        elif self._batches is None and self._caches is None and accepts is None:
             # Nothing meets it on the server, so that it is known when its result leaves.
             hop = session.hops[session.at]
-            busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.blocks)
-            done_at_s = arrived_at_s + busy_s
-            if added_s := session.delay.added_s:
+            busy_s = self._busy_s(hop, part)
+            done_at_s, added_s = arrived_at_s + busy_s, session.delay.added_s
+            is_alike = (
+                session.token
+                and part.position
+                and part.n_tokens == 1
+                and self._decoding is None
+                and hop in self._decodes_s
+            )
+            if is_alike and not added_s:
+                back_size = size_back(self._token_bytes)
+                session.decodes[session.at] = Decode(there, size, back, back_size, busy_s)
+            if added_s:
                 done_at_s = on_tick(done_at_s) + added_s
-            self._queue.at(done_at_s, self._depart, session, arrived_at_s, _ALONE)
+            queue.at(done_at_s, self._depart, session, arrived_at_s, _ALONE)
         else:
-            self._queue.on_tick(arrived_at_s, self._arrive, session)
+            queue.on_tick(arrived_at_s, self.arrive, session)
 
-    def _arrive(self, session: ChainSession) -> None:
+    def _busy_s(self, hop: Hop, part: Part) -> float:
+        """Returns for how long a server computes ``part`` on its own."""
+        position, n_tokens, _ = part
+        if n_tokens > 1 or not position:
+            return self._laws[hop.server].step_s(position, n_tokens, hop.blocks)
+        busy_s = self._decodes_s.get(hop)
+        if busy_s is None:
+            law = self._laws[hop.server]
+            busy_s = law.step_s(position, n_tokens, hop.blocks)
+            if not law.grows_with_context(hop.blocks):
+                self._decodes_s[hop] = busy_s
+        return busy_s
+
+    def arrive(self, session: ChainSession) -> None:
+        """The present part reaches the server of ``hops[at]``."""
+        if session.wires and self._is_lost(session):
+            return
         hop, part, now_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
-        if session.ways and (accepts := session.ways[session.at].accepts) is not None:
+        is_passed = self._passing is not None and session.at  # then it is answered already
+        if not is_passed and session.ways and (accepts := session.ways[session.at].accepts) is not None:
             accepts.send(framesizes.OK, _nothing)
         if self._caches is not None and not self._grow(self._caches[hop.server], session, part):
             if not self._forwarding:  # else the client is notified at once: see ``notify_preempted``
-                self._notify(session.plan.client, hop.server, self._lose, session, hop.server)
+                self._notify(session.plan.client, hop.server, self._refused, session, hop.server)
             return
         if self._batches is None:
-            busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.blocks)
-            self._queue.at(now_s + busy_s, self._computed, session, now_s, _ALONE)
+            self._queue.at(now_s + self._busy_s(hop, part), self._computed, session, now_s, _ALONE)
             return
         step = Step(now_s, part.position, part.n_tokens, hop.blocks)
         self._sessions[step] = session
@@ -234,9 +369,10 @@ class Steps:
 
     def _grow(self, caches: Admission[Key], session: ChainSession, part: Part) -> bool:
         """Reserves cache for ``part``, in place of void tokens. Returns False if the session has lost its cache."""
-        if not session.part and part.position < session.seen_tokens:
-            caches.go_back(session.key, part.position)
-        return caches.grow(session.key, part.position + part.n_tokens)
+        key = session.keys[session.at] if session.keys else session.key
+        if not session.part and not part.is_replay and part.position < session.seen_tokens:
+            caches.go_back(key, part.position)
+        return caches.grow(key, part.position + part.n_tokens)
 
     def _begin(self, batches: Batches, server: int) -> None:
         batch = batches.next()
@@ -247,9 +383,12 @@ class Steps:
             self._queue.at(batch.end_at_s, self._end, batches, server, batch)
 
     def _end(self, batches: Batches, server: int, batch: Batch) -> None:
+        if self._batches is None or self._batches[server] is not batches:
+            return  # the server has ended
         self._begin(batches, server)
         for step in batch.ended:
-            self._computed(self._sessions.pop(step), step.arrived_at_s, batch.together)
+            if (session := self._sessions.pop(step, None)) is not None:  # else it is closed
+                self._computed(session, step.arrived_at_s, batch.together)
 
     def _computed(self, session: ChainSession, arrived_at_s: float, together: Composition) -> None:
         if added_s := session.delay.added_s:
@@ -258,23 +397,30 @@ class Steps:
             self._depart(session, arrived_at_s, together)
 
     def _depart(self, session: ChainSession, arrived_at_s: float, together: Composition) -> None:
-        hop, part, departed_at_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
-        is_passed_on = self._forwarding and session.at + 1 < len(session.hops)
-        caches = self._caches
-        if self._forwarding and caches and not caches[hop.server].cached_tokens(session.key):
+        if session.wires and self._is_lost(session):
             return
-        if is_passed_on:
-            self._record(session, arrived_at_s, departed_at_s, departed_at_s, together)
-            session.at += 1
-            self._carry(session)
-            return
+        departed_at_s, caches = self._queue.now_s, self._caches
+        if self._forwarding:
+            if caches and not caches[session.hops[session.at].server].cached_tokens(session.key):
+                return
+            if session.at + 1 < len(session.hops):
+                self._record(session, arrived_at_s, departed_at_s, departed_at_s, together)
+                if self._passing is not None:
+                    self._passing.push(session)
+                    return
+                session.at += 1
+                self._carry(session)
+                return
         step = session, arrived_at_s, departed_at_s, together
+        if (decode := session.decodes.get(session.at)) is not None:
+            decode.back.send(decode.back_size, self._received, *step)
+            return
         if not session.ways:
             self._queue.at(departed_at_s + session.delay.down_s, self._received, *step)
             return
-        way = session.ways[session.at]
-        n_bytes = 0 if session.is_fill else part.n_tokens * self._token_bytes
-        way.back.send(way.size_back(n_bytes), self._received, *step)
+        _, back, _, _, size_back, _, _ = session.ways[session.at]
+        n_bytes = 0 if session.is_fill else session.parts[session.part].n_tokens * self._token_bytes
+        back.send(size_back(n_bytes), self._received, *step)
 
     def _record(
         self,
@@ -284,18 +430,24 @@ class Steps:
         received_at_s: float,
         together: Composition,
     ) -> None:
-        """Keeps the record of a step, whose result has gone to the next server or reached the client."""
-        if self.rows is None:
-            session.records.append(None)
+        """Keeps the row of a step, whose result has gone to the next server or reached the client."""
+        records = session.records
+        if self._rows is None:
+            records.append(None)
             return
-        part, is_last = session.parts[session.part], session.at + 1 == len(session.hops)
-        n_bytes = part.n_tokens * self._token_bytes
+        (_, n_tokens, is_replay), is_last = session.parts[session.part], session.at + 1 == len(session.hops)
+        n_bytes = n_tokens * self._token_bytes
         n_back = n_bytes if is_last or not self._forwarding else 0
-        instants = session.sent_at_s, arrived_at_s, departed_at_s, received_at_s
-        n_replayed = part.n_tokens if part.is_replay else 0
-        session.records.append(
-            HopRecord(*session.hops[session.at], *instants, n_bytes, n_back, n_replayed, together)
+        previous, sent_at_s = records[-1] if records else None, session.sent_at_s
+        row = (
+            *(session.plan.index, session.token, len(records)),
+            *session.hops[session.at],
+            *(sent_at_s, arrived_at_s, departed_at_s, received_at_s),
+            *(n_bytes, n_back, n_tokens if is_replay else 0),
+            *together,
+            sent_at_s - (session.ready_at_s if previous is None else previous[_RECEIVED]),
         )
+        records.append(row)
 
     def _received(
         self, session: ChainSession, arrived_at_s: float, departed_at_s: float, together: Composition
@@ -304,6 +456,10 @@ class Steps:
         session.is_away = False
         if session.is_over:
             return
+        if session.wires and self._passing is None:
+            wire = session.wires[session.at]
+            assert wire is not None, "connections can be lost"
+            wire.answered(session.n_asked)
         if session.is_fill:
             session.ended(self._queue.now_s)
             return
@@ -314,6 +470,11 @@ class Steps:
             session.at = 0 if self._forwarding else session.at
         else:
             session.part, session.at = 0, session.at + 1
+            if session.passed is not None:
+                for at in range(session.at) if self._forwarding else (session.at - 1,):
+                    session.passed(at)
+            if session.of_hops and session.at < len(session.hops):
+                session.parts = session.of_hops[session.at]
             if session.at == len(session.hops):
                 if hub_s := self._hub_s(session.plan.client):
                     self._queue.at(self._queue.now_s + hub_s, self._next_token, session)
@@ -333,11 +494,15 @@ class Steps:
             session.rounds.n_drafted += session.round.drafted
             session.rounds.seen.add(session.round.drafted, session.round.accepted)
             session.rounds.made.append(session.round.made)
-        session.seen_tokens = session.parts[-1].position + session.parts[-1].n_tokens
+        position, n_sent, _ = session.parts[-1]
+        session.of_hops = ()
+        session.seen_tokens = position + n_sent
         session.token, session.at, session.ready_at_s = session.token + session.round.made, 0, done_at_s
         n_left = plan.n_output_tokens - session.token
         if not n_left:
             session.is_over = True
+            for wire, number in session.listeners:
+                wire.answered(number)
             session.ended(session.first_at_s)
             return
         draft_s = 0.0
@@ -354,14 +519,13 @@ class Steps:
     def _write(self, session: ChainSession) -> None:
         self.n_rows += len(session.records)
         if self.n_rows > self._most:
-            self.rows = None
-        if self.rows is not None:
-            previous_s = session.ready_at_s
-            for number, record in enumerate(session.records):
-                assert record is not None, "rows are kept from the start, or not again"
-                client_s = record.sent_at_s - previous_s
-                self.rows.extend((session.plan.index, session.token, number, *record.row(), client_s))
-                previous_s = record.received_at_s
+            self._rows = None
+        if self._rows is not None:
+            for row in session.records:
+                assert row is not None, "rows are kept from the start, or not again"
+                self._recent += row
+            if len(self._recent) > _MOST_RECENT:
+                self._keep()
         session.records = []
 
 
@@ -376,57 +540,3 @@ def replay_of(session: ChainSession, *, in_steps: bool) -> list[Part]:
         return [Part(0, position + n_last, True)]
     sizes = session.step_sizes + ((n_last,) if session.token else ())
     return [Part(at, n, True) for at, n in zip(accumulate(sizes, initial=0), sizes, strict=False)]
-
-
-def delays_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -> ChainDelays:
-    """Returns the delays of a chain by the experiment's problem.
-
-    Hub-spoke: sending takes a part of t_cj in each direction, by the links' rates. Forwarding: a hop's
-    delays are those from the server before it, and of the last hop also those back to the client. No message arrives before it was sent.
-    """
-    problem, calibration = experiment.problem, experiment.calibration
-    added_s = calibration.input_overhead_s(request.n_input_tokens), calibration.token_overhead_s
-    found: tuple[list[HopDelays], list[HopDelays]] = [], []
-    client = problem.clients[request.client]
-
-    def share_up(server: int) -> float:
-        name = problem.servers[server].name
-        up_bps, down_bps = (
-            experiment.network.links[client, name].rate_bps,
-            experiment.network.links[name, client].rate_bps,
-        )
-        return down_bps / (up_bps + down_bps)
-
-    previous: int | None = None
-    for hop in hops:
-        base_s = problem.servers[hop.server].step_base_s
-        for of, hop_s, more_s in zip(
-            found, hop_times_s(problem, request, previous, hop.server), added_s, strict=True
-        ):
-            network_s = hop_s - base_s - more_s
-            if problem.forwarding:
-                # What the overhead has of the client's link is not spent where the message does not pass that.
-                way_s = problem.up_s(request.client, hop.server)
-                if previous is not None:
-                    way_s = problem.across_s(previous, hop.server)
-                less_s = min(more_s, max(0.0, way_s - network_s))
-                of.append(HopDelays(network_s + less_s, 0.0, more_s - less_s))
-            else:
-                sent_s = network_s - problem.raw_rtt_s[request.client][hop.server]
-                up_s = problem.up_s(request.client, hop.server) + share_up(hop.server) * sent_s
-                of.append(HopDelays(up_s, network_s - up_s, more_s))
-        previous = hop.server
-    if previous is not None:
-        for of, back_s in zip(found, return_times_s(problem, request, previous), strict=True):
-            of[-1] = of[-1]._replace(down_s=of[-1].down_s + back_s)
-    return ChainDelays(*found)
-
-
-def overheads_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -> ChainDelays:
-    """Returns the delays of a chain whose messages go over simulated links: what the calibration adds to these."""
-    client = experiment.problem.clients[request.client]
-    profiles = [stub_profile(experiment, hop.server) for hop in hops]
-    sizes = (0, request.n_input_tokens), (1, 1)
-    return ChainDelays(
-        *([HopDelays(0.0, 0.0, p.overhead_s(client, *size)) for p in profiles] for size in sizes)
-    )

@@ -18,7 +18,10 @@ def _drafts(decoding: Decoding | None) -> dict[str, str]:
     """Return how clients draft, in words; nothing if they do not."""
     if decoding is None:
         return {}
-    return {"drafts": f"{decoding.drafter}, {'auto' if decoding.is_auto else decoding.tokens} per round"}
+    words = f"{decoding.drafter}, {'auto' if decoding.is_auto else decoding.tokens} per round"
+    if decoding.in_flight > 1:
+        words += f", {decoding.in_flight} rounds in flight"
+    return {"drafts": words}
 
 
 def header(experiment: Experiment, plan: Plan) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def header(experiment: Experiment, plan: Plan) -> dict[str, Any]:
         "seed": experiment.seed,
         "workload": experiment.workload.source,
         "n_requests": None if experiment.workload.endpoint_tokens else len(experiment.workload.requests),
-        "objectives": experiment.objectives,
+        "objectives": experiment.objectives.common,
         "forwarding": problem.forwarding,
         **_drafts(problem.decoding),
         "layout": "rtt" if known is None else "places",
@@ -80,7 +83,14 @@ def header(experiment: Experiment, plan: Plan) -> dict[str, Any]:
             {"name": kind.name, "what": kind.what, "has_factor": kind.has_factor, "is_bad": kind.is_bad}
             for kind in KINDS.values()
         ],
-        "clients": [{"name": name, "site": number[experiment.sites[name]]} for name in problem.clients],
+        "clients": [
+            {
+                "name": name,
+                "site": number[experiment.sites[name]],
+                "objectives": experiment.objectives.of(name),
+            }
+            for name in problem.clients
+        ],
         **_links(experiment, number),
     }
 

@@ -333,6 +333,7 @@ AnyEvent = (
     | LinksChanged
 )
 FaultEvent = FaultHappened | FaultOver | ServerBegun
+RecoveryEvent = Detected | Rerouted | Replayed | Unreachable
 OF_FAULTS: tuple[type[FaultEvent], ...] = (FaultHappened, FaultOver, ServerBegun)
 """What befalls servers: faults, their ends, and servers that begin to serve (again)."""
 EventT = TypeVar("EventT", bound=Event)

@@ -32,7 +32,13 @@ class HopRow(Record, kw_only=True):
     replayed_tokens: Annotated[
         int, column("tokens of the session's history that the message replayed; 0: it was no replay")
     ]
-    hop_client_s: Annotated[float, column("part of the hop's time in the client", "s")]
+    hop_client_s: Annotated[
+        float,
+        column(
+            "part of the hop's time in the client; below 0 for a round of drafts that was sent ahead ([speculation.md](speculation.md))",
+            "s",
+        ),
+    ]
     hop_network_s: Annotated[float, column("part on the network, both ways", "s")]
     hop_compute_s: Annotated[float, column("part at the server, from its receive to its send", "s")]
     model_network_s: Annotated[float, column("the closed model's time on the network", "s")]

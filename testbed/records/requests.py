@@ -194,6 +194,12 @@ class RequestRow(Record, kw_only=True):
     ] = None
     n_drafted: Annotated[int | None, column("tokens that the client drafted in them")] = None
     n_accepted: Annotated[int | None, column("drafted tokens that agreed with the model's")] = None
+    n_given_up: Annotated[
+        int | None,
+        column(
+            "rounds that were sent ahead in vain; the column is absent unless `decoding.in_flight` is above 1"
+        ),
+    ] = None
     times: Annotated[Times, column("the metrics, measured or simulated")] = msgspec.field(
         default_factory=Times
     )
@@ -239,7 +245,7 @@ def hops_of(chain: str) -> tuple[Hop, ...]:
     )
 
 
-OPTIONAL = ("n_cached_tokens", "conversation", "turn", "n_rounds", "n_drafted", "n_accepted")
+OPTIONAL = ("n_cached_tokens", "conversation", "turn", "n_rounds", "n_drafted", "n_accepted", "n_given_up")
 """Columns that tables have only if a row has a value."""
 PREFIXES = {"times": "", "model": "model_", "unqueued": "unqueued_"}
 """Fields of ``RequestRow`` that are several columns, with the prefix of these."""

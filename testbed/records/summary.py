@@ -105,6 +105,8 @@ class Speculation(Record, kw_only=True):
     n_rounds: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
+    n_given_up: int = 0
+    """Rounds that were sent ahead in vain (``decoding.in_flight``); they count nowhere else."""
     tokens_per_round: float | None = None
     """Output tokens per round; null: there was no round."""
     acceptance_ratio: float | None = None
@@ -262,12 +264,14 @@ class ClientSummary(Record, kw_only=True):
     """The requests of one client: statistics of their metrics, as of all requests.
 
     ``n_tokens`` counts output tokens that arrived, ``n_met`` requests that completed and met every objective.
+    ``objectives``: the limits of a client that has its own, in seconds by metric.
     """
 
     n_requests: int
     n_completed: int
     n_tokens: int
     n_met: int | UnsetType = UNSET
+    objectives: dict[str, float] | UnsetType = UNSET
     metrics: dict[str, Stats]
 
 
@@ -451,7 +455,10 @@ class RunSummary(Record, kw_only=True):
     ] = msgspec.field(default_factory=Concurrency)
     goodput_rps: Annotated[
         float | None,
-        column("completed requests per second that met all objectives; null: none completed", "1/s"),
+        column(
+            "completed requests per second that met all objectives of their client; null: none completed",
+            "1/s",
+        ),
     ] = None
     objectives: Annotated[dict[str, float], column("the limits by metric", "s")] = msgspec.field(
         default_factory=dict
@@ -460,7 +467,7 @@ class RunSummary(Record, kw_only=True):
         dict[str, ClientSummary],
         column(
             "the same of each client that has requests, by name: `n_requests`, `n_completed`, `n_tokens`, `n_met` (where "
-            "there are objectives) and `metrics`"
+            "there are objectives), `objectives` (where it has its own) and `metrics`"
         ),
     ] = msgspec.field(default_factory=dict)
     cost_per_million_tokens: Annotated[

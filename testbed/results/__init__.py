@@ -20,6 +20,7 @@ from netem.networks import NETWORKS
 from testbed.errors import RunError, UserError
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.provenance import read_provenance
+from testbed.experiments.slo import Objectives
 from testbed.fast.links import never_wait
 from testbed.records.base import data_of
 from testbed.records.links import LinksUsed
@@ -31,6 +32,7 @@ from testbed.results.logs import read_logs
 from testbed.results.model import hop_table
 from testbed.results.requests import request_rows
 from testbed.results.served import with_guests
+from testbed.results.slo import objectives_of
 from testbed.results.summary import summarize
 from testbed.results.verified import read_verification
 from testbed.rundir import TWIN, not_a_run, write_json
@@ -41,14 +43,14 @@ __all__ = ["finish_run", "load_run", "read_tables", "write_all"]
 def finish_run(
     run_dir: Path,
     experiment: Experiment,
-    objectives: dict[str, float] | None = None,
+    objectives: Objectives | None = None,
     tables: Tables | None = None,
     trace: bool = True,
 ) -> RunSummary:
     """Write tables, trace and summary of a run from its logs; returns the summary.
 
-    Works for a run that was interrupted or killed, too. ``objectives`` are limits in seconds by metric
-    (``slo.parse_slo``), by default those of an earlier summary of the run. ``tables`` is the result of
+    Works for a run that was interrupted or killed, too. ``objectives`` are by default those of an earlier summary of
+    the run. ``tables`` is the result of
     ``read_tables``, if the caller has it. Without ``trace``, ``trace.json``, the largest file, is not
     written. If a file cannot be written, the others are; then raises ``RunError``, which names all that
     failed.
@@ -145,9 +147,9 @@ def write_all(run_dir: Path, writers: dict[str, Callable[[Path], object]]) -> No
         )
 
 
-def _earlier_objectives(run_dir: Path, experiment: Experiment) -> dict[str, float]:
+def _earlier_objectives(run_dir: Path, experiment: Experiment) -> Objectives:
     """Return the objectives of the run's present summary, or the scenario's if no summary can be read."""
     try:
-        return read_summary(run_dir).objectives
+        return objectives_of(read_summary(run_dir))
     except UserError:
         return experiment.objectives

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
 
+from testbed.experiments.slo import Objectives
 from testbed.records.requests import RequestRow
 from testbed.records.summary import ClientSummary
 from testbed.results.requests import times_stats
@@ -18,12 +19,9 @@ _DIFFERENT_RATIO = 1.1
 
 
 def clients_of(
-    clients: Sequence[str], rows: Sequence[RequestRow], objectives: Mapping[str, float]
+    clients: Sequence[str], rows: Sequence[RequestRow], objectives: Objectives
 ) -> dict[str, ClientSummary]:
-    """Return the summary of each of ``clients`` that has requests, by its name, in their order.
-
-    ``objectives`` are limits in seconds by metric.
-    """
+    """Return the summary of each of ``clients`` that has requests, by its name, in their order."""
     of_client: dict[str, list[RequestRow]] = defaultdict(list)
     for row in rows:
         of_client[row.client].append(row)
@@ -33,6 +31,7 @@ def clients_of(
             n_completed=sum(row.is_completed for row in own),
             n_tokens=sum(row.n_tokens_done for row in own),
             n_met=n_met(own, objectives) if objectives else UNSET,
+            objectives=dict(objectives.own[name]) if name in objectives.own else UNSET,
             metrics=times_stats(own),
         )
         for name in clients

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from testbed.experiments.units import counted
 from testbed.faultkinds import KINDS
-from testbed.records.events import BY_SCENARIO, Event, FaultHappened
+from testbed.records.events import BY_SCENARIO, Event, FaultHappened, Replayed
 from testbed.records.plan import Plan
 from testbed.records.summary import RunSummary
 from testbed.results.logs import RunRecords
@@ -22,12 +22,17 @@ def add_faults(summary: RunSummary, events: Iterable[Event], n_planned: int) -> 
     summary.n_faults_never_came = max(0, n_planned - sum(fault.by == BY_SCENARIO for fault in faults))
 
 
+def add_recoveries(summary: RunSummary, replays: Sequence[Replayed]) -> None:
+    """Add to ``summary`` how many sessions went on with other servers, and how long that took."""
+    summary.n_replays = len(replays)
+    summary.recovery_s = stats(replay.recovery_s for replay in replays)
+    summary.recovery_floor_s = stats(replay.floor_s for replay in replays)
+
+
 def add_failures(summary: RunSummary, records: RunRecords, plan: Plan, n_planned: int) -> None:
     """Add faults, recoveries, leaks and moves to ``summary``; ``n_planned``: faults in the scenario."""
     add_faults(summary, records.faults, n_planned)
-    summary.n_replays = len(records.replays)
-    summary.recovery_s = stats(replay.recovery_s for replay in records.replays)
-    summary.recovery_floor_s = stats(replay.floor_s for replay in records.replays)
+    add_recoveries(summary, records.replays)
     summary.decisions = plan.decisions
     summary.n_stale_decisions = None if plan.decisions is None else plan.decisions.n_stale_decisions
     summary.leaks = plan.leaks

@@ -104,7 +104,7 @@ def _wire_bytes(tcp: Tcp, sent: Messages, hop: NDArray[np.int64], is_back: bool,
     size_of = framesizes.back if is_back else framesizes.there
     kinds, which = np.unique(np.stack([sent.n_bytes, hop + is_back]), axis=1, return_inverse=True)
     sizes = [
-        bytes_on_wire(tcp, size_of(n_bytes, number, forwarding=forwarding))
+        bytes_on_wire(tcp, size_of(number, forwarding=forwarding)(n_bytes))
         for n_bytes, number in kinds.T.tolist()
     ]
     return np.array(sizes, dtype=np.float64)[which.reshape(-1)]

@@ -127,6 +127,10 @@ class RequestRecord:
     opening_at_s: float | None = None
     opened_at_s: float | None = None
     ended_at_s: float | None = None
+    place: tuple[int, ...] = ()
+    """The numbers of its conversation and its turn; () if it is from outside and of none, or not from outside."""
+    pages: bytes = b""
+    """See ``Completed``."""
     chain: list[Hop] = field(default_factory=list)
     tokens: list[TokenTimes] = field(default_factory=list)
     rounds: list[Drafted] = field(default_factory=list)
@@ -197,6 +201,7 @@ def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyReco
             record.at_s,
             record.n_input_tokens,
             record.n_output_tokens,
+            place=() if record.conversation is None else (record.conversation, record.turn or 0),
         )
         return
     if isinstance(record, Released):
@@ -242,5 +247,6 @@ def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyReco
         case Completed() | Failed() | Cancelled() | Interrupted():
             request.status, request.ended_at_s = record.kind, record.at_s
             request.reason = record.reason if isinstance(record, Failed) else ""
+            request.pages = record.pages if isinstance(record, Completed) else b""
         case _:
             request.recoveries.append(record)

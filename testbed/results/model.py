@@ -102,12 +102,18 @@ class HopTable:
             if not len(getattr(self, name)):
                 setattr(self, name, np.zeros(len(self.request), dtype=getattr(self, name).dtype))
 
+    def begins_token(self) -> NDArray[np.bool_]:
+        """Return which rows are the first of their tokens."""
+        begins: NDArray[np.bool_] = (np.diff(self.request, prepend=-1) != 0) | (
+            np.diff(self.token, prepend=-1) != 0
+        )
+        return begins
+
     def tokens(self) -> TokenSums:
         """Sum the hops of each token, in the order of the rows."""
         if not len(self.request):
             return TokenSums(self.request, self.token, np.zeros(0), np.zeros(0, dtype=bool))
-        is_new = (np.diff(self.request, prepend=-1) != 0) | (np.diff(self.token, prepend=-1) != 0)
-        begins = np.flatnonzero(is_new)
+        begins = np.flatnonzero(self.begins_token())
         return TokenSums(
             self.request[begins],
             self.token[begins],
@@ -152,7 +158,10 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
     )
     clients = clients_of(experiment, records, table)
     table.model_client_s = hub_times_s(experiment, clients, columns["last"])
-    table.model_client_s += _draft_times_s(experiment, table)
+    drafts_s = _draft_times_s(experiment, table)
+    if _overlaps(experiment):  # when a round was sent ahead is given
+        drafts_s = np.where(_sent_ahead(table), 0.0, drafts_s) + np.minimum(table.client_s, 0.0)
+    table.model_client_s += drafts_s
     _fill_network(experiment, records, table, clients)
     slow = SlowServers(records.faults, [s.name for s in experiment.problem.servers])
     _fill_compute(experiment, records, table, clients, slow)
@@ -183,6 +192,19 @@ def _draft_times_s(experiment: Experiment, table: HopTable) -> Array:
     drafts_s = (n_sent - decoding.n_sent(1) + 1) * decoding.draft_token_s
     has_drafts = (table.token > 0) & (table.last == model.n_blocks) & ~table.is_replay
     return np.where(has_drafts, drafts_s, 0.0)
+
+
+def _overlaps(experiment: Experiment) -> bool:
+    """Return whether several rounds of a session may be away at a time."""
+    decoding = experiment.problem.decoding
+    return decoding is not None and decoding.in_flight > 1
+
+
+def _sent_ahead(table: HopTable) -> NDArray[np.bool_]:
+    """Return which rows are of rounds that were sent before the token before them was there."""
+    numbers = np.cumsum(table.begins_token())
+    found: NDArray[np.bool_] = np.isin(numbers, numbers[table.client_s < 0])
+    return found
 
 
 class Messages(NamedTuple):
@@ -361,8 +383,13 @@ def _fill_compute(
             *(table.request, table.token, table.first, table.last),
             *(table.up_bytes, table.replayed_tokens, clients),
         )
-        rows = zip(*(column[chosen].tolist() for column in (*columns, table.arrived_at_s)), strict=True)
-        for request, token, first, last, up_bytes, replayed, client, arrived_at_s in rows:
+        ready_at_s = table.arrived_at_s[chosen]
+        if _overlaps(experiment):
+            ready_at_s = _ready_at_s(table, chosen)
+            order = np.argsort(ready_at_s, kind="stable")
+            chosen, ready_at_s = chosen[order], ready_at_s[order]
+        rows = zip(*(column[chosen].tolist() for column in columns), ready_at_s.tolist(), strict=True)
+        for request, token, first, last, up_bytes, replayed, client, begins_at_s in rows:
             n_input_tokens = lengths[request]
             position, n_tokens = n_input_tokens + token - 1, 1
             if not token:
@@ -375,11 +402,25 @@ def _fill_compute(
                 position, n_tokens = n_replayed[key], replayed
                 end = position + replayed
                 n_replayed[key] = 0 if end >= n_input_tokens + token else end
-            factor = slow.factor(server, arrived_at_s)
-            steps.append(Step(arrived_at_s, position, n_tokens, range(first, last), factor))
+            factor = slow.factor(server, begins_at_s)
+            steps.append(Step(begins_at_s, position, n_tokens, range(first, last), factor))
             overheads_s.append(profile.overhead_s(names[client], position, n_tokens))
         ends_at_s = np.array(list(_ends(profile, steps)), dtype=np.float64)
         table.model_compute_s[chosen] = ends_at_s - table.arrived_at_s[chosen] + overheads_s
+
+
+def _ready_at_s(table: HopTable, chosen: NDArray[np.int64]) -> Array:
+    """Return from when on a server's steps, rows ``chosen`` in the order of their arrival, do not wait for their own session.
+
+    A round that was sent ahead begins when the one before it has ended.
+    """
+    ready_at_s = table.arrived_at_s[chosen].copy()
+    ends_at_s: dict[int, float] = {}
+    columns = (table.request[chosen].tolist(), table.departed_at_s[chosen].tolist())
+    for row, (request, departed_at_s) in enumerate(zip(*columns, strict=True)):
+        ready_at_s[row] = max(ready_at_s[row], ends_at_s.get(request, 0.0))
+        ends_at_s[request] = departed_at_s
+    return ready_at_s
 
 
 def _ends(profile: StubProfile, steps: Sequence[Step]) -> Iterator[float]:

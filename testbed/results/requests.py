@@ -49,7 +49,7 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         rows.append(row)
         if record is None:
             continue
-        row.status, row.reason = record.status, _named(record.reason, servers)
+        row.status, row.reason = record.status, with_names(record.reason, servers)
         row.arrival_at_s = record.intended_at_s
         row.arrived_at_s, row.ended_at_s = record.arrived_at_s, record.last_seen_at_s
         row.n_tokens_done = len(record.tokens)
@@ -66,6 +66,8 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
             row.n_rounds = len(record.rounds)
             row.n_drafted = sum(round_.tokens for round_ in record.rounds)
             row.n_accepted = sum(round_.accepted for round_ in record.rounds)
+            if experiment.problem.decoding.in_flight > 1:
+                row.n_given_up = sum(round_.given_up for round_ in record.rounds)
         row.token_ids = [token.token_id for token in record.tokens]
         row.times = _measured(record)
         tokens_s = first_s.get(plan.index), float(rest_s[plan.index])
@@ -85,8 +87,8 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
     return rows
 
 
-def _named(reason: str, servers: Sequence[str]) -> str:
-    """Replace the numbers of servers in a client's reason by their names."""
+def with_names(reason: str, servers: Sequence[str]) -> str:
+    """Return a client's reason with the names of servers in place of their numbers."""
 
     def name(found: re.Match[str]) -> str:
         number = int(found[1])

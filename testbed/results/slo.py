@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from testbed.errors import UserError
-from testbed.experiments.slo import Objective, parse_objectives, parse_statistics
+from testbed.experiments.slo import Objective, Objectives, parse_objectives, parse_statistics
 from testbed.records.requests import RequestRow
+from testbed.records.summary import RunSummary
 
 
-def parse_slo(text: str) -> dict[str, float]:
-    """Parse ``--slo`` (``parse_objectives``): limits in seconds by metric. Raises ``UserError``."""
+def parse_slo(text: str) -> Objectives:
+    """Parse ``--slo`` (``parse_objectives``): the objectives of all clients. Raises ``UserError``."""
     try:
-        return parse_objectives(text)
+        return Objectives(parse_objectives(text))
     except ValueError as error:
         raise UserError(f"--slo: {error}") from error
 
@@ -25,18 +26,27 @@ def parse_slo_statistics(text: str) -> tuple[Objective, ...]:
         raise UserError(f"--slo: {error}") from error
 
 
-def n_met(rows: Sequence[RequestRow], objectives: Mapping[str, float]) -> int:
-    """Return how many requests completed and met every objective.
+def objectives_of(summary: RunSummary) -> Objectives:
+    """Return the objectives that a summary was made with."""
+    own = {name: client.objectives for name, client in summary.clients.items()}
+    return Objectives(
+        summary.objectives, {name: limits_s for name, limits_s in own.items() if isinstance(limits_s, dict)}
+    )
+
+
+def n_met(rows: Sequence[RequestRow], objectives: Objectives) -> int:
+    """Return how many requests completed and met every objective of their client.
 
     A metric that a request does not have (``tpot_s`` of a single token) counts as met.
     """
     return sum(
-        row.is_completed and all((row.times[f"{k}_s"] or 0.0) <= v for k, v in objectives.items())
+        row.is_completed
+        and all((row.times[f"{k}_s"] or 0.0) <= v for k, v in objectives.of(row.client).items())
         for row in rows
     )
 
 
-def goodput_rps(rows: Sequence[RequestRow], objectives: Mapping[str, float]) -> float | None:
+def goodput_rps(rows: Sequence[RequestRow], objectives: Objectives) -> float | None:
     """Return the requests per second that met every objective (``n_met``), over ``served_span_s``.
 
     None if no request completed.

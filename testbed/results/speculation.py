@@ -18,8 +18,9 @@ def speculation_of(decoding: Decoding | None, rows: Sequence[RequestRow]) -> Spe
     """
     if decoding is None:
         return UNSET
-    n_rounds, n_drafted, n_accepted = (
-        sum(getattr(row, name) or 0 for row in rows) for name in ("n_rounds", "n_drafted", "n_accepted")
+    n_rounds, n_drafted, n_accepted, n_given_up = (
+        sum(getattr(row, name) or 0 for row in rows)
+        for name in ("n_rounds", "n_drafted", "n_accepted", "n_given_up")
     )
     n_made = sum(max(row.n_tokens_done - 1, 0) for row in rows)
     return Speculation(
@@ -27,6 +28,7 @@ def speculation_of(decoding: Decoding | None, rows: Sequence[RequestRow]) -> Spe
         n_rounds=n_rounds,
         n_drafted=n_drafted,
         n_accepted=n_accepted,
+        n_given_up=n_given_up,
         tokens_per_round=n_made / n_rounds if n_rounds else None,
         acceptance_ratio=n_accepted / n_drafted if n_drafted else None,
     )
@@ -40,6 +42,8 @@ def speculation_text(figures: Speculation | UnsetType) -> list[str]:
     text = (
         f"drafts ({figures.drafter}): {figures.tokens_per_round:.2f} tokens per round of {figures.n_rounds:,}"
     )
-    return [
-        text if accepted is None else f"{text}; {accepted:.1%} of {figures.n_drafted:,} drafted tokens agreed"
-    ]
+    if accepted is not None:
+        text += f"; {accepted:.1%} of {figures.n_drafted:,} drafted tokens agreed"
+    if figures.n_given_up:
+        text += f"; {figures.n_given_up:,} rounds more were sent ahead in vain"
+    return [text]

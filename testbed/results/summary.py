@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from netem.networks import NETWORKS
 from policies.problem import Hop, RequestSpec, decode_step_s
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.slo import Objectives
 from testbed.records.events import BY_HAND, ServerBegun
 from testbed.records.plan import REFERENCE, Clock, Plan
 from testbed.records.requests import COMPLETED, FAILED, NOT_STARTED, RequestRow
@@ -54,16 +55,16 @@ def summarize(
     experiment: Experiment,
     plan: Plan,
     run: Tables,
-    objectives: Mapping[str, float] | None = None,
+    objectives: Objectives | None = None,
     twin: Tables | None = None,
 ) -> RunSummary:
     """Return the summary of a run of the system: what any run has, and what only nodes and networks have.
 
-    ``objectives`` are limits in seconds by metric, ``twin`` is the run's twin, if there is one.
+    ``twin`` is the run's twin, if there is one.
     """
     records, hops, rows = run.records, run.hops, run.rows
     clock = plan.clock or Clock(name="real", why="written before there was virtual time")
-    summary = common_summary(EMULATION, experiment, plan, rows, objectives or {})
+    summary = common_summary(EMULATION, experiment, plan, rows, objectives or Objectives())
     gaps, model_gaps, alone_gaps, is_plain = _gaps(experiment, records, hops)
     plain = ~hops.is_replay
     overhead_s = (hops.measured_s - hops.model_s)[plain]
@@ -125,7 +126,7 @@ def common_summary(
     experiment: Experiment,
     plan: Plan,
     rows: Sequence[RequestRow],
-    objectives: Mapping[str, float],
+    objectives: Objectives,
 ) -> RunSummary:
     """Return the part of the summary that follows from the plan and the rows of the requests, in every engine.
 
@@ -183,7 +184,7 @@ def common_summary(
         unused_blocks=unused_blocks(plan, rows),
         achieved_concurrency=active_sessions(rows),
         goodput_rps=goodput_rps(rows, objectives),
-        objectives=dict(objectives),
+        objectives=dict(objectives.common),
         without_session_setup=_without_setup(experiment, rows) if calibration.session_setup_s else UNSET,
     )
 
@@ -247,6 +248,9 @@ def _lacks(experiment: Experiment, records: RunRecords) -> list[str]:
         "jitter": any(x.jitter_s for x in links),
         "random loss": any(0 < x.loss_ratio < 1 for x in links),
         "caches filled from the hub's history": any(r.n_filled_tokens for r in records.requests),
+        "rounds of drafts that were sent ahead in vain": any(
+            round_.given_up for r in records.requests for round_ in r.rounds
+        ),
         "preemptions": any(r.n_preemptions for r in records.requests),
         "connections made anew after a failure": any(
             isinstance(event, ServerBegun) for event in records.faults

@@ -16,6 +16,7 @@ from testbed.results.conversations import conversations_text
 from testbed.results.costs import COSTS, costs_text
 from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
+from testbed.results.slo import objectives_of
 from testbed.results.speculation import speculation_text
 from testbed.results.unused import unused_text
 from testbed.results.verified import ties, too_many_ties
@@ -206,9 +207,9 @@ def _footer(summary: RunSummary) -> str:
             f"requests arrived up to {lag_s:.3g} s after their time: the machine was busy, and planned "
             "events met other requests than they should have"
         )
-    if summary.objectives and summary.goodput_rps is not None:
-        limits = ", ".join(f"{name} <= {limit:g} s" for name, limit in summary.objectives.items())
-        lines.append(f"goodput {summary.goodput_rps:.4f} requests/s met {limits}")
+    objectives = objectives_of(summary)
+    if objectives and summary.goodput_rps is not None:
+        lines.append(f"goodput {summary.goodput_rps:.4f} requests/s met {objectives.in_words()}")
     if summary.time_scale != 1:
         lines.append(
             f"time ran {summary.time_scale:g} times faster: a real delay of 1 ms counts as "
@@ -268,7 +269,7 @@ def _clock_lines(summary: RunSummary) -> list[str]:
     if summary.wall_s and summary.scenario_s and summary.scenario_s > 0:
         speed = summary.scenario_s / summary.wall_s
         lines.append(
-            f"clock {summary.clock} ({summary.clock_why}): {summary.scenario_s:.0f} s served in "
+            f"clock {summary.clock} ({summary.clock_why}): {f'{summary.scenario_s:.0f}' if summary.scenario_s >= 100 else f'{summary.scenario_s:.1f}'} s served in "
             f"{summary.wall_s:.1f} s, {f'{speed:,.0f}' if speed >= 100 else f'{speed:.3g}'} times real "
             "time"
         )

@@ -30,6 +30,7 @@ from testbed.rundir import (
     runs,
     scratch_folders,
 )
+from testbed.runtime.real.awake import hurry
 
 TABLES = ("summary.json", "requests.parquet", "hops.parquet", "trace.json")
 _TERM_WAIT_S = 2.0
@@ -61,10 +62,10 @@ def clean_command(out: Path) -> dict[str, Any]:
         if owner_alive(run):
             continue
         for socket in sorted(path for path in run.iterdir() if path.is_socket()):
-            socket.unlink()
+            socket.unlink(missing_ok=True)
             answer["sockets"].append(str(socket))
         for half in sorted([*run.rglob(f"*{HALF_WRITTEN}"), *run.glob(PAGE), *run.glob(ENDPOINT)]):
-            half.unlink()
+            half.unlink(missing_ok=True)
             answer["files"].append(str(half))
         if any((run / "events").glob("*.log")) and not all((run / name).exists() for name in TABLES):
             try:
@@ -74,9 +75,10 @@ def clean_command(out: Path) -> dict[str, Any]:
                 # Whatever is wrong with the files of one run must not keep those of others from being completed.
                 answer["problems"].append(f"{run}: {error}")
     for folder in scratch_folders():
-        if not owner_alive(folder) and _is_ours(folder):
-            shutil.rmtree(folder)
-            answer["folders"].append(str(folder))
+        with contextlib.suppress(FileNotFoundError):  # its owner, or another `clean`, removes it now
+            if not owner_alive(folder) and _is_ours(folder):
+                shutil.rmtree(folder)
+                answer["folders"].append(str(folder))
     return answer
 
 
@@ -120,11 +122,11 @@ def _in_our_namespace(process: Path) -> bool:
 def _end(pids: Iterable[int]) -> list[int]:
     """End processes with SIGTERM, then SIGKILL; returns the pids of those that still have not ended.
 
-    A killed process ends when it next gets a CPU. The processes that keep CPUs awake have idle priority: on a
-    busy machine they wait for one.
+    A killed process ends when it next gets a CPU, for which those that keep CPUs awake would wait at idle priority.
     """
     left = list(pids)
     for number, wait_s in ((signal.SIGTERM, _TERM_WAIT_S), (signal.SIGKILL, _KILL_WAIT_S)):
+        hurry(left)
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)

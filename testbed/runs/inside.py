@@ -23,7 +23,7 @@ from netem.syscalls import CLONE_NEWUSER, set_death_signal, setns
 from testbed.control.live import keeps_virtual_time, running_testbed
 from testbed.errors import RunError, UserError
 from testbed.experiments.problems import unknown
-from testbed.rundir import HOSTS, NETWORK, NODE_VARIABLE, OWNER, marks, process_start
+from testbed.rundir import HOSTS, NETWORK, NODE_VARIABLE, OWNER, marks, owner_alive, process_start
 
 _FAILED = 126
 """Exit status of a child that could not start the program; it has printed why."""
@@ -182,10 +182,12 @@ def _until_ended(pid: int, namespaces: NodeNamespaces) -> int:
         poller.register(descriptor, select.POLLIN)
     ready = [descriptor for descriptor, _ in poller.poll()]
     if program not in ready:
+        end_all_in([namespaces.network])
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    # The network may have ended the program before it has ended itself.
+    if program not in ready or (status < 0 and not owner_alive(namespaces.run_dir)):
         print(
             f"testbed: the testbed of {namespaces.run_dir} has ended, and with it {namespaces.node}",
             file=sys.stderr,
         )
-        end_all_in([namespaces.network])
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return status if status >= 0 else 128 - status

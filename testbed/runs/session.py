@@ -20,6 +20,7 @@ from testbed.control.steering import Steering, online_policy
 from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiments.assumed import assumed_batching
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.slo import Objectives
 from testbed.page.beside import bind_page, page_beside
 from testbed.page.report import write_report
 from testbed.records.summary import RunSummary
@@ -57,7 +58,7 @@ class RunOptions:
     """
 
     hold: bool = False
-    objectives: dict[str, float] | None = None
+    objectives: Objectives | None = None
     report: bool = True
     trace: bool = True
     with_twin: bool = True
@@ -274,7 +275,7 @@ def check_online(experiment: Experiment, placement: Placement) -> None:
 def finish(
     run_dir: Path,
     experiment: Experiment,
-    objectives: dict[str, float] | None = None,
+    objectives: Objectives | None = None,
     *,
     report: bool = True,
     trace: bool = True,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from nodes.control import ControlError, Peer
 from nodes.messages import Links, Message, Peers, Reach, Warm
 from policies.links import Link
 from policies.problem import Placement
+from testbed.control.placing import followers
 from testbed.errors import RunError
 from testbed.experiments.experiment import Experiment
 from testbed.runtime import wiring
@@ -92,11 +93,3 @@ class Peering:
         if name in self._peers:
             with contextlib.suppress(ControlError):  # ended: it is sent everything when it begins again
                 self._peers[name].notify(message)
-
-
-def followers(placement: Placement, server: int) -> Iterator[int]:
-    """Yield the servers that can follow ``server`` in a chain: those that hold the block after its last."""
-    last = placement.ranges[server].last
-    for number, blocks in enumerate(placement.ranges):
-        if number != server and placement.ranges[server].n_blocks and blocks.first <= last < blocks.last:
-            yield number

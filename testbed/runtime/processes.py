@@ -19,6 +19,8 @@ from testbed.runtime.quota import why_cpus_may_sleep
 
 T = TypeVar("T")
 _LOG_TAIL_LINES = 5
+_REPORT_S = 2.0
+"""The launcher reports the end of a process within this time, also on a busy machine."""
 
 
 class Processes:
@@ -106,7 +108,10 @@ class Processes:
         task = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self._interrupted.wait())
         try:
-            await asyncio.wait({task, stop, self._broken}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {stop, self._broken}
+            await asyncio.wait({task, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if _is_unconnected(task):  # of a process that has died: the launcher says which one, maybe later
+                await asyncio.wait(ends, timeout=_REPORT_S, return_when=asyncio.FIRST_COMPLETED)
             if self._broken.done():
                 self._broken.result()
             if task.done():
@@ -174,3 +179,7 @@ class Processes:
     def _ended(self, name: str, status: int) -> None:
         if not self._survives(name, status):
             self.give_up(RunError(f"{name} ended unexpectedly (status {status}){self.log_tail(name)}"))
+
+
+def _is_unconnected(task: asyncio.Future[Any]) -> bool:
+    return task.done() and not task.cancelled() and isinstance(task.exception(), control.ControlError)

@@ -74,7 +74,7 @@ class Reception:
             )
         self._coordinator.requests[index] = plan
         self._progress.n_requests += 1
-        request = Request(index, now_s, n_input_tokens, n_output_tokens, how)
+        request = Request(index, now_s, n_input_tokens, n_output_tokens, how, turn=plan.turn)
         self._nodes.peers[self._experiment.problem.clients[client]].notify(messages.Submit(request))
         return index
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from netem.networks import AUTO, JOINING, NETWORKS, Clock, Network, choose, named
+from netem.spec import TcpSpec
 from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment
 from testbed.runtime.launching import Launcher
@@ -132,6 +133,9 @@ def _reasons_for_real_time(experiment: Experiment, network: Network | None, hold
         yield "several machines run in real time"
     if network is not None and "virtual" not in network.clocks:
         yield f"the {network.name} network needs real time"
+    congestion_control = experiment.network.tcp.congestion_control
+    if congestion_control != TcpSpec.congestion_control:
+        yield f"TCP's congestion control {congestion_control} follows the machine's clock"
     if experiment.time_scale != 1:
         yield f"a time scale of {experiment.time_scale:g} needs real time"
     if experiment.programs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 from netem.spec import NetworkSpec
@@ -16,7 +17,7 @@ from nodes.server import ServerLimits
 from nodes.session import SessionRules
 from nodes.wire import MAX_PAYLOAD_BYTES
 from policies.links import HEADER_BYTES, Link
-from policies.problem import Placement
+from policies.problem import Placement, ServerSpec
 from policies.rules import RecoveryRules
 from policies.workload import longest_prompt, longest_tokens
 from testbed.errors import UserError
@@ -40,8 +41,20 @@ def token_s(experiment: Experiment) -> float:
     n_tokens, model = _longest(experiment), experiment.problem.model
     link = min(experiment.network.links.values(), key=lambda link: link.rate_bps)
     way_s = link.transmission_s(n_tokens * model.token_bytes, experiment.network.mtu)
-    step_s = max(server.step_s(0, n_tokens, range(model.n_blocks)) for server in experiment.problem.servers)
+    step_s = max(_longest_step_s(experiment, server, n_tokens) for server in experiment.problem.servers)
     return (2 * way_s + step_s) / n_tokens
+
+
+def _longest_step_s(experiment: Experiment, server: ServerSpec, n_tokens: int) -> float:
+    """Return the most that ``server`` takes for a prompt of ``n_tokens``, with all blocks.
+
+    Each chunk of a prompt reads the weights again, and has another session's decode computed with it. The last one,
+    which attends to all others, takes longest.
+    """
+    blocks, chunk = range(experiment.problem.model.n_blocks), experiment.compute.chunk_tokens
+    if chunk is None or chunk >= n_tokens:
+        return server.step_s(0, n_tokens, blocks)
+    return ceil(n_tokens / chunk) * server.batch_s(blocks, [n_tokens], range(n_tokens - chunk, n_tokens))
 
 
 def idle_s(experiment: Experiment) -> float:

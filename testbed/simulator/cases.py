@@ -27,6 +27,7 @@ from testbed.experiments.experiment import (
 )
 from testbed.experiments.policy import PolicyChoice
 from testbed.fast.outcome import ServerEvent, SimulatedRequest
+from testbed.records.events import RecoveryEvent
 from testbed.records.links import LinksUsed
 from testbed.records.requests import RequestRow
 from testbed.records.summary import MoveRow, RunSummary
@@ -66,8 +67,10 @@ class Served(NamedTuple):
     """These three are as in ``testbed.fast.outcome.FastRun``; without gaps the closed form gives them."""
     links: LinksUsed | None = None
     """Use of every link; ``None``: the engine has none of it, or it is in the run directory."""
-    faults: Sequence[ServerEvent] = ()
+    faults: Sequence[ServerEvent | RecoveryEvent] = ()
     """As in ``testbed.fast.outcome.FastRun``."""
+    is_undisturbed: bool = True
+    """Whether no session lost a server midway, as far as the engine ``fast`` has served the case."""
 
 
 def is_instance(target: str) -> bool:

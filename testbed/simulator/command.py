@@ -14,6 +14,7 @@ import typer
 from testbed.errors import UserError
 from testbed.experiments import Change, Override
 from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.slo import Objectives
 from testbed.records.plan import REFERENCE
 from testbed.results.slo import goodput_rps
 from testbed.rundir import SEED, check_new_folder
@@ -38,7 +39,7 @@ class Options:
     mode: str | None = None
     design_concurrency: str | None = None
     overrides: tuple[str, ...] = ()
-    objectives: dict[str, float] | None = None
+    objectives: Objectives | None = None
     out: Path | None = None
     clock: str | None = None
 

@@ -35,6 +35,8 @@ MAX_STEPS = 5_000_000
 """Most rows of ``hops.parquet`` (hops of tokens); with more it is left out, which ``summary.json`` states."""
 FAST, VIRTUAL = "fast", "virtual"
 """The engines of mode ``testbed``."""
+RECOVERED = "sessions that lose a server recover"
+"""Why the engine ``fast`` serves what disturbs sessions midway."""
 EMULATED = "emulated"
 """The mode of a case that `testbed up` ran: shown beside the modes of the simulator."""
 
@@ -65,7 +67,7 @@ class Simulation:
         """A row per request; in the engines fast and reference without the ``unqueued`` metrics, which take time."""
         if self.served.rows is not None:
             return self.served.rows
-        return outcome_rows(self.case.experiment.problem.clients, self.served.outcomes)
+        return outcome_rows(self.case.experiment.problem, self.served.outcomes)
 
     @property
     def links(self) -> Sequence[LinkRow] | None:
@@ -122,7 +124,7 @@ def simulate(
             try:
                 needs_steps = folder is not None or bool(experiment.costs.power_w)
                 served, how = _fast(case, placed, online, MAX_STEPS if needs_steps else 0)
-                why = f"{why}; {how}"
+                why = f"{why if served.is_undisturbed else RECOVERED}; {how}"
             except Disturbed as disturbed:
                 engine, why = VIRTUAL, str(disturbed)
         announce(f"engine {engine}: {why}")
@@ -188,6 +190,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
 
 def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | None:
     """Return the key that can disturb sessions midway; ``None``: their times follow from the closed form."""
+    decoding = experiment.problem.decoding
     found = (
         (bool(reason := not_carried(experiment)), reason),
         (
@@ -201,6 +204,7 @@ def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | N
             "cache.hub_history, where caches grow,",
         ),
         (experiment.compute.batching == "serial", "compute.batching serial"),
+        (decoding is not None and decoding.in_flight > 1, "decoding.in_flight"),
         (
             online is not None and experiment.compute.paging is not None,
             f"policy.online {experiment.policy.online}, where caches grow,",
@@ -270,6 +274,7 @@ def _fast(
         gaps_s=run.gaps_s,
         links=run.links,
         faults=run.faults,
+        is_undisturbed=not run.is_cut,
     )
     if run.links is None or not run.links.rows:
         return served, run.why

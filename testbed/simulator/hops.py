@@ -11,9 +11,10 @@ import numpy as np
 
 from policies.problem import Hop, RequestSpec
 from testbed.experiments.experiment import Experiment
+from testbed.fast.delays import ChainDelays, delays_of
 from testbed.fast.idle import closed_delays
 from testbed.fast.outcome import SimulatedRequest
-from testbed.fast.steps import COLUMNS, ChainDelays, delays_of
+from testbed.fast.steps import COLUMNS
 from testbed.results.model import HopTable, hub_times_s
 from testbed.simulator.engine import FAST, Simulation
 

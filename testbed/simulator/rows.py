@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.problem import RequestSpec
+from policies.problem import Problem, RequestSpec
 from testbed.experiments.experiment import Experiment
-from testbed.fast.outcome import SimulatedRequest
+from testbed.fast.outcome import Rounds, SimulatedRequest
 from testbed.records.requests import RequestRow, Times, chain_text
-from testbed.results.requests import unqueued
+from testbed.results.requests import unqueued, with_names
 
 
-def outcome_rows(clients: Sequence[str], outcomes: Sequence[SimulatedRequest]) -> list[RequestRow]:
-    """Return the rows of ``outcomes``, with the names of ``clients``; ``add_unqueued`` adds the metrics of requests that are alone.
+def outcome_rows(problem: Problem, outcomes: Sequence[SimulatedRequest]) -> list[RequestRow]:
+    """Return the rows of ``outcomes``, with the names of the problem's clients and servers; ``add_unqueued`` adds the metrics of requests that are alone.
 
     The model's metrics are equal to the simulated ones. ``decision_s`` and ``asked_s`` are None: they are real time,
     but the tables of one seed must be the same bytes.
     """
+    servers = [server.name for server in problem.servers]
     rows = []
     for r in outcomes:
         plan, hops = r.plan, () if r.route is None else r.route.hops
         times = Times()
         if r.route is not None:
             times = Times.of(r.waiting_s, r.setup_s or 0.0, r.ttft_s, r.time_s, plan.n_output_tokens)
-        rounds = None if r.rounds is None or not r.rounds.made else r.rounds
+        rounds = None if problem.decoding is None else r.rounds or Rounds()
         rows.append(
             RequestRow(
                 request=plan.index,
-                client=clients[plan.client],
+                client=problem.clients[plan.client],
                 status=r.status,
-                reason=r.reason,
+                reason=with_names(r.reason, servers),
                 arrival_at_s=plan.arrival_at_s,
                 arrived_at_s=plan.arrival_at_s,
                 ended_at_s=plan.arrival_at_s + r.ended_s,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from testbed.codeversion import code_version
-from testbed.records.events import Moved
+from testbed.experiments.slo import Objectives
+from testbed.records.events import Moved, Replayed
 from testbed.records.requests import RequestRow
 from testbed.records.summary import SIMULATION, Decision, RunSummary, WithoutSetup
 from testbed.results.costs import ENERGY, costs_given, costs_of
-from testbed.results.failures import add_faults
+from testbed.results.failures import add_faults, add_recoveries
 from testbed.results.requests import stats
 from testbed.results.summary import common_summary
 from testbed.simulator.engine import MAX_STEPS, Simulation
@@ -33,7 +34,7 @@ def whole_rows(simulation: Simulation) -> Sequence[RequestRow]:
 
 
 def summarize_simulation(
-    simulation: Simulation, objectives: Mapping[str, float], without_setup: Simulation | None = None
+    simulation: Simulation, objectives: Objectives, without_setup: Simulation | None = None
 ) -> RunSummary:
     """Return the summary of a feasible simulation; adds the ``unqueued`` metrics to its rows.
 
@@ -55,6 +56,7 @@ def summarize_simulation(
     if served.moves or served.faults:  # the blocks that servers held are not those of the plan
         summary.unused_blocks = None
     add_faults(summary, served.faults, len(experiment.faults.planned))
+    add_recoveries(summary, [event for event in served.faults if isinstance(event, Replayed)])
     summary.moves += [
         event.row(simulation.plan.servers) for event in served.faults if isinstance(event, Moved)
     ]

@@ -333,8 +333,8 @@ def _proof(answer: dict[str, Any]) -> str:
 
 def _drafts(runs: Sequence[dict[str, Any]]) -> str:
     """Return the figures of speculative decoding, over the rounds of all runs."""
-    n_rounds, n_drafted, n_accepted = (
-        sum(run[name] for run in runs) for name in ("n_rounds", "n_drafted", "n_accepted")
+    n_rounds, n_drafted, n_accepted, n_given_up = (
+        sum(run[name] for run in runs) for name in ("n_rounds", "n_drafted", "n_accepted", "n_given_up")
     )
     made = sum((run["tokens_per_round"] or 0.0) * run["n_rounds"] for run in runs)
     figures = Speculation(
@@ -342,6 +342,7 @@ def _drafts(runs: Sequence[dict[str, Any]]) -> str:
         n_rounds=n_rounds,
         n_drafted=n_drafted,
         n_accepted=n_accepted,
+        n_given_up=n_given_up,
         tokens_per_round=made / n_rounds if n_rounds else None,
         acceptance_ratio=n_accepted / n_drafted if n_drafted else None,
     )

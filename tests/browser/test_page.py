@@ -337,7 +337,9 @@ def test_an_interval_over_the_same_run_twice_is_refused(testbed: Testbed) -> Non
 
 
 def test_clients_have_a_row_each_and_objectives_a_line(page: Page, command: Testbed) -> None:
-    two = ("--set", "clients.count=2", "--set", 'workload.slo="ttft=1min,tpot=1ms"')
+    clients = "{site='Cluster0',name='client-0',share=1}"
+    clients += ",{site='Cluster0',name='client-1',share=2,slo='ttft=1min'}"
+    two = ("--set", f"clients=[{clients}]", "--set", 'workload.slo="ttft=1min,tpot=1ms"')
     run_dir = command.up("clustered", *MEMORY, *two, "--set", "workload.n_requests=6", *FAST).run_dir
     viewing = command.start("view", str(run_dir), "--port", "0", "--no-browser")
     page.goto(wait_until(lambda: viewing.stdout.strip(), "the page's address"))
@@ -349,7 +351,7 @@ def test_clients_have_a_row_each_and_objectives_a_line(page: Page, command: Test
         n_own = sum(request["client"] == name for request in requests)
         cells = row.locator("td").all_inner_texts()
         assert cells[1:5] == ["0", "0", str(n_own), "0"]
-        assert cells[-1] == ("0 %" if n_own else "\N{EN DASH}")  # no token comes within a millisecond
+        assert n_own and cells[-1] == ("0 %" if name == "client-0" else "100 %"), "no token comes within 1 ms"
     expect(page.locator(".chart[data-chart='ttft'] .values")).to_contain_text("objective 60.0 s")
     expect(page.locator(".chart[data-chart='rate'] .values")).not_to_contain_text("objective")
     expect(page.get_by_test_id("phase")).to_have_text("run has ended")

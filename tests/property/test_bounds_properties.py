@@ -118,7 +118,7 @@ def test_a_request_that_finds_a_crowd_ends_within_the_guarantee_but_for_the_step
     done = replay(problem, placement, WsRr().bind(problem, placement), plans)
     lead_s = problem.initial_delay_s
     rows = outcome_rows(
-        problem.clients,
+        problem,
         [
             SimulatedRequest(
                 d.plan, COMPLETED, d.route, 0, d.waiting_s, lead_s, d.ttft_s, d.time_s, d.time_s,

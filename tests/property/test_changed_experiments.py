@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from nodes.prefixes import page_ids
 from testbed.errors import UserError
 from testbed.experiments import Change, Override, changed, dump_toml, load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.sources import shipped_files
+from testbed.experiments.stub import kept_tokens
 from testbed.results.logs import RequestRecord, TokenTimes
 from testbed.results.served import as_replay
 from testbed.runs.generate import request_of
@@ -73,6 +75,7 @@ def with_guests(experiment: Experiment, guests: Sequence[tuple[float, int, int, 
 
 def replayed(experiment: Experiment) -> Experiment:
     """The workload that the twin of ``testbed serve`` has: each request got all that it asked for but one token."""
+    size = kept_tokens(experiment) or 1
     records = [
         RequestRecord(
             plan.index,
@@ -82,6 +85,7 @@ def replayed(experiment: Experiment) -> Experiment:
             plan.n_input_tokens,
             plan.n_output_tokens,
             tokens=[TokenTimes(n, 0.0, 0.0, 0) for n in range(plan.n_output_tokens - 1)],
+            pages=page_ids(range(plan.n_input_tokens + max(plan.n_output_tokens - 1, 1) - 1), size),
         )
         for plan in experiment.workload.requests
     ]

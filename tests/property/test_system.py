@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from nodes.records import HOP_COLUMNS
 from policies import BlockRange, Placement, Problem
 from policies.membership import MembershipRules
 from policies.optimal_rr import OptimalRr
@@ -20,9 +17,7 @@ from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff, QueueRules, RequestPlan
 from policies.wsrr import ShortestPath, WsRr
 from testbed.experiments.experiment import After, Fault
-from testbed.fast.outcome import FastRun
-from testbed.fast.steps import COLUMNS
-from testbed.simulator.rows import outcome_rows
+from tests.support.alike import served_alike
 from tests.support.effort import n_drawn
 from tests.support.failing import SystemRun, fail
 from tests.support.problems import make_problem
@@ -164,44 +159,10 @@ def test_whatever_fails_every_request_is_accounted_for_and_nothing_stays(
     assert (again.requests, again.events) == (run.requests, run.events)
 
 
-def assert_alike(
-    made: tuple[Problem, Placement],
-    requests: Sequence[RequestPlan],
-    *faults: Fault,
-    within_s: float = 1e-6,
-    **options: Any,
-) -> None:
-    """The system serves as the fast engine does; the steps, if it goes by steps, to the nanosecond."""
-    fast = run_fast(*made, requests, most_steps=10_000, **options)
-    system = fail(made, requests, *faults, **options)
-    for a, b in zip(outcome_rows(made[0].clients, fast.requests), system.requests, strict=True):
-        event(a.status)
-        event("refused" if a.n_rejections else "let in at once")
-        event("preempted" if a.n_preemptions else "kept")
-        assert (a.request, a.status, a.n_rejections) == (b.request, b.status, b.n_rejections)
-        assert (a.n_preemptions, a.preempted_tokens) == (b.n_preemptions, b.preempted_tokens)
-        assert b.preempted_s == pytest.approx(a.preempted_s, abs=within_s)
-        assert a.chain == b.chain
-        if a.status == "completed":
-            for name in ("queue_s", "setup_s", "ttft_s", "e2e_s"):
-                assert b.times[name] == pytest.approx(a.times[name], abs=within_s), (name, a, b)
-    if fast.steps is not None:
-        assert steps_of(fast) == steps_of(system)
-
-
-def steps_of(run: FastRun | SystemRun) -> list[tuple[float, ...]]:
-    """Which request's which token was where, from when to when and with how many others; of those that completed."""
-    names = ("request", "token", *(name for name in HOP_COLUMNS if not name.endswith("bytes")))
-    if isinstance(run, SystemRun):
-        columns = [getattr(run.table, name) for name in names]
-        completed = {row.request for row in run.requests if row.is_completed}
-    else:
-        rows = np.array(run.steps).reshape(-1, len(COLUMNS))
-        columns = [rows[:, COLUMNS.index(name)] for name in names]
-        completed = {r.plan.index for r in run.requests if r.time_s is not None}
-    return sorted(
-        row for row in zip(*(np.round(c, 9).tolist() for c in columns), strict=True) if row[0] in completed
-    )
+def assert_alike(*arguments: Any, **options: Any) -> None:
+    """As ``tests.support.alike``, with Hypothesis' events."""
+    for word in served_alike(*arguments, **options):
+        event(word)
 
 
 @settings(max_examples=n_drawn(20), deadline=None)
@@ -304,3 +265,52 @@ def test_faults_that_touch_nothing_change_nothing(
     made: tuple[Problem, Placement], requests: list[RequestPlan]
 ) -> None:
     assert_alike(made, requests, Fault("slow", 0, 0.0, for_s=1.0, factor=1.0), Fault("kill", 0, 1e6))
+
+
+@st.composite
+def kills(draw: st.DrawFn, n_servers: int) -> list[Fault]:
+    """Up to four servers that die for good or for a while, at instants at which no request arrives and no message does."""
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        kind, server = draw(st.sampled_from(["kill", "kill", "restart"])), draw(st.integers(0, n_servers - 1))
+        for_s = draw(st.none() | st.integers(1, 40).map(lambda n: n / 16)) if kind == "kill" else None
+        found.append(Fault(kind, server, draw(st.integers(0, 96)) / 32 + 0.0000713, for_s=for_s))
+    return found
+
+
+@settings(max_examples=n_drawn(15), deadline=None)
+@given(
+    st.data(),
+    systems(),
+    st.lists(st.tuples(st.integers(0, 1), st.integers(1, 6), st.integers(2, 24)), min_size=1, max_size=6),
+    recoveries,
+    st.sampled_from(["at_once", "step_by_step"]),
+    st.sampled_from(["none", "continuous"]),
+    queues,
+    st.sampled_from([None, None, PagingRules(1, 0.5), PagingRules(4, 1.0)]),
+)
+def test_where_servers_are_killed_the_fast_engine_is_as_the_system(
+    data: st.DataObject,
+    made: tuple[Problem, Placement],
+    drawn: list[tuple[int, int, int]],
+    recovery: RecoveryRules,
+    replay: str,
+    batching: str,
+    queue: QueueRules | None,
+    paging: PagingRules | None,
+) -> None:
+    """Chains, recoveries and the instants of all steps."""
+    faults = data.draw(kills(made[0].n_servers))
+    requests = [RequestPlan(i, c, 0.2 * i + 0.00137, n, m) for i, (c, n, m) in enumerate(drawn)]
+    options: dict[str, Any] = {"batching": batching, "queue": queue, "backoff": Backoff(1.0, 60.0, 30.0)}
+    # Two that try again at one instant may be served in either order, since processes take turns.
+    options["recovery"] = replace(recovery, replay=replay, request_timeout_s=180.0, retry_jitter_ratio=0.2)
+    if paging is not None and not made[0].forwarding:
+        requests = [replace(plan, max_new_tokens=24) for plan in requests]
+        rooms = tuple(60.0 + min(room_bytes, 60.0) for room_bytes in made[1].cache_bytes)
+        made = made[0], replace(made[1], cache_bytes=rooms)
+        options |= {"paging": paging, "expected_output": 2}
+    fast = run_fast(*made, requests, planned=tuple(faults), **options)
+    event("cut" if fast.is_cut else "not cut")
+    if fast.is_cut:
+        assert_alike(made, requests, *faults, planned=tuple(faults), **options)

@@ -19,7 +19,9 @@ PAYLOAD = st.binary(max_size=300)
 TOGETHER = st.tuples(*[NATURAL] * 5, st.floats(0, 1e9))
 REQUESTS = st.one_of(
     st.tuples(*(st.just("open"), NATURAL, NAME, NAME, NATURAL, NATURAL, NATURAL, NATURAL, st.floats(0, 1e9))),
-    st.tuples(st.just("step"), NATURAL, NAME, NATURAL, NATURAL, PAYLOAD),
+    st.tuples(
+        st.sampled_from(["step", "fill", "behind", "instead"]), NATURAL, NAME, NATURAL, NATURAL, PAYLOAD
+    ),
     st.tuples(st.just("close"), NATURAL, NAME),
     st.tuples(st.just("ping"), NATURAL, PAYLOAD),
     st.tuples(st.just("more"), st.integers(-(2**63), 2**63 - 1), PAYLOAD),

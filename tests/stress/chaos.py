@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import os
 import sys
@@ -118,9 +119,9 @@ def play(document: Document) -> tuple[chaos_checks.Finished | None, list[tuple[i
     with tempfile.TemporaryDirectory(prefix="testbed-chaos-") as name:
         folder = Path(name)
         experiment = experiment_of(document, folder)
-        is_slow = chaos_cases.SLOW in document
-        sizes = slow_links.scaled() if is_slow else contextlib.nullcontext()
-        watching = slow_links.watching(slow_links.SCALE if is_slow else 1)
+        scales = chaos_cases.SLOW in document
+        sizes = slow_links.scaled() if scales else contextlib.nullcontext()
+        watching = slow_links.watching(slow_links.SCALE if scales else 1)
         try:
             with sizes, watching as watched, hanging_up(document.get(chaos_cases.CANCELS, ())):
                 summary = run_quietly(experiment, folder / "run")
@@ -141,6 +142,11 @@ def _instants(run: chaos_checks.Finished) -> Iterator[float]:
             yield record.at_s
             for hop in record.hops if isinstance(record, Token) else ():
                 yield from (hop.sent_at_s, hop.arrived_at_s, hop.departed_at_s, hop.received_at_s)
+
+
+def is_slow(seed: int) -> bool:
+    """Returns whether the messages of a seed's case take longer than time limits."""
+    return chaos_cases.SLOW in chaos_cases.draw(seed)
 
 
 def case_of(seed: int) -> Document:
@@ -217,6 +223,9 @@ def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks chaos", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="number of seeds; default 200")
     parser.add_argument("--first", type=int, default=0, help="the first seed; default 0")
+    parser.add_argument(
+        "--slow", action="store_true", help="only seeds whose messages take longer than time limits"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of processes")
     parser.add_argument("--keep", type=Path, help="a folder for the scenarios of failing seeds")
     parser.add_argument("--no-shrinking", action="store_true", help="leave failing cases as they are")
@@ -228,7 +237,8 @@ def run(arguments: list[str]) -> int:
     counts: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
     play_seed = functools.partial(try_seed, shrinks=not options.no_shrinking)
-    seeds = range(options.first, options.first + options.seeds)
+    drawn = (seed for seed in itertools.count(options.first) if not options.slow or is_slow(seed))
+    seeds = itertools.islice(drawn, options.seeds)
     with ProcessPoolExecutor(options.jobs) as pool:
         for outcome in pool.map(play_seed, seeds, chunksize=4):
             counts.update(outcome.counts)

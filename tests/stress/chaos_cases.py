@@ -131,6 +131,10 @@ def draw(seed: int) -> Document:
     talks = random.Random(f"chaos:{seed}:talks")
     if talks.random() < _TALKS_RATIO and SLOW not in document and "prompts" not in document["workload"]:
         _converse(document, talks)
+    flight = random.Random(f"chaos:{seed}:flight")
+    one_at_a_time = "hub_history" in document.get("cache", {})
+    if document.get("decoding", {}).get("drafter") == "ngram" and not one_at_a_time:
+        document["decoding"]["in_flight"] = flight.choice((1, 2, 4))
     return document
 
 

@@ -54,8 +54,8 @@ MUTATIONS = (
     Mutation(
         "inputs after the prompt are not remembered for a replay",
         "nodes/session.py",
-        "            hop.inputs += self._model.remember(rows)\n",
-        "            hop.inputs += self._model.remember(rows) if not position else b''\n",
+        "        hop.inputs += self._model.remember(rows)\n",
+        "        hop.inputs += self._model.remember(rows) if not round_.position else b''\n",
     ),
     Mutation(
         "a session's cache is not given back",

@@ -66,7 +66,7 @@ FRAMES: Strategy = st.one_of(
         st.just("open"), number, session, st.sampled_from(["c", ""]), blocks, blocks, st.integers(0, 40)
     ),
     st.tuples(
-        st.just("step"),
+        st.sampled_from(["step", "step", "behind", "instead", "fill"]),
         number,
         session,
         st.integers(0, 12),

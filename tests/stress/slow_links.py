@@ -16,7 +16,7 @@ from unittest import mock
 from aiohttp._websocket.writer import WebSocketWriter
 
 from netem import flows
-from netem.tcp import WARM_FLIGHT_BYTES
+from netem.tcp import RECEIVE_WINDOW_BYTES, WARM_FLIGHT_BYTES
 from nodes import connection, framesizes, server, sessions, wire
 from nodes.limits import ServerLimits
 from policies import links
@@ -88,7 +88,7 @@ def scaled() -> Iterator[None]:
         (connection, "WARM_BYTES"): connection.WARM_BYTES // SCALE,
         (flows, "UNSENT_BYTES"): links.UNSENT_BYTES // SCALE,
         (flows, "WARM_FLIGHT_BYTES"): max(WARM_FLIGHT_BYTES // SCALE, 3 * _MSS),
-        (flows, "RECEIVE_WINDOW_BYTES"): flows.RECEIVE_WINDOW_BYTES // SCALE,
+        (flows, "RECEIVE_WINDOW_BYTES"): RECEIVE_WINDOW_BYTES // SCALE,
         (flows, "HIGH_WATER_BYTES"): flows.HIGH_WATER_BYTES // SCALE,
         (flows, "LOW_WATER_BYTES"): flows.LOW_WATER_BYTES // SCALE,
         (flows, "BURST_BYTES"): 8 * _MSS,

@@ -8,6 +8,8 @@ The interpreters that a forked command begins for code of the testbed (``python 
 launcher, its page, its workers) are forks of the command in turn. A command that is begun anew begins interpreters, as a
 user's does.
 
+Processes that keep CPUs awake sleep in forked commands: the tests keep them awake.
+
 With the first command that computes real blocks, the process imports torch and transformers too, once for the command,
 its launcher and the whole model that it compares tokens with. They are imported as a launcher does it (without threads,
 and without a question to a GPU).
@@ -229,10 +231,20 @@ def _prepare() -> None:
 
     from testbed.cli.main import app
     from testbed.experiments.provenance import provenance
+    from testbed.runtime.real import awake
 
+    awake.spin = _rest  # before the launcher imports it
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(app)
     provenance()
+
+
+def _rest(cpu: int) -> NoReturn:
+    """In the place of ``awake.spin``."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.sched_setaffinity(0, {cpu})
+    while True:
+        signal.pause()
 
 
 def _collapse() -> None:
@@ -302,7 +314,7 @@ def _become(
     sys.path[:1] = [str(Path(COMMAND).parent), *path]
     sys.argv[:] = [COMMAND, *arguments]
     sys.modules["__main__"].__file__ = COMMAND  # what processes that it spawns begin with
-    subprocess.Popen = _Popen  # type: ignore[misc]
+    fork_interpreters()
     if not renders:
         sketch(setattr)
 
@@ -312,6 +324,14 @@ def _run() -> NoReturn:
 
     main()
     raise SystemExit(0)
+
+
+def fork_interpreters() -> None:
+    """From here on the interpreters that this process begins for code of the testbed are forks of it.
+
+    Where the variable ``_ROOM`` was set when this process' own interpreter began.
+    """
+    subprocess.Popen = _Popen  # type: ignore[misc]
 
 
 class _Popen(subprocess.Popen[Any]):

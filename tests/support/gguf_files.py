@@ -40,10 +40,21 @@ def write_gguf(checkpoint: Path, file: Path, architecture: str = "llama", *, tok
             values = _permuted(values, config.num_key_value_heads)
         stem, _, leaf = name.rpartition(".")
         writer.add_tensor(f"{names.get_name(stem)}.{leaf}", values)
+    if config.rope_parameters.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _frequency_factors(config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _frequency_factors(config: Any) -> np.ndarray:
+    """Returns by how much Llama 3 divides each frequency of its rotary positions."""
+    rope, size = config.rope_parameters, config.head_dim
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    wavelengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, size, 2) / size)
+    smooth = (rope["original_max_position_embeddings"] / wavelengths - low) / (high - low)
+    return (1 / ((1 - smooth.clip(0, 1)) / factor + smooth.clip(0, 1))).astype(np.float32)
 
 
 def _add_tokenizer(writer: Any, tokenizer: Any) -> None:

@@ -291,9 +291,10 @@ def _is_of_another_worker(pid: int, parents: Mapping[int, int]) -> bool:
 
 
 def cleaned(said: str, folder: Path) -> str:
-    """What ``testbed clean`` said, without the processes of other tests' runs that it ended on its way."""
+    """What ``testbed clean`` said, without the processes of other tests' runs that it ended on its way, or is ending."""
     lines = said.splitlines()
-    kept = [line for line in lines if not line.startswith("ended process ") or str(folder) in line]
+    of_processes = ("ended process ", "problem: process ")
+    kept = [line for line in lines if not line.startswith(of_processes) or str(folder) in line]
     return "\n".join(kept) or "nothing was left"
 
 

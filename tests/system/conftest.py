@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +31,14 @@ def testbed(tmp_path: Path) -> Iterator[Testbed]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     assert links() == before
+
+
+@pytest.fixture
+def orphans() -> Iterator[None]:
+    """For tests of what a killed run leaves: no other such test goes on meanwhile, since `clean` ends all that it finds."""
+    with open(Path(tempfile.gettempdir()) / "tests-of-orphans.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,9 @@ from tests.support.runs import (
     Testbed,
     assert_one_sentence,
     assert_tables_hold_the_whole_log,
+    processes,
     rows_of,
+    wait_until,
 )
 
 need_blocks()
@@ -121,6 +123,7 @@ def test_what_real_blocks_cannot_do_is_one_sentence_and_exit_code_2(
     assert not testbed.runs.exists()
 
 
+@pytest.mark.usefixtures("orphans")
 def test_a_killed_run_keeps_its_tokens(testbed: Testbed) -> None:
     running = testbed.start_up(
         "bloom-tiny",
@@ -141,6 +144,7 @@ def test_a_killed_run_keeps_its_tokens(testbed: Testbed) -> None:
     rows = rows_of(run_dir / "requests.parquet")
     assert sum(len(row["token_ids"]) for row in rows) >= 20
     assert all(len(row["token_ids"]) == row["n_tokens_done"] for row in rows)
+    wait_until(lambda: not processes(run_dir), "the end of all processes")
 
 
 def test_what_no_server_can_hold_is_said_by_the_orchestrator(testbed: Testbed) -> None:

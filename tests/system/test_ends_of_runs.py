@@ -94,6 +94,7 @@ def test_hold_keeps_the_testbed_up_until_an_interrupt(testbed: Testbed) -> None:
     wait_until(lambda: not held & all_namespaces(), "the end of the run's namespaces")
 
 
+@pytest.mark.usefixtures("orphans")
 def test_kill_9_leaves_no_process_and_clean_completes_the_tables(testbed: Testbed) -> None:
     run = testbed.start_up("clustered", "--network", "fabric", *LONG)
     run_dir = run.serving()
@@ -125,6 +126,7 @@ def test_kill_9_of_the_launcher_ends_the_run_with_a_message(testbed: Testbed) ->
     assert_tables_hold_the_whole_log(run_dir)
 
 
+@pytest.mark.usefixtures("orphans")
 def test_clean_does_not_touch_a_live_run(testbed: Testbed) -> None:
     run = testbed.start_up("clustered", "--hold", "--no-page", *FAST, *REAL)
     run.says("holding the testbed up")

@@ -24,6 +24,7 @@ from tests.support.runs import (
     node_pid,
     require,
     rows_of,
+    wait_until,
 )
 
 
@@ -39,11 +40,19 @@ def assert_broken(outcome: Outcome, *expected: str) -> None:
 
 @pytest.mark.usefixtures("fabric")
 def test_a_node_that_dies_at_the_start_is_named_with_its_last_lines(testbed: Testbed) -> None:
-    run = testbed.start_up("clustered", *LONG)
-    run_dir = run.run_dir()
-    pid = node_pid(run_dir, "a100-0")
-    (run_dir / "logs" / "a100-0.log").write_text("first words\nlast words\n")
-    os.kill(pid, signal.SIGKILL)
+    for _ in range(10):  # until it is killed in time: all nodes begin within half a second
+        run = testbed.start_up("clustered", *LONG)
+        run_dir = run.run_dir()
+        pid = node_pid(run_dir, "a100-0")
+        (run_dir / "logs" / "a100-0.log").write_text("first words\nlast words\n")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(
+            lambda run=run: "nodes up" in run.stderr or run.process.poll() is not None,
+            "the start, or its end",
+        )
+        if "nodes up" not in run.stderr:
+            break
+        run.kill()
     assert_broken(run.wait(20), "a100-0 ended unexpectedly (status -9)", "first words | last words")
 
 

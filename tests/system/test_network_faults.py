@@ -154,6 +154,7 @@ def test_the_doctor_says_what_jitter_loss_and_changes_need(testbed: Testbed) -> 
             assert "modprobe tun" in found["jitter, loss"]["detail"]
 
 
+@pytest.mark.usefixtures("orphans")
 def test_runs_in_a_row_leave_no_object_behind(testbed: Testbed, two_sites: str, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()

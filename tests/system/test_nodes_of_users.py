@@ -114,6 +114,7 @@ def test_the_twin_of_a_run_with_programs_is_made_without_them(testbed: Testbed, 
     assert read_events(outcome.run_dir / "twin", ProgramBegun) == []
 
 
+@pytest.mark.usefixtures("orphans")
 def test_a_killed_network_leaves_no_program(testbed: Testbed, scenario: str) -> None:
     running, run_dir = net(testbed, scenario)
     wait_until(lambda: "sleep" in processes(run_dir).values(), "what a program has begun")

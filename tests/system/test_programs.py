@@ -188,7 +188,7 @@ def test_programs_end_with_the_testbed_also_those_that_were_left_in_the_backgrou
     wait_until(lambda: has_ended(int(left.stdout)), "the end of what was left")
 
 
-@pytest.mark.usefixtures("fabric")
+@pytest.mark.usefixtures("orphans", "fabric")
 def test_after_kill_9_programs_end_and_clean_ends_what_was_left_in_the_background(
     testbed: Testbed, two_sites: str
 ) -> None:

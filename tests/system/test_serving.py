@@ -15,6 +15,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from nodes.eventlog import read_log
+from nodes.records import Token
 from testbed.serving.app import CLIENT_HEADER, INDEX_HEADER
 from testbed.serving.text import SMALL, StubCodec
 from tests.support.runs import (
@@ -137,11 +139,11 @@ def test_prompts_may_be_tokens(quick: Serving) -> None:
     assert answer["usage"]["prompt_tokens"] == 3
 
 
-def test_prompts_with_a_common_beginning_reuse_it_and_say_so(tmp_path: Path) -> None:
+def test_prompts_with_a_common_beginning_reuse_it_and_say_so_and_so_does_the_twin(tmp_path: Path) -> None:
     """Whole pages of 16 tokens are reused; whole and in a stream, with and without the name of the conversation."""
     kept = "--set", "cache.prefix=shared", "--set", "policy.routing=sticky"
-    tokens = list(range(100, 150))
-    with serving(tmp_path / "run", "clustered", *QUICK, "--no-twin", *kept) as testbed:
+    tokens, run_dir = list(range(100, 150)), tmp_path / "run"
+    with serving(run_dir, "clustered", *QUICK, *kept) as testbed:
         asked = [
             testbed.ask("/v1/completions", {**HELLO, "prompt": prompt}, **named).json["usage"]
             for prompt, named in (
@@ -153,11 +155,25 @@ def test_prompts_with_a_common_beginning_reuse_it_and_say_so(tmp_path: Path) -> 
         streamed = {**HELLO, "prompt": tokens, "stream": True, "stream_options": {"include_usage": True}}
         asked.append(testbed.ask("/v1/completions", streamed).events[-2]["usage"])
         metrics = testbed.ask("/metrics").text
-    assert [usage["prompt_tokens_details"] for usage in asked] == [
-        {"cached_tokens": n} for n in (0, 48, 0, 48)
-    ]
+        first = {**HELLO, "prompt": [5] * 20, "max_tokens": 14}
+        testbed.ask("/v1/completions", first)
+        answer = wait_until(lambda: len(found := answer_to(run_dir, 4)) == 14 and found, "its log")
+        further = {**HELLO, "prompt": [5] * 20 + answer + [9, 9]}
+        asked.append(testbed.ask("/v1/completions", further).json["usage"])
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in asked] == [0, 48, 0, 48, 32]
     assert re.search(r"vllm:prefix_cache_queries_total\{.*\} 204.0", metrics)
     assert re.search(r"vllm:prefix_cache_hits_total\{.*\} 96.0", metrics)
+    for folder in (run_dir, run_dir / "twin"):
+        reused = [row["n_cached_tokens"] for row in rows_of(folder / "requests.parquet")]
+        assert reused == [0, 48, 0, 48, 0, 32], "the answer's tokens, too"
+        places = [(row["conversation"], row["turn"]) for row in rows_of(folder / "requests.parquet")]
+        assert places == [(0, 0), (0, 1), *[(None, None)] * 4]
+
+
+def answer_to(run_dir: Path, request: int) -> list[int]:
+    """The tokens of an answer, from the clients' logs."""
+    records = [record for path in (run_dir / "events").glob("*.log") for record in read_log(path)[0]]
+    return [record.token_id for record in records if isinstance(record, Token) and record.request == request]
 
 
 def test_a_stop_sequence_ends_the_text_and_the_session(quick: Serving) -> None:
@@ -452,6 +468,7 @@ def test_a_port_that_is_taken_is_one_sentence(run: Testbed, tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("orphans")
 def test_a_serving_testbed_that_is_killed_leaves_a_run_that_can_be_reported(
     run: Testbed, tmp_path: Path
 ) -> None:

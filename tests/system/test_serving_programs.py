@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import pytest
 
 from tests.support.runs import require, rows_of, wait_until
@@ -27,6 +26,8 @@ def served(tmp_path: Path) -> Iterator[Serving]:
 
 
 def test_openais_own_client_streams_asks_and_lists(served: Serving) -> None:
+    import openai  # here: it takes a second, and every worker imports every file
+
     with openai.OpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == [MODEL]
         sent_at = time.monotonic()

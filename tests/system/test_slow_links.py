@@ -107,6 +107,16 @@ def test_a_closing_passes_what_its_own_prompt_and_others_have_queued(at_s: float
     assert released_s(run, 1) <= at_s + NEVER_LONG_S
 
 
+def test_a_prompt_in_chunks_has_as_long_as_its_chunks_take() -> None:
+    """Every chunk reads the weights again: the limit counted this once for the whole prompt, and a healthy server failed."""
+    chunks = {"batching": "continuous", "chunk_tokens": 8}
+    run = case(
+        [(0, LONG, 2), (300, SHORT, 2)], rate=HUGE, compute=chunks, recovery={"request_timeout": "5 s"}
+    )
+    assert statuses(run) == ["completed", "completed"] and not found(run, "detected")
+    assert ended_s(run, 0) > 30, "500 chunks"
+
+
 def test_a_session_that_decodes_is_closed_while_anothers_prompt_is_on_its_way() -> None:
     run = case([(0, SHORT, 2000), (1, LONG, 2)], cancels={0: 3.0})
     assert statuses(run) == ["cancelled", "completed"]

@@ -146,7 +146,7 @@ def test_a_page_beside_a_run_shows_it_takes_faults_and_ends_with_it(testbed: Tes
     assert not (run_dir / "page.json").exists()
 
 
-@pytest.mark.usefixtures("fabric")
+@pytest.mark.usefixtures("orphans", "fabric")
 def test_a_page_dies_with_a_run_that_is_killed_and_clean_removes_its_address(testbed: Testbed) -> None:
     run = testbed.start_up("clustered", *LONG, "--page", "0", "--network", "fabric")
     run_dir = run.serving()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from testbed.runtime.real import awake
 from testbed.runtime.real.awake import cpus_to_keep_awake, hurry, kept_awake
+from tests.support.children import ending
 from tests.support.runs import wait_until
 
 
@@ -45,18 +47,54 @@ def test_a_core_is_kept_awake_by_one_of_its_threads(
     assert cpus_to_keep_awake(cpus, *machine(tmp_path, flags, TWO_CORES)) == expected
 
 
+SESSIONS_SHARE = Path("/proc/self/autogroup").exists()
+"""Whether the kernel can share CPUs among sessions first."""
+
+
+def session_nice(pid: int) -> str | None:
+    """The niceness of a process's session; None if it has none, as what runs in no session since the machine started."""
+    words = Path(f"/proc/{pid}/autogroup").read_text().split() if SESSIONS_SHARE else []
+    return words[-1] if words else None
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="raising a priority needs root")
-def test_a_spinner_that_is_to_end_gets_the_usual_priority() -> None:
-    spinner = subprocess.Popen(
-        [sys.executable, "-c", "from testbed.runtime.real.awake import spin; spin(0)"], start_new_session=True
-    )
+def test_a_spinner_goes_last_among_all_sessions_until_it_is_to_end() -> None:
+    first = session_nice(os.getpid())
+    spinner = subprocess.Popen([sys.executable, "-c", "from testbed.runtime.real.awake import spin; spin(0)"])
     try:
         wait_until(lambda: os.sched_getscheduler(spinner.pid) == os.SCHED_IDLE, "idle priority")
+        assert os.getsid(spinner.pid) == spinner.pid
+        assert session_nice(spinner.pid) == ("19" if SESSIONS_SHARE else None)
+        assert session_nice(os.getpid()) == first
         hurry([spinner.pid, 2**22 + 1])  # no process has that number
         assert os.sched_getscheduler(spinner.pid) == os.SCHED_OTHER
+        assert session_nice(spinner.pid) == ("0" if SESSIONS_SHARE else None)
     finally:
         spinner.kill()
         spinner.wait()
+
+
+def unprivileged_spinner() -> int:
+    pid = os.fork()
+    if pid == 0:
+        with ending():
+            os.setuid(65534)
+            ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as a user's own processes: /proc/self belongs to it
+            awake.spin(0)
+    return pid
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+@pytest.mark.skipif(not SESSIONS_SHARE, reason="the kernel shares CPUs among processes alone")
+def test_without_privileges_too_every_spinner_goes_last() -> None:
+    """There the kernel lets the machine's sessions change their share one at a time, 0.1 s apart."""
+    pids = [unprivileged_spinner() for _ in range(3)]
+    try:
+        wait_until(lambda: [session_nice(pid) for pid in pids] == ["19"] * 3, "the least share")
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def spinners(ancestor: int) -> dict[int, int]:

@@ -158,9 +158,17 @@ def test_a_killed_process_that_has_not_ended_is_named_as_a_problem(
 TINY = ["network.backend=memory", "workload.n_requests=1", "workload.n_output_tokens=2"]
 
 
+def test_a_folder_that_another_clean_removes_meanwhile_is_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clean, "_orphans", dict)
+    monkeypatch.setattr(clean, "scratch_folders", lambda: [tmp_path / "gone"])
+    assert not any(clean_command(tmp_path).values())
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[[", b"\xbf\x00"])
 def test_a_plan_that_no_run_wrote_is_refused_and_keeps_no_other_run_from_being_completed(
-    tmp_path: Path, content: bytes
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = load_experiment("clustered", TINY)
     for name in ("broken", "whole"):
@@ -170,6 +178,7 @@ def test_a_plan_that_no_run_wrote_is_refused_and_keeps_no_other_run_from_being_c
     (tmp_path / "broken" / "plan.json").write_bytes(content)
     with pytest.raises(UserError, match=r"cannot read .*plan\.json"):
         finish_run(tmp_path / "broken", experiment)
+    monkeypatch.setattr(clean, "_orphans", dict)  # those of other tests
     answer = clean_command(tmp_path)
     assert answer["completed"] == [str(tmp_path / "whole")]
     (problem,) = answer["problems"]

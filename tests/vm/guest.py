@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.children import ending
+from tests.support.forked import fork_interpreters
 from tests.vm import guest_accuracy
 
 NOBODY = 1000
@@ -62,6 +63,7 @@ IMPORTED = (
         "testbed.runs.net",
         "testbed.runs.inside",
         "testbed.runs.byhand",
+        "testbed.runtime.real.launcher",
     ),
     *("testbed.studies.links.check", "testbed.runtime.real.handle", "testbed.runtime.guests"),
     *("testbed.runtime.virtual.memory", "testbed.runtime.virtual.processes", "testbed.runtime.nodeset"),
@@ -137,6 +139,7 @@ def _begin_command(arguments: list[str], folder: Path, user: int = 0) -> int:
         from testbed.cli.main import main as command_line
 
         sys.argv = ["testbed", *arguments]
+        fork_interpreters()
         command_line()
 
     return _begin(work, user, folder, folder)

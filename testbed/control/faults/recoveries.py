@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from nodes import records
 from nodes.records import Detected, Reachable, Replayed, Rerouted, Unreachable
 from nodes.wire import SESSION_MOVED
 from policies.problem import Hop, service_s
 from testbed.control.coordinator import Coordinator
-from testbed.control.faults.machines import Machines
 from testbed.experiments.experiment import Experiment
 from testbed.records import events
-from testbed.records.events import EventWriter
+from testbed.records.events import RecoveryEvent
+
+
+class Servers(Protocol):
+    """The run's servers: their ``names``, and when each last ended or was stopped."""
+
+    names: list[str]
+
+    def failed_at_s(self, server: int) -> float: ...
+
+
+class Writer(Protocol):
+    """Takes the lines."""
+
+    def write(self, event: RecoveryEvent) -> None: ...
 
 
 class Recoveries:
     """Bans servers that failed a client, and writes how its sessions recover to ``events.jsonl``."""
 
     def __init__(
-        self, experiment: Experiment, machines: Machines, coordinator: Coordinator, events: EventWriter
+        self, experiment: Experiment, machines: Servers, coordinator: Coordinator, events: Writer
     ) -> None:
         self._problem = experiment.problem
         self._rules = experiment.faults.recovery

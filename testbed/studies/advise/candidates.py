@@ -22,6 +22,8 @@ Counts = tuple[int, ...]
 """How many of each candidate are added, in the order of the candidates."""
 _FORM = "LIKE@PLACE=COST, for example a100@Cluster1=3.5"
 _LINK_FORM = "LINK@PLACE=RATE=COST, for example uplink@home=100 Mbit/s=2, or without =COST, which is then 1"
+_PRICES = "cost_per_hour", "power_idle", "power_busy"
+"""Keys that all servers have, or none."""
 WAYS = {"uplink": "up", "downlink": "down"}
 """Words for a site's own links, and their keys in ``[[sites]]``."""
 
@@ -159,8 +161,22 @@ class Fleet:
         server's.
         """
         own = next((server for server in self.servers if server["name"] == candidate.like), None)
-        what = {"hardware": candidate.like} if own is None else own
+        what = self._priced(candidate) if own is None else own
         return {**what, "site": self.site_of(candidate.place), "present": True}
+
+    def _priced(self, candidate: Candidate) -> dict[str, Any]:
+        """Returns a server of a hardware by name, with price and powers of the scenario's servers of that hardware.
+
+        Raises ``UserError`` if all servers have such keys and none is of that hardware.
+        """
+        needed = [key for key in _PRICES if key in self.servers[0]]
+        alike = next((server for server in self.servers if server["hardware"] == candidate.like), None)
+        if needed and alike is None:
+            raise UserError(
+                f"--candidates: {candidate.name}: the servers have {needed[0]}, and no server is a {candidate.like}; add a "
+                "server of the scenario by its name"
+            )
+        return {"hardware": candidate.like, **{key: alike[key] for key in needed if alike and key in alike}}
 
     def once(self, additions: Sequence[Addition]) -> list[Hashable]:
         """Returns for each addition the link of which only one can be chosen; None: any number of it can be."""

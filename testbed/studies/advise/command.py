@@ -15,7 +15,7 @@ from testbed.errors import ScenarioError, UserError
 from testbed.experiments import Change, load_experiment
 from testbed.experiments.policy import FIXED
 from testbed.experiments.provenance import n_cpus
-from testbed.experiments.slo import Objective, parse_statistic
+from testbed.experiments.slo import Objective, Objectives, parse_statistic
 from testbed.experiments.units import RATE
 from testbed.results.slo import parse_slo_statistics
 from testbed.studies.advise.candidates import Addition, Fleet, WiderLink, parse_candidates, parse_cost
@@ -23,6 +23,7 @@ from testbed.studies.advise.judging import Judging, Variant, numbers
 from testbed.studies.advise.search import LOOK_AHEAD, combinations, cost_of, everything, greedy, one_less
 from testbed.studies.advise.text import advise_text
 from testbed.studies.capacity.measures import load_measures
+from testbed.studies.capacity.verdict import costs_over_seeds
 from testbed.studies.sweep.axes import SEED
 from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
 from testbed.studies.sweep.runs import FAST, Run, Runner, Setup, case_of, lost_record
@@ -80,7 +81,7 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
     search = greedy(costs, budget, only_once) if paid is None else everything(costs, paid, stops=is_slo)
     default = default_folder("advise", target, options.overrides)
     with sigterm_as_ctrl_c(), kept_runs(options.out, default, RUNS) as kept:
-        setup = Setup(target, FAST, options.n_runs, {}, frozenset(kept.known))
+        setup = Setup(target, FAST, options.n_runs, Objectives(), frozenset(kept.known))
         added = _added(setup, options, candidates, fleets[seed], seed)
         judging = Judging(
             candidates,
@@ -309,6 +310,7 @@ def _outcome(
     return {
         "values": values,
         "difference": differences,
+        **({"costs": costs_over_seeds(judged.verdict)} if judged.verdict.costs else {}),
         "is_kept": judged.verdict.is_kept if is_slo and not judged.error else None,
         "share_without_placement": None if judged.error else judged.n_without,
         "n_failed": None if judged.error else judged.n_failed,

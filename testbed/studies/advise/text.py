@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from testbed.results.costs import CARBON, COST, COSTS, ENERGY
 from testbed.results.intervals import Mean
 from testbed.studies.advise.judging import over
 from testbed.studies.sweep.contrast import EQUAL, UNRESOLVED, WORSE, Difference
@@ -15,6 +16,7 @@ from testbed.studies.sweep.documents import difference, number
 from testbed.terminal import console_to
 
 Outcome = dict[str, Any]
+_OF_TOKENS = {COST: "cost/1e6 tokens", ENERGY: "J/token", CARBON: "g CO2/1e6 tokens"}
 
 
 def advise_text(answer: dict[str, Any], width: int = 160) -> str:
@@ -43,16 +45,26 @@ def advise_text(answer: dict[str, Any], width: int = 160) -> str:
     if answer["engine"]:
         console.print(f"engine {answer['engine']}: {answer['engine_why']}")
     measures = list(answer["now"]["values"])
-    table = _table(measures)
-    table.add_row("now", "0", *_cells({**answer["now"], "difference": {}}, measures))
+    prices = [name for name in COSTS if name in answer["now"].get("costs", {})]
+    table = _table(measures, prices)
+    table.add_row(
+        "now", "0", *_cells({**answer["now"], "difference": {}}, measures), *_prices(answer["now"], prices)
+    )
     if best["add"]:
-        table.add_row("best", f"{best['cost']:g}", *_cells(best, measures))
+        table.add_row("best", f"{best['cost']:g}", *_cells(best, measures), *_prices(best, prices))
     for row in best["without_one"]:
-        table.add_row(f"best, one {row['candidate']} less", "", *_cells(row, measures, "against best: "))
+        table.add_row(
+            f"best, one {row['candidate']} less",
+            "",
+            *_cells(row, measures, "against best: "),
+            *_prices(row, prices),
+        )
     for row in answer["first"]:
         over_budget = "" if row["is_paid"] else " (beyond the budget)"
         cells = _cells(row, measures)
-        table.add_row(f"only 1 {row['candidate']}{over_budget}", f"{row['cost']:g}", *cells)
+        table.add_row(
+            f"only 1 {row['candidate']}{over_budget}", f"{row['cost']:g}", *cells, *_prices(row, prices)
+        )
     console.print(table)
     for row in answer["first"]:
         why = _worse(row, answer["now"])
@@ -104,13 +116,21 @@ def _how(answer: dict[str, Any]) -> str:
     return f"exact: all {n_all} combinations that the budget pays were tried, with {by}"
 
 
-def _table(measures: list[str]) -> Table:
+def _prices(row: Outcome, names: list[str]) -> list[str]:
+    """Returns what a variant's tokens cost, over its seeds."""
+    found = ((row.get("costs") or {}).get(name) for name in names)
+    return ["-" if of is None else number(Mean(of["value"], _half(of["ci95"]), 0)) for of in found]
+
+
+def _table(measures: list[str], prices: list[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("added", no_wrap=True)
     table.add_column("cost", justify="right")
     for measure in measures:
         table.add_column(f"{measure} (s)", justify="right", no_wrap=True)
         table.add_column("against now", no_wrap=True)
+    for name in prices:
+        table.add_column(_OF_TOKENS[name], justify="right", no_wrap=True)
     return table
 
 

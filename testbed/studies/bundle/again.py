@@ -22,6 +22,7 @@ from testbed.experiments.policy import HALVES, PolicyChoice
 from testbed.experiments.sources import Document, read_toml
 from testbed.records.plan import PLAN, Plan, read_plan
 from testbed.records.summary import read_summary
+from testbed.results.slo import objectives_of
 from testbed.rundir import TWIN
 from testbed.runs.session import RunOptions, RunSession
 from testbed.simulator.cases import Case, instance_case
@@ -30,7 +31,8 @@ from testbed.simulator.summary import summarize_simulation
 from testbed.simulator.tables import write_simulation
 from testbed.studies.score import command as score
 from testbed.studies.sweep import study as sweep
-from testbed.studies.sweep.command import LOCAL, TABLES, executor_of, measured, write_tables
+from testbed.studies.sweep.command import TABLES, measured, workers_of, write_tables
+from testbed.studies.sweep.executors import LOCAL
 from testbed.studies.sweep.kept import REQUESTS
 from testbed.studies.sweep.pool import sigterm_as_ctrl_c
 from testbed.studies.sweep.runs import REAL
@@ -127,7 +129,7 @@ def sweep_again(result: Path, call: Mapping[str, Any], out: Path, jobs: int | No
             "this sweep measured a machine in real time (--engine real), which no other run repeats; with --engine "
             "virtual it can be repeated"
         )
-    with sigterm_as_ctrl_c(), measured(study, out, executor_of(study, LOCAL, jobs)) as results:
+    with sigterm_as_ctrl_c(), measured(study, out, workers_of(study, LOCAL, jobs)) as results:
         if results.stopped:
             raise KeyboardInterrupt("stopped; nothing is kept of it")
         write_tables(out, study, results)
@@ -193,4 +195,4 @@ def _simulate(result: Path, plan: Plan, call: Mapping[str, Any], out: Path) -> N
     if simulation.placement is None:
         raise RunError(f"there is no placement any more: {simulation.error}")
     if simulation.engine != VIRTUAL:
-        write_simulation(out, simulation, summarize_simulation(simulation, summary.objectives))
+        write_simulation(out, simulation, summarize_simulation(simulation, objectives_of(summary)))

@@ -33,6 +33,8 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError:
+        if not folder.exists():
+            raise UserError(f"there is no folder {folder}; name one that `testbed bundle` has made") from None
         raise UserError(
             f"{folder} is not a bundle: it has no {BUNDLE}; make one with `testbed bundle RESULTS {folder}`"
         ) from None

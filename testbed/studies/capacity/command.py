@@ -14,7 +14,7 @@ from testbed.control.choice import check_policy
 from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.experiments import Change, Override, load_experiment
 from testbed.experiments.experiment import Experiment
-from testbed.experiments.slo import Objective
+from testbed.experiments.slo import Objective, Objectives
 from testbed.results.intervals import Mean
 from testbed.results.slo import parse_slo_statistics
 from testbed.studies.capacity.measures import load_measures
@@ -29,7 +29,7 @@ from testbed.studies.capacity.search import (
 )
 from testbed.studies.capacity.seeds import is_wide, runs_needed
 from testbed.studies.capacity.text import capacity_text
-from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of
+from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, costs_over_seeds, verdict_of
 from testbed.studies.sweep.axes import SEED
 from testbed.studies.sweep.pool import Local, n_workers, sigterm_as_ctrl_c
 from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, lost_record
@@ -90,7 +90,7 @@ def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str
             kept.result,
             can_set_requests=most > least,
         )
-        setup = Setup(target, FAST, options.n_runs, limits_s, frozenset(kept.known))
+        setup = Setup(target, FAST, options.n_runs, Objectives(limits_s), frozenset(kept.known))
         begin = partial(Runner, measure=load_measures)
         try:
             kept.keep_all(Local(jobs).results(begin, setup, searches.begin(), lost_record, searches.more))
@@ -262,9 +262,11 @@ def _row(
         "is_wide": has_ended and n_runs > 1 and is_wide(found),
         "runs_needed": runs_needed(found, n_runs) if has_ended else None,
         "limited_by": at_edge.broken_by if at_edge is not None else None,
+        "limited_at": _limited_at(at_edge, objectives),
         "broken_at": found.broken.rate if found.broken is not None else None,
         "goodput_rps": _mean(kept.goodput) if kept else None,
         "goodput_rps_ci95": _half(kept.goodput) if kept else None,
+        **({"costs": costs_over_seeds(kept)} if kept is not None and kept.costs else {}),
         "at_max": _values(kept, objectives),
         "at_broken": _values(at_edge, objectives),
         "metastable": None if kept is None else kept.is_growing,
@@ -278,7 +280,7 @@ def _row(
         "n_rates": found.n_judged,
         "failed": bool(found.error),
         "stopped": not has_ended,
-        "reason": _reason(found) if has_ended else _until_stopped(found),
+        "reason": _reason(found, objectives) if has_ended else _until_stopped(found),
     }
 
 
@@ -294,7 +296,7 @@ def _until_stopped(found: SearchResult) -> str:
     return "stopped before any rate was judged"
 
 
-def _reason(found: SearchResult) -> str | None:
+def _reason(found: SearchResult, objectives: Sequence[Objective]) -> str | None:
     """Returns why the search found no rate, or why it found only a bound; None if it found the
     highest rate.
     """
@@ -306,6 +308,8 @@ def _reason(found: SearchResult) -> str | None:
         if bottom.broken_by == PLACEMENT:
             return bottom.reason
         what = "requests fail" if bottom.broken_by == REQUESTS else f"{bottom.broken_by} is missed"
+        missed_at = _limited_at(bottom, objectives)
+        what += f" at {', '.join(missed_at)}" if missed_at else ""
         return f"no rate keeps it: at {bottom.rate:g} requests/s, the lowest tried, {what}"
     if found.broken is None:
         return f"every rate up to {found.kept.rate:g} requests/s, the highest tried, keeps it"
@@ -316,11 +320,27 @@ def _values(verdict: Verdict | None, objectives: Sequence[Objective]) -> dict[st
     """Returns the values of all objectives at one rate, in seconds."""
     if verdict is None:
         return None
-    values = {
-        o.name: {"value_s": _mean(verdict.values.get(o.name)), "ci95_s": _half(verdict.values.get(o.name))}
-        for o in objectives
-    }
+    values: dict[str, dict[str, Any]] = {}
+    for objective in objectives:
+        values[objective.name] = _value(verdict.values.get(objective.name))
+        of_clients = verdict.by_client.get(objective.name)
+        if of_clients:
+            values[objective.name] |= {
+                "clients": {client: _value(value) for client, value in of_clients.items()},
+                "missed_at": verdict.missed_at(objective),
+            }
     return {"rate": verdict.rate, **values}
+
+
+def _value(of: Mean | None) -> dict[str, Any]:
+    return {"value_s": _mean(of), "ci95_s": _half(of)}
+
+
+def _limited_at(verdict: Verdict | None, objectives: Sequence[Objective]) -> list[str]:
+    """Returns the clients at which the objective is missed that breaks a rate, the worst first."""
+    named = {objective.name: objective for objective in objectives}
+    broken_by = named.get(verdict.broken_by or "") if verdict is not None else None
+    return verdict.missed_at(broken_by) if verdict is not None and broken_by is not None else []
 
 
 def _mean(of: Mean | None) -> float | None:

@@ -1,14 +1,14 @@
-"""The measures of a run for its capacity: all times that objectives can limit, and whether they grow."""
+"""The measures of a run for its capacity: all times that objectives can limit, whether they grow, and costs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from testbed.experiments.slo import NAMES, STATISTICS
+from testbed.experiments.slo import NAMES, STATISTICS, Objectives
 from testbed.results.requests import stats
 from testbed.results.slo import goodput_rps
 from testbed.simulator.engine import Simulation
+from testbed.simulator.summary import simulated_costs
 from testbed.studies.sweep.measures import GOODPUT
 
 N_FAILED = "n_failed"
@@ -17,18 +17,29 @@ THIRDS = ("ttft_first_third_s", "ttft_second_third_s", "ttft_last_third_s")
 """Mean time to the first token of each third of the requests, in the order of their arrivals."""
 
 
-def load_measures(simulation: Simulation, limits_s: Mapping[str, float]) -> dict[str, float | int | None]:
-    """Returns the times (seconds) as ``METRIC_STATISTIC``, the number of failed requests, the goodput, and
-    ``THIRDS``.
+def of_client(name: str, client: str) -> str:
+    """Returns the name of a ``METRIC_STATISTIC`` over the requests of one client."""
+    return f"{name}@{client}"
 
-    Statistics of a time cover the requests that have it. ``limits_s``: metric -> limit, for the goodput.
+
+def load_measures(simulation: Simulation, objectives: Objectives) -> dict[str, float | int | None]:
+    """Returns the times (seconds) as ``METRIC_STATISTIC``, the number of failed requests, the goodput, ``THIRDS``, and
+    what the run cost, if that is known.
+
+    Statistics of a time cover the requests that have it. ``objectives`` are for the goodput. Where there are several
+    clients, their metrics are there for each client, too, under ``of_client``.
     """
     rows = sorted(simulation.rows, key=lambda row: (row.arrival_at_s, row.request))
     found: dict[str, float | int | None] = {N_FAILED: sum(not row.is_completed for row in rows)}
+    clients = simulation.case.experiment.problem.clients
     for metric in NAMES:
         over = stats(row.times[f"{metric}_s"] for row in rows)
         found |= {f"{metric}_{statistic}": over[statistic] for statistic in STATISTICS}
-    found[GOODPUT] = goodput_rps(rows, limits_s)
+        for client in clients if metric in objectives.common and len(clients) > 1 else ():
+            over = stats(row.times[f"{metric}_s"] for row in rows if row.client == client)
+            found |= {of_client(f"{metric}_{statistic}", client): over[statistic] for statistic in STATISTICS}
+    found |= simulated_costs(simulation)
+    found[GOODPUT] = goodput_rps(rows, objectives)
     n = len(rows)
     for number, name in enumerate(THIRDS):
         part = rows[n * number // 3 : n * (number + 1) // 3]

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from testbed.results.costs import costs_text
 from testbed.studies.capacity.seeds import MOST_SEEDS
 from testbed.terminal import console_to
 
@@ -76,12 +77,37 @@ def _wide(row: dict[str, Any], n_runs: int) -> str:
     return text
 
 
+def _of_clients(row: dict[str, Any]) -> list[str]:
+    """Returns which clients miss an objective by themselves: all that miss it just above the highest rate, or some at it."""
+    lines = []
+    for key in ("at_max", "at_broken"):
+        for name, of in (row[key] or {}).items():
+            if (
+                name == "rate"
+                or not of.get("missed_at")
+                or (key == "at_broken" and name != row["limited_by"])
+            ):
+                continue
+            values = ", ".join(
+                f"{client} ({of['clients'][client]['value_s']:.3g} s)" for client in of["missed_at"]
+            )
+            others = len(of["clients"]) - len(of["missed_at"])
+            kept = f", of {len(of['clients'])} clients" if others else ""
+            verb = "is kept over all requests, but not at" if key == "at_max" else "is missed at"
+            lines.append(f"at {row[key]['rate']:.4g} requests/s {name} {verb} {values}{kept}")
+    return lines
+
+
 def _notes(row: dict[str, Any], n_runs: int) -> list[str]:
     policy, notes = row["policy"], []
     if row["engine"]:
         notes.append(f"{policy}: engine {row['engine']}: {row['engine_why']}")
     if row["reason"]:
         notes.append(f"{policy}: {row['reason']}")
+    notes += [f"{policy}: {line}" for line in _of_clients(row)]
+    if row.get("costs"):
+        costs = costs_text({name: of["value"] for name, of in row["costs"].items()})
+        notes += [f"{policy}: {line}, at {row['max_rate']:.4g} requests/s" for line in costs]
     if row["is_wide"]:
         notes.append(f"{policy}: {_wide(row, n_runs)}")
     if row["metastable"]:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from testbed.experiments.slo import Objective
+from testbed.results.costs import COSTS
 from testbed.results.intervals import Mean, mean_of
-from testbed.studies.capacity.measures import MEAN_TIME, N_FAILED, THIRDS
+from testbed.studies.capacity.measures import MEAN_TIME, N_FAILED, THIRDS, of_client
 from testbed.studies.sweep.measures import GOODPUT
 from testbed.studies.sweep.runs import FAILED, INFEASIBLE, OK, Record
 
@@ -29,6 +30,8 @@ class Verdict:
       value is in seconds, for ``PLACEMENT`` the share of seeds without one, for ``REQUESTS`` the number of
       requests that failed
     - ``values``: objective -> value (seconds); ``ratios``: objective -> excess divided by the limit
+    - ``by_client``: objective -> client -> value of its own requests; empty with a single client
+    - ``costs``: the figures of ``testbed.results.costs`` by name, where the scenario has prices or powers
     - ``mean_s``: mean time of a request in the system; ``thirds_s``: means of ``THIRDS``
     - ``is_growing``: whether the time to the first token keeps growing, see ``_growth``
     - ``engine``, ``engine_why``: what served the first seed, and why
@@ -41,6 +44,8 @@ class Verdict:
     excess: Mapping[str, Mean] = field(default_factory=dict)
     values: Mapping[str, Mean] = field(default_factory=dict)
     ratios: Mapping[str, float] = field(default_factory=dict)
+    by_client: Mapping[str, Mapping[str, Mean]] = field(default_factory=dict)
+    costs: Mapping[str, Mean] = field(default_factory=dict)
     mean_s: float = 0.0
     goodput: Mean | None = None
     thirds_s: tuple[float, float, float] | None = None
@@ -79,6 +84,12 @@ class Verdict:
         missed = [name for name, over in self.excess.items() if over.mean > 0]
         return max(missed, key=lambda name: self.ratios[name], default=None)
 
+    def missed_at(self, objective: Objective) -> list[str]:
+        """Returns the clients whose own requests miss an objective, the worst first; none with a single client."""
+        values = self.by_client.get(objective.name, {})
+        missed = [client for client, value in values.items() if value.mean > objective.limit_s]
+        return sorted(missed, key=lambda client: -values[client].mean)
+
 
 def verdict_of(
     rate: float, n_requests: int, records: Sequence[Record], objectives: Sequence[Objective]
@@ -97,8 +108,12 @@ def verdict_of(
     failed = mean_of([float(of[N_FAILED] or 0) for of in served])
     if failed is not None:
         excess[REQUESTS] = failed
+
+    def over_seeds(name: str) -> Mean | None:
+        return mean_of([value for of in served if (value := of.get(name)) is not None], share)
+
     for objective in objectives:
-        found = mean_of([value for of in served if (value := of[objective.name]) is not None], share)
+        found = over_seeds(objective.name)
         if found is not None:
             values[objective.name] = found
             over_s = found.mean - objective.limit_s
@@ -111,7 +126,20 @@ def verdict_of(
                 error=f"no request has a {objective.metric}; leave {objective.name} out of the objectives",
             )
     times_s = [value for of in served if (value := of[MEAN_TIME]) is not None]
-    goodput = mean_of([value for of in served if (value := of[GOODPUT]) is not None], share)
+    prefixes = [of_client(objective.name, "") for objective in objectives]
+    clients = dict.fromkeys(
+        name.removeprefix(p) for of in served for p in prefixes for name in of if name.startswith(p)
+    )
+    by_client = {
+        objective.name: {
+            client: mean
+            for client in clients
+            if (mean := over_seeds(of_client(objective.name, client))) is not None
+        }
+        for objective in objectives
+        if clients
+    }
+    costs = {name: mean for name in COSTS if (mean := over_seeds(name)) is not None}
     thirds_s, is_growing = _growth(served, share)
     return Verdict(
         rate,
@@ -119,8 +147,10 @@ def verdict_of(
         excess,
         values,
         ratios,
+        by_client,
+        costs,
         sum(times_s) / len(times_s) if times_s else 0.0,
-        goodput,
+        over_seeds(GOODPUT),
         thirds_s,
         is_growing,
         records[0].engine,
@@ -158,3 +188,11 @@ def _growth(
         and not grown.mean - grown.half_width <= 0
     )
     return (first_s, second_s, last_s), is_growing
+
+
+def costs_over_seeds(verdict: Verdict) -> dict[str, dict[str, float | None]]:
+    """Returns what the runs cost, by the names of ``COSTS``: ``value`` and ``ci95``; empty if nothing is known."""
+    return {
+        name: {"value": of.mean, "ci95": of.half_width if of.n > 1 else None}
+        for name, of in verdict.costs.items()
+    }

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from policies.chains import Chains
+from policies.prefixes import saved_s
 from policies.problem import BlockRange, Hop, RequestSpec, decode_step_s, service_s
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
@@ -28,7 +29,7 @@ from testbed.studies.explain.waits import hop_waits
 
 OF_HOPS = (
     *("propagation_s", "transmission_s", "link_wait_s", "network_rest_s"),
-    *("compute_alone_s", "compute_shared_s", "compute_slower_s", "client_s"),
+    *("compute_alone_s", "compute_shared_s", "compute_slower_s", "behind_s", "client_s", "ahead_s"),
 )
 """The parts that are measured per hop, in scenario seconds.
 
@@ -36,7 +37,9 @@ OF_HOPS = (
 ``network_rest_s``: network time that neither this nor the links' delays and rates explain (jitter, losses, changed
 links, a connection that lets only a part of a prompt through at once). ``compute_alone_s``: steps as long as the profile says for a
 session alone; ``compute_shared_s``: the time beyond that of steps that met other sessions on their server;
-``compute_slower_s``: that of steps that met none, and what a slowed server takes for those that did.
+``compute_slower_s``: that of steps that met none, and what a slowed server takes for those that did. With several rounds of
+drafts in flight, ``behind_s`` is the time of a round on a server until the one before it was computed there; ``ahead_s``, below 0,
+is how much earlier it was sent than the token before it was known.
 """
 PARTS = ("queue_s", "setup_s", "setup_wait_s", *OF_HOPS, "replays_s", "preempted_s", "rest_s")
 """All parts. They add up to ``e2e_s``; ``rest_s`` is the time that is in none of the others.
@@ -96,7 +99,9 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     parts |= {"replays_s": replays_s - preempted_s, "preempted_s": preempted_s}
     parts["rest_s"] = times.e2e_s - math.fsum(parts.values())
     losses = _losses(run_dir, request)
-    beyond_s = times.e2e_s - own["e2e_s"] - parts["compute_slower_s"]
+    kept_s = _saved_by_kept_caches_s(experiment, row, own["setup_s"] - setup_s)
+    flight_s = parts["behind_s"] + parts["ahead_s"]
+    beyond_s = times.e2e_s - (own["e2e_s"] - kept_s) - parts["compute_slower_s"] - flight_s
     has_company = bool(losses or down) or _has_met(row, run.requests)
     return {
         "request": request,
@@ -110,6 +115,11 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
         "n_recoveries": row.n_recoveries,
         "n_preemptions": row.n_preemptions,
         **({"n_rounds": row.n_rounds, "n_accepted": row.n_accepted} if row.n_rounds else {}),
+        **(
+            {"n_cached_tokens": row.n_cached_tokens, "saved_by_caches_s": kept_s}
+            if row.n_cached_tokens
+            else {}
+        ),
         "parts": parts,
         "hops": per_hop,
         "own_chain_alone": own,
@@ -118,8 +128,19 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
         "down_meanwhile": sorted(down),
         "lost_to_others_s": beyond_s if has_company else 0.0,
         "lost_to_machine_s": 0.0 if has_company else beyond_s,
-        "lost_to_chain_s": None if best is None else own["e2e_s"] - best["e2e_s"],
+        "lost_to_chain_s": None if best is None else own["e2e_s"] - kept_s - best["e2e_s"],
     }
+
+
+def _saved_by_kept_caches_s(experiment: Experiment, row: RequestRow, less_setup_s: float) -> float:
+    """Returns how much less the request took alone since its chain had the cache of its prompt's beginning.
+
+    ``less_setup_s``: how much less its setup took than opening a chain: that is spared where the chain stayed open.
+    """
+    if not row.n_cached_tokens:
+        return 0.0
+    request = RequestSpec(_client(experiment, row), row.n_input_tokens, row.n_output_tokens)
+    return saved_s(experiment.problem, request, row.hops, row.n_cached_tokens) + max(less_setup_s, 0.0)
 
 
 def _has_met(row: RequestRow, requests: Mapping[int, RequestRow]) -> bool:
@@ -186,8 +207,12 @@ def _per_hop(
     numbers = {server.name: j for j, server in enumerate(experiment.problem.servers)}
     profiles = {name: stub_profile(experiment, numbers[name]) for name in {hop["server"] for hop in hops}}
     found: dict[tuple[str, int, int], dict[str, Any]] = {}
+    free_at_s: dict[str, float] = {}
     for hop in hops:
         name = hop["server"]
+        behind_s = max(free_at_s.get(name, -math.inf) - hop["arrived_at_s"], 0.0)
+        free_at_s[name] = hop["departed_at_s"]
+        hop["hop_compute_s"] -= behind_s
         total = found.setdefault(
             (name, hop["first_block"], hop["last_block"]),
             {
@@ -220,7 +245,9 @@ def _per_hop(
             ("compute_alone_s", alone_s),
             ("compute_shared_s", hop["hop_compute_s"] - alone_s - slower_s),
             ("compute_slower_s", slower_s),
-            ("client_s", hop["hop_client_s"]),
+            ("behind_s", behind_s),
+            ("client_s", max(hop["hop_client_s"], 0.0)),
+            ("ahead_s", min(hop["hop_client_s"], 0.0)),
         ):
             total[part] += value_s
     return list(found.values())

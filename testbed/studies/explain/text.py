@@ -22,7 +22,9 @@ _LABELS = {
     "compute_alone_s": "compute, alone",
     "compute_shared_s": "compute, with others",
     "compute_slower_s": "slower than the profile",
+    "behind_s": "behind its own rounds",
     "client_s": "client",
+    "ahead_s": "sent ahead",
     "replays_s": "replays after failures",
     "preempted_s": "preempted",
     "rest_s": "rest",
@@ -46,6 +48,11 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
         console.print(
             f"its tokens after the first came in {counted(answer['n_rounds'], 'rounds')}: "
             f"{counted(answer['n_accepted'], 'drafted tokens')} agreed"
+        )
+    kept_s = answer.get("saved_by_caches_s", 0.0)
+    if "n_cached_tokens" in answer:
+        console.print(
+            f"{counted(answer['n_cached_tokens'], 'tokens')} of its prompt were kept there: that saved {kept_s:.3f} s"
         )
     table = Table(box=None, pad_edge=False, show_header=False)
     for name in PARTS:
@@ -81,10 +88,14 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     )
     slower_s = answer["parts"]["compute_slower_s"]
     slower = f", {slower_s:.3f} s to servers slower than their profile" if abs(slower_s) >= LEAST_S else ""
-    console.print(f"alone on {its}: {own['e2e_s']:.3f} s; {lost_s:.3f} s are {due}{slower}")
+    flight_s = answer["parts"]["behind_s"] + answer["parts"]["ahead_s"]
+    if abs(flight_s) >= LEAST_S:
+        slower += f", {flight_s:.3f} s to several rounds in flight"
+    kept = " with what was kept" if kept_s else ""
+    console.print(f"alone on {its}{kept}: {own['e2e_s'] - kept_s:.3f} s; {lost_s:.3f} s are {due}{slower}")
     if best is None:
         console.print(f"no chain of the placement{without} has room for it")
-    elif best["e2e_s"] >= own["e2e_s"]:
+    elif best["e2e_s"] >= own["e2e_s"] - kept_s:
         console.print(f"no chain{without} would have been faster on idle servers")
     else:
         chain = ", ".join(f"{h['server']} {h['first_block']}-{h['last_block'] - 1}" for h in best["hops"])

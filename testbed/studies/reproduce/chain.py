@@ -5,13 +5,14 @@ beside simulated ones, of the shipped study ``chain``. See docs/validation.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
 
 from testbed.errors import UserError
 from testbed.experiments.provenance import n_cpus
+from testbed.experiments.slo import Objectives
 from testbed.results.intervals import mean_of
 from testbed.simulator.engine import Simulation
 from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
@@ -72,7 +73,7 @@ def _times_s(study: Study, seeds: Sequence[int], jobs: int) -> dict[Run, float |
     return times_s
 
 
-def _response(simulation: Simulation, _: Mapping[str, float]) -> Measures:
+def _response(simulation: Simulation, _: Objectives) -> Measures:
     times_s = [row.times.e2e_s for row in simulation.rows if row.times.e2e_s is not None]
     return {
         METRIC: math.fsum(times_s) / len(times_s)

@@ -11,8 +11,9 @@ from typing import Any
 from nodes.batching import Batches
 from policies.workload import RequestPlan
 from testbed.errors import UserError
+from testbed.fast.delays import ChainDelays, HopDelays
 from testbed.fast.events import EventQueue
-from testbed.fast.steps import COLUMNS, ChainDelays, ChainSession, HopDelays, Part, Steps
+from testbed.fast.steps import COLUMNS, ChainSession, Part, Steps
 from testbed.results.requests import stats
 from testbed.studies.reproduce.helix_files import Cluster, LoggedQuery, read_cluster, read_log, read_times
 

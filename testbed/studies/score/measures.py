@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
+from testbed.experiments.slo import Objectives
 from testbed.results.slo import n_met
 from testbed.simulator.engine import Simulation
 from testbed.studies.score.marks import PERCENTILE, Figures, percentile
 from testbed.studies.sweep.runs import Measures, Record
 
 
-def figures_of(simulation: Simulation, objectives: Mapping[str, float]) -> Measures:
+def figures_of(simulation: Simulation, objectives: Objectives) -> Measures:
     """Return the figures of a run (``Figures``, by name)."""
     rows = simulation.rows
     done = [row for row in rows if row.is_completed]

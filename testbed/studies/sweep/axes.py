@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 from testbed.errors import UserError
 from testbed.experiments.sources import value_of
@@ -107,11 +107,16 @@ def checked_axis(
         raise UserError(f"{where}: there are no values; give at least one")
     seen: set[str] = set()
     for value in values:
-        as_json = json.dumps([value_of(text) for text in value], default=str)
+        as_json = json.dumps([_alike(value_of(text)) for text in value], default=str)
         if as_json in seen:
             raise UserError(f"{where}: {', '.join(value)} is given twice; leave one out")
         seen.add(as_json)
     return Axis(tuple(keys), tuple(values), is_drawn)
+
+
+def _alike(value: Any) -> Any:
+    """Returns the same for equal numbers, such as 1 and 1.0."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def value_range(text: str, where: str) -> list[str]:

@@ -9,14 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from testbed.errors import UserError
-from testbed.experiments import load_experiment
 from testbed.experiments.filesread import files_read
 from testbed.experiments.inputs import INPUTS, keep_inputs
 from testbed.experiments.provenance import PROVENANCE, provenance
@@ -28,9 +26,10 @@ from testbed.studies.sweep.contrast import cells_of
 from testbed.studies.sweep.disk import make_folder, save_text, writing
 from testbed.studies.sweep.documents import csv_text, header_and_rows, latex, many_text, markdown
 from testbed.studies.sweep.engines import engines_of, engines_text
+from testbed.studies.sweep.executors import LOCAL, executor_of
 from testbed.studies.sweep.figures import draw_figures
 from testbed.studies.sweep.kept import REQUESTS, STORED, Kept
-from testbed.studies.sweep.pool import Executor, Local, n_workers, sigterm_as_ctrl_c
+from testbed.studies.sweep.pool import Executor, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import FAILED, OK, REAL, Record, Run, Runner, case_of, lost_record
 from testbed.studies.sweep.store import Lines, read_records
@@ -41,8 +40,6 @@ from testbed.studies.sweep.webpage import page_text
 RUNS = "runs.jsonl"
 PAGE = STUDY_PAGE
 TABLES = ("table.md", "table.csv", "table.tex")
-LOCAL, RAY = "local", "ray"
-EXECUTORS = (LOCAL, RAY)
 MAX_RUNS = 1_000_000
 _MOST_REASONS = 10
 _MOST_TRIED = 20
@@ -71,7 +68,7 @@ def sweep_command(
     """
     began_at_s = time.monotonic()
     study = read_study(target, options)
-    workers = executor_of(study, executor, jobs)
+    workers = workers_of(study, executor, jobs)
     with sigterm_as_ctrl_c(), measured(study, out, workers) as results:
         computed_s = time.monotonic() - began_at_s
         files = write_study(out, study, results) if results.rows or not results.stopped else []
@@ -108,14 +105,11 @@ def sweep_command(
     return answer, "\n".join(text), 1 if statuses[FAILED] else 0
 
 
-def executor_of(study: Study, executor: str, jobs: int | None) -> Executor:
+def workers_of(study: Study, executor: str, jobs: int | None) -> Executor:
     """Returns what does the runs of ``study``: ``jobs`` workers (None: one per CPU) of the executor of that name.
 
     Raises ``UserError`` if it does not exist, or not for this study.
     """
-    if executor not in EXECUTORS:
-        raise UserError(f"--executor must be {' or '.join(EXECUTORS)}, not {executor}")
-    n_local = n_workers(jobs)
     if study.engine == REAL and jobs not in (None, 1):
         raise UserError(
             "runs in real time measure this machine, so only one runs at a time: leave out --jobs or "
@@ -125,7 +119,7 @@ def executor_of(study: Study, executor: str, jobs: int | None) -> Executor:
         raise UserError(
             f"runs in real time measure this machine: leave out --executor {executor} or --engine real"
         )
-    workers = _ray(jobs) if executor == RAY else Local(1 if study.engine == REAL else n_local)
+    workers = executor_of(executor, 1 if study.engine == REAL else jobs)
     n_most = study.n_points * max(len(study.policies), 1) * study.n_runs
     if n_most > MAX_RUNS:
         raise UserError(
@@ -180,17 +174,6 @@ def measured(study: Study, out: Path, workers: Executor, shown: Shown = with_pro
         yield Measured(rows, seeds, n_computed, own_s, kept, stopped)
 
 
-def _ray(jobs: int | None) -> Executor:
-    if find_spec("ray") is None:
-        raise UserError(
-            "--executor ray needs the package ray, which is not installed: pip install '.[ray]' in the "
-            "checkout"
-        )
-    from testbed.studies.sweep.on_ray import OnRay
-
-    return OnRay(jobs)
-
-
 def _checked_seeds(study: Study) -> range:
     """Returns the seeds of the runs, after checking that the scenario accepts each value of each axis.
 
@@ -199,7 +182,7 @@ def _checked_seeds(study: Study) -> range:
     """
     seed = study.seed
     if seed is None:
-        seed = load_experiment(study.target, study.fixed).seed
+        seed = study.experiment().seed
     seeds = range(seed, seed + study.n_runs)
     policies = study.policies or (None,)
     setup = study.setup()
@@ -351,9 +334,7 @@ def _about(study: Study, results: Measured) -> list[str]:
     if study.fixed:
         setting += f", with {', '.join(study.fixed)}"
     if study.objectives:
-        setting += (
-            f"; objectives {', '.join(f'{name} {limit:g} s' for name, limit in study.objectives.items())}"
-        )
+        setting += f"; objectives {', '.join(f'{name} {limit:g} s' for name, limit in study.objectives.common.items())}"
     means = (
         "Means over runs ± the half-width of their 95 % interval (Student's t). Differences are paired, "
         "seed by seed: "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
+from testbed.experiments.slo import Objectives
 from testbed.records.requests import RequestRow, flat, left_out, request_columns
 from testbed.results.requests import stats
 from testbed.results.slo import goodput_rps, n_met, served_span_s
@@ -60,11 +61,11 @@ LABELS = {
 }
 
 
-def measures_of(simulation: Simulation, objectives: Mapping[str, float]) -> dict[str, float | int | None]:
+def measures_of(simulation: Simulation, objectives: Objectives) -> dict[str, float | int | None]:
     """Returns ``MEASURES`` of a run that had a placement, and ``UNDER_OBJECTIVES`` if there are
     ``objectives``.
 
-    ``objectives``: metric -> limit in seconds. Statistics of a time cover the requests that have it (a failed
+    Statistics of a time cover the requests that have it (a failed
     request has only some); ``token_gap_s`` covers all gaps between tokens of all requests. Tokens per second
     count the tokens of completed requests, over the time from the first arrival to the last end; decode
     tokens are all but a request's first. A measure without any value is None.

@@ -295,6 +295,8 @@ def serve(descriptor: int, parent_pid: int, argv: Sequence[str]) -> None:
                     answer = True, work(task)
                 except Exception as error:  # raised again in the parent
                     answer = False, error
+                with suppress(OSError):  # what a policy prints must not be lost when the process is killed
+                    sys.stdout.flush()
                 parent.send(answer)
 
 

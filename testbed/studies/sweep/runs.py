@@ -23,6 +23,7 @@ from testbed.experiments import Change, Override, Target
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.provenance import source_digest
+from testbed.experiments.slo import Objectives
 from testbed.records.plan import REFERENCE
 from testbed.rundir import scratch
 from testbed.runs.session import RunOptions, RunSession
@@ -53,7 +54,7 @@ class Run(NamedTuple):
 class Setup:
     """The settings that all runs of a study share.
 
-    ``target``: the scenario. ``objectives``: metric -> limit in seconds (none: those of each scenario).
+    ``target``: the scenario. ``objectives``: those of ``--slo`` (none: those of each scenario).
     ``known``: the keys of runs whose results are stored already. ``keeps_requests``: records have the rows
     per request. ``objects``: policies that are objects, by kind and name, and ``digests`` of them by name.
     """
@@ -61,7 +62,7 @@ class Setup:
     target: Target
     engine: str = FAST
     n_runs: int = 1
-    objectives: Mapping[str, float] = field(default_factory=dict)
+    objectives: Objectives = field(default_factory=Objectives)
     known: frozenset[str] = frozenset()
     keeps_requests: bool = False
     objects: Mapping[tuple[str, str], object] = field(default_factory=dict)
@@ -115,7 +116,7 @@ class Runner:
     """
 
     def __init__(
-        self, setup: Setup, measure: Callable[[Simulation, Mapping[str, float]], Measures] = measures_of
+        self, setup: Setup, measure: Callable[[Simulation, Objectives], Measures] = measures_of
     ) -> None:
         self._setup = setup
         self._measure = measure
@@ -193,7 +194,7 @@ def key_of(experiment: Experiment, setup: Setup, engine: str | None = None) -> s
     """Returns a digest of all that determines a run's result: code, engine (``None``: that of ``setup``), objectives, resolved
     scenario, and the contents of policy files.
     """
-    about = [rules_digest(), engine or setup.engine, dict(setup.objectives), experiment.document]
+    about = [rules_digest(), engine or setup.engine, dict(setup.objectives.common), experiment.document]
     about += [
         setup.digests.get(name) or source_digest(name)
         for name in (experiment.policy.placement, experiment.policy.routing, experiment.policy.online or "")

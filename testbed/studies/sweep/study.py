@@ -17,9 +17,11 @@ from testbed.control.choice import check_policy
 from testbed.errors import ScenarioError, UserError
 from testbed.experiments import Target, load_experiment
 from testbed.experiments.changes import toml_text
+from testbed.experiments.experiment import Experiment
 from testbed.experiments.fields import Table
 from testbed.experiments.filesread import FilesRead, files_read
 from testbed.experiments.problems import explain, unknown
+from testbed.experiments.slo import Objectives
 from testbed.experiments.sources import read_toml, shipped_documents, value_of
 from testbed.results.costs import COSTS, costs_given
 from testbed.results.slo import parse_slo
@@ -181,7 +183,7 @@ class Study:
     n_runs: int
     seed: int | None
     engine: str
-    objectives: dict[str, float]
+    objectives: Objectives
     """Metric -> limit in seconds, for all runs; none: each scenario's own."""
     has_goodput: bool
     metrics: tuple[str, ...]
@@ -240,6 +242,14 @@ class Study:
         ]
         scenario = point.get(SCENARIO)
         return Run((*self.fixed, *changes), policy, seed, None if scenario is None else value_of(scenario))
+
+    def experiment(self) -> Experiment:
+        """Returns the scenario with ``fixed`` and each axis' first value, unless drawn: it may be invalid without them."""
+        listed = {
+            key: text for axis in self.axes if not axis.is_drawn for key, text in axis.points[0].items()
+        }
+        run = self.run(listed, None, 0)
+        return load_experiment(self.target if run.scenario is None else run.scenario, run.changes)
 
     def seeds(self, policy: str | None, seeds: Sequence[int]) -> list[int]:
         """Returns those of ``seeds`` with which ``policy`` takes part."""
@@ -342,7 +352,7 @@ def study_of(
         n_runs=table.runs if options.n_runs is None else options.n_runs,
         seed=table.seed if options.seed is None else options.seed,
         engine=options.engine or table.engine,
-        objectives=parse_slo(objectives_text) if objectives_text else {},
+        objectives=parse_slo(objectives_text) if objectives_text else Objectives(),
         has_goodput=False,
         metrics=DEFAULT_METRICS,
         pareto=DEFAULT_PARETO,
@@ -353,7 +363,7 @@ def study_of(
     )
     _check(study)
     stated = study.objectives or "workload.slo" in study.keys
-    experiment = load_experiment(study.target, study.fixed)
+    experiment = study.experiment()
     if "workload.rate" in study.keys and experiment.document.get("workload", {}).get("changes"):
         raise UserError(
             f"{study.target}: workload.changes sets rates of its own, which a sweep over workload.rate would leave as "

@@ -150,6 +150,23 @@ def test_a_server_that_makes_it_worse_is_not_added_and_that_is_said() -> None:
     assert "add nothing: no combination is better" in answer["text"]
 
 
+def test_each_combination_has_the_costs_of_its_tokens_where_servers_have_prices() -> None:
+    priced = (*ONE_SERVER, "servers.0.cost_per_hour=2")
+    answer = advise("a100@Cluster1=1", "1", *priced, losses=False)
+    now, best = (answer[key]["costs"]["cost_per_million_tokens"]["value"] for key in ("now", "best"))
+    alone, two = simulate(scenario_case("clustered", PolicyChoice(), [*priced], 0), "testbed"), 2
+    span_s = max(row.ended_at_s for row in alone.rows) - min(row.arrived_at_s for row in alone.rows)
+    assert now == pytest.approx(2 / 3600 * span_s / (4 * 128) * 1e6)
+    assert 0 < best < two * now, "the added server has the price of the one of its hardware"
+    assert "cost/1e6 tokens" in answer["text"]
+    with pytest.raises(
+        UserError, match="the servers have cost_per_hour, and no server is a mig-1g; add a server"
+    ):
+        advise("mig-1g@Cluster1=1", "1", *priced)
+    unpriced = advise("a100@Cluster1=1", "1", *ONE_SERVER, losses=False)
+    assert "costs" not in unpriced["now"] and "cost/1e6" not in unpriced["text"]
+
+
 def test_losses_are_sorted_by_what_they_cost_and_alike_servers_count_once() -> None:
     answer = advise("mig-1g@Cluster0=1", "1", "workload.n_requests=20")
     assert [(row["server"], row["n_alike"]) for row in answer["losses"]] == [("a100-1", 2), ("mig-1g-6", 7)]

@@ -60,6 +60,59 @@ async def tokens_of(
     return tokens, n_drafted, n_accepted
 
 
+async def tokens_with_rounds_ahead(
+    models: Models, name: str, drafter: str, draft: Path | None
+) -> tuple[list[int], int, int]:
+    """Returns the tokens of a walk in which a round is sent behind every other, and how many of those were right and wrong."""
+    source, decoding = models.source(name), Decoding(drafter, 3, 0.5, in_flight=2)
+    async with contextlib.AsyncExitStack() as stack:
+        folder = None if draft is None else str(draft)
+        hub = stack.enter_context(contextlib.closing(hub_of(source, decoding=decoding, draft_folder=folder)))
+        compute = stack.enter_context(contextlib.closing(await served(source, 0, 6)))
+        session = compute.new_session("c", 0, 6, len(PROMPT) + N)
+        sequence = hub.sequence(Request(0, 0.0, len(PROMPT), N, Generation(PROMPT)))
+
+        async def sent() -> tuple[bytes, int]:
+            states = await sequence.embed()
+            n_tokens = len(states) // hub.token_bytes
+            return (await compute.step(session, position, n_tokens, states, 0.0)).payload, n_tokens
+
+        position, n_right, n_wrong = 0, 0, 0
+        (answer, n_tokens), ahead = await sent(), None
+        tokens: list[int] = []
+        while True:
+            start, position = position, position + n_tokens
+            n_left = N - len(tokens) - n_tokens
+            if tokens and n_left > 0 and await sequence.draft_ahead(min(3, n_left - 1)) is not None:
+                ahead = await sent()
+            new = await sequence.take(answer)
+            tokens += new
+            if len(tokens) == N:
+                return tokens, n_right, n_wrong
+            if ahead is not None and len(new) == n_tokens and sequence.goes_on():
+                (answer, n_tokens), ahead, n_right = ahead, None, n_right + 1
+                continue
+            n_wrong += ahead is not None
+            sequence.forget(0)
+            position, ahead = (start + len(new) if start else len(PROMPT)), None
+            await sequence.draft(min(3, N - len(tokens) - 1))
+            answer, n_tokens = await sent()
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "model", "another model"])
+@pytest.mark.parametrize("name", [BLOOM, LLAMA])
+async def test_rounds_that_are_drafted_ahead_change_nothing(
+    models: Models, tmp_path: Path, name: str, drafter: str
+) -> None:
+    draft = None if drafter == "ngram" else models.folder(name)
+    if drafter == "another model":
+        drafter, draft = "model", tmp_path / "draft"
+        make_tiny(draft, CONFIGS[name], seed=5, n_shards=1)
+    tokens, n_right, n_wrong = await tokens_with_rounds_ahead(models, name, drafter, draft)
+    assert tokens == generated(models.whole(name, "float32"), PROMPT, N)
+    assert n_right if draft == models.folder(name) else n_wrong
+
+
 @pytest.mark.parametrize(
     "how", [{}, {"is_batched": True}, {"has_graphs": True}], ids=["alone", "batched", "graphs"]
 )

@@ -7,6 +7,7 @@ Checkpoints are as transformers saves them, small, with random weights, and with
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import math
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from nodes.blocks.spec import WeightSource
-from testbed.experiments.families import MIXTURES, sizes_of
+from testbed.experiments.families import sizes_of
 from tests.support.blocks import Walk, generated, hub_of, need_blocks, served, source_of
 
 need_blocks()
@@ -23,6 +24,7 @@ need_blocks()
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
 
+from nodes.blocks import quantised
 from nodes.blocks.family import MODEL_TYPES, cache_layout, family_of, kinds_of
 from nodes.blocks.loading import empty_block, planned_bytes
 from nodes.blocks.whole import WholeModel
@@ -195,7 +197,7 @@ def test_kinds_of_blocks_are_those_of_the_configuration() -> None:
     [
         (name, weights)
         for name, config in CONFIGS.items()
-        for weights in (("plain",) if config["model_type"] in MIXTURES else ("plain", "int8", "nf4"))
+        for weights in (("plain",) if config["model_type"] == "gpt_oss" else ("plain", "int8", "nf4"))
     ],
 )
 def test_a_scenario_counts_the_bytes_of_every_block_as_servers_do(name: str, weights: str) -> None:
@@ -207,13 +209,52 @@ def test_a_scenario_counts_the_bytes_of_every_block_as_servers_do(name: str, wei
     assert sizes_of(config).cache_values == 2 * math.prod(cache_layout(parsed))
 
 
-async def test_a_mixture_accounts_for_every_block_and_is_not_quantised_in_part() -> None:
+MIXED = ("mixtral", "qwen3_moe, first block dense")
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("model", MIXED, indirect=True)
+async def test_a_quantised_mixture_has_the_tokens_of_the_model_with_rounded_matrices(
+    kind: str, model: tuple[Path, Any]
+) -> None:
+    if kind == "nf4":
+        need_blocks("bitsandbytes", "quantised")
+    folder, whole = model
+    rounded = copy.deepcopy(whole)
+    layer = quantised.LAYERS[kind]
+    for name, module in rounded.model.layers.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.data = layer(module.weight.data).matrix(torch.float32)
+        elif name.endswith("experts"):
+            for tensor in (module.gate_up_proj, module.down_proj):
+                halves = 2 if tensor is module.gate_up_proj else 1
+                for number, matrix in enumerate(tensor.data):
+                    parts = [layer(part).matrix(torch.float32) for part in matrix.chunk(halves)]
+                    tensor.data[number] = torch.cat(parts)
+    expected = [generated(rounded, prompt, N_TOKENS) for prompt in PROMPTS]
+    assert expected != [generated(whole, prompt, N_TOKENS) for prompt in PROMPTS], "rounding shows"
+    spec: dict[str, Any] = {} if kind == "int8" else {"is_batched": True, "chunk_tokens": 4}
+    assert await texts(source_of(folder), PROMPTS, weights=kind, **spec) == expected
+
+
+async def test_what_of_a_mixture_cannot_be_quantised_is_refused() -> None:
+    source = WeightSource({**_COMMON, **CONFIGS["gpt_oss"]})
+    with pytest.raises(ComputeError, match="experts of a gpt_oss model are not quantised"):
+        await served(source, 0, 1, weights="int8")
+    source = WeightSource({**_COMMON, **CONFIGS["mixtral"]})
+    with pytest.raises(ComputeError, match="quantised experts, of a mixtral model, cannot be recorded"):
+        await served(source, 0, 1, weights="int8", has_graphs=True)
+
+
+@pytest.mark.parametrize("weights", ["plain", "int8", "nf4"])
+async def test_a_mixture_accounts_for_every_block(weights: str) -> None:
+    if weights == "nf4":
+        need_blocks("bitsandbytes", "quantised")
     source = WeightSource({**_COMMON, **CONFIGS["qwen3_moe, first block dense"]})
-    server = await served(source, 0, N_BLOCKS)
+    server = await served(source, 0, N_BLOCKS, weights=weights)
     held_bytes = server.memory()["blocks_bytes"]
     assert held_bytes == server._account.blocks_bytes > N_BLOCKS * server.block_bytes
     server.close()
+    assert sum(sizes_of(source.config).blocks_bytes(weights, 4)) == held_bytes
     with pytest.raises(ComputeError, match="3 would fit"):
-        await served(source, 0, N_BLOCKS, memory_bytes=held_bytes - 1)
-    with pytest.raises(ComputeError, match="experts of a qwen3_moe model are not quantised"):
-        await served(source, 0, 1, weights="int8")
+        await served(source, 0, N_BLOCKS, weights=weights, memory_bytes=held_bytes - 1)

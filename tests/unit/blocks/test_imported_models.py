@@ -77,6 +77,39 @@ def test_a_gguf_file_becomes_a_plain_checkpoint_with_its_tokenizer(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
 
 
+LLAMA_3_CONTEXT = 8192
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+@pytest.mark.parametrize("original", [LLAMA_3_CONTEXT, 64])
+def test_scaled_positions_of_llama_3_are_read_and_others_are_refused(
+    original: int, tiny: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "s"
+    shutil.copytree(tiny, source)
+    config = json.loads((source / "config.json").read_text())
+    rope = {**LLAMA_3, "original_max_position_embeddings": original}
+    config |= {"rope_parameters": rope, "max_position_embeddings": 131072}
+    (source / "config.json").write_text(json.dumps(config))
+    write_gguf(source, tmp_path / "t.gguf")
+    if original != LLAMA_3_CONTEXT:
+        assert "are not those of Llama 3" in refused(str(tmp_path / "t.gguf"), tmp_path / "m")
+        return
+    import_command(str(tmp_path / "t.gguf"), tmp_path / "m")
+    tokens = torch.arange(200).unsqueeze(0)
+    ours, theirs, unscaled = (
+        AutoModelForCausalLM.from_pretrained(folder)(tokens).logits
+        for folder in (tmp_path / "m", source, tiny)
+    )
+    assert torch.equal(ours, theirs) and not torch.allclose(ours, unscaled, atol=1e-3)
+
+
 def test_a_wheel_and_a_folder_with_a_gguf_file_are_sources(gguf: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "p-1-py3-none-any.whl", "w") as wheel:
         wheel.write(gguf, "p/model.gguf")

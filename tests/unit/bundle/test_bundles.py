@@ -148,6 +148,8 @@ def test_a_damaged_bundle_names_the_file(harm: str, bundle: Path) -> None:
 
 def test_what_is_no_bundle_or_no_result_is_refused_and_leaves_nothing(project: Path, tmp_path: Path) -> None:
     results, out = project / "work" / "out", tmp_path / "out"
+    with pytest.raises(UserError, match="there is no folder"):
+        app(["reproduce", str(tmp_path / "none")], standalone_mode=False)
     with pytest.raises(UserError, match="is not a bundle"):
         app(["reproduce", str(results)], standalone_mode=False)
     with pytest.raises(UserError, match="not a run directory"):

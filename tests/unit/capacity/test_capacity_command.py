@@ -89,6 +89,28 @@ def test_no_rate_and_every_rate_are_said() -> None:
     assert row["max_rate"] == 1.024 and "every rate up to 1.024 requests/s" in row["reason"]
 
 
+TWO_CLIENTS = "clients=[{site='Cluster0',name='EU'},{site='Cluster2',name='APAC',n_input_tokens=400}]"
+
+
+def test_the_clients_that_miss_an_objective_are_named_and_costs_are_there_where_prices_are() -> None:
+    few = {"n_runs": 1, "most_requests": 20, "width": 0.5}
+    short = (TWO_CLIENTS, "workload.n_output_tokens=2", "workload.n_requests=20")
+    prices = ("servers.0.cost_per_hour=4", "servers.1.cost_per_hour=1")
+    answer = capacity("ttft_p95=9s", *short, *prices, **few)
+    (row,) = answer["policies"]
+    at_edge = row["at_broken"]["ttft_p95"]
+    assert row["limited_at"] == at_edge["missed_at"] == ["APAC"]
+    assert at_edge["clients"]["EU"]["value_s"] < 9 < at_edge["clients"]["APAC"]["value_s"]
+    assert "ttft_p95 is missed at APAC (" in answer["text"] and "of 2 clients" in answer["text"]
+    assert row["costs"]["cost_per_million_tokens"]["value"] > 0
+    assert "per million output tokens, at" in " ".join(answer["text"].split())
+    (row,) = capacity("tpot_mean=1ms", *short, **few)["policies"]
+    assert set(row["limited_at"]) == {"EU", "APAC"} and "costs" not in row
+    assert row["reason"].endswith(f"tpot_mean is missed at {', '.join(row['limited_at'])}")
+    (row,) = capacity("tpot_mean=1ms", *short[1:], **few)["policies"]
+    assert row["limited_at"] == [] and "clients" not in row["at_broken"]["tpot_mean"], "a single client"
+
+
 def test_a_recording_is_stretched_with_as_many_requests_as_it_has(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = [

@@ -184,7 +184,7 @@ BAD = {
     "at='1 s', for='0 s', site='B', down=true": ".for: must be more than 0, not",
     "at=1, site='B', down=true": ".at: must be text with a unit such as",
     "site='B', down=true": ".at: is missing",
-    "at='1 s', site='B', loss='120 %'": '.loss: must be from 0 to 1 (0 % to 100 %), not "120 %"',
+    "at='1 s', site='B', loss='120 %'": '.loss: must be from 0 to 1, or from 0 % to 100 %, not "120 %"',
     "at='1 s', site='B', loss='much'": '.loss: must be text such as "0.1 %" or a number from 0 to 1',
     "at='1 s', site='B', los=1": '.los: unknown key (did you mean "loss"?)',
     "at='1 s', link=['A'], down=true": ".link: needs at least 2 ent",

@@ -158,7 +158,7 @@ def test_a_resolved_scenario_has_the_steps_and_needs_no_file(
         ("", CSV, '"t": is empty; it needs a row with the names of its columns (time, rate, rtt, loss)'),
         ("time,rate\n", CSV, '"t": has no rows; it needs one per instant at which the link changes'),
         ("time,speed\n", CSV, '"t": has an unknown column "speed"; valid: time, rate, rtt, loss'),
-        ("time,rate,rate\n", CSV, '"t": has a second column "rate" (did you mean "rate"?); valid: time'),
+        ("time,rate,rate\n", CSV, '"t": has a second column "rate"; leave one out'),
         ("rate\n", CSV, '"t": must have the column time, and at least one of rate, rtt and loss'),
         ("time,rate\n0 s\n", CSV, '"t": line 2: has 1 cells, but there are 2 columns'),
         ("time,rate\n0 s,\n", CSV, '"t": line 2, column rate: must be a rate with a unit such as "100 Mbit/s", not ""'),

@@ -12,7 +12,7 @@ import pytest
 
 from nodes.hub import StubHub
 from nodes.prefixes import page_ids, split_ids
-from nodes.request import Generation, Request
+from nodes.request import Generation, Request, known_answer, made_up_prompt
 from policies.workload import RequestPlan, Turn
 from testbed.errors import ScenarioError
 from testbed.experiments import dump_toml, load_experiment
@@ -114,6 +114,7 @@ def test_without_kept_caches_the_ids_are_left_out(traced: Path) -> None:
     ("line", "options", "said"),
     [
         ({"input_length": 1100, "hash_ids": [7, 8]}, (), ""),
+        ({"input_length": 300, "hash_ids": []}, (), ""),
         (
             {"input_length": 1100, "hash_ids": [7]},
             (),
@@ -133,4 +134,42 @@ def test_ids_that_contradict_lengths_or_are_not_there_are_refused_in_a_sentence(
         return
     with pytest.raises(ScenarioError) as refused:
         loaded(traced, *options)
+    assert said in str(refused.value)
+
+
+ANSWERED = (
+    'workload={arrivals="listed", requests=[[0, 20, 14], [5, 40, 3]], prompts=[[-1, -1, 4], [-1, -1, 4, 6]], '
+    "prompt_block=16, answers=[[6], []]}"
+)
+
+
+def test_an_answers_blocks_are_known_when_it_has_ended(traced: Path) -> None:
+    """They begin with the rest of the prompt; what the twin of an endpoint's run reuses by them."""
+    loaded_again = load_experiment(str(traced), ("cache.prefix=shared", ANSWERED))
+    first, second = loaded_again.workload.requests
+    assert (first.block_ids, first.answer_ids, second.answer_ids) == ((4,), (6,), ())
+    assert made_up_prompt(first, ()) == made_up_prompt(second, ())[:20]
+    assert made_up_prompt(first, ()) + known_answer(first) == made_up_prompt(second, ())[:32]
+    path = traced.parent / "again.toml"
+    path.write_text(dump_toml(loaded_again))
+    assert load_experiment(str(path)).workload.requests == loaded_again.workload.requests
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("[[6], []]", "[[6]]", "answers: has 1 rows, and there are 2 requests; give one for each"),
+        ("[[6], []]", "[[6, 7], []]", "answers.0: must be at most 1 ids of blocks, whole numbers, not [6, 7]"),
+        ("[[6], []]", '["x", []]', 'answers.0: must be at most 1 ids of blocks, whole numbers, not "x"'),
+        ("[-1, -1, 4],", "[-1, -1, 4, 5],", "answers.0: comes after a prompt that does not end with its last whole block"),
+        ('prompts=[[-1, -1, 4], [-1, -1, 4, 6]], prompt_block=16, ', "", "is of workload.prompts"),
+    ],
+)  # fmt: skip
+def test_answers_that_cannot_be_are_refused_in_a_sentence(
+    traced: Path, before: str, after: str, said: str
+) -> None:
+    wrong = ANSWERED.replace(before, after)
+    assert wrong != ANSWERED
+    with pytest.raises(ScenarioError) as refused:
+        load_experiment(str(traced), ("cache.prefix=shared", wrong))
     assert said in str(refused.value)

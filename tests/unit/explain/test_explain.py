@@ -43,9 +43,23 @@ def check_sums(answer: dict[str, Any]) -> None:
         assert parts[name] == pytest.approx(sum(hop[name] for hop in answer["hops"]), abs=1e-9)
     assert not (answer["lost_to_others_s"] and answer["lost_to_machine_s"])
     beyond_s = answer["lost_to_others_s"] + answer["lost_to_machine_s"] + parts["compute_slower_s"]
-    assert beyond_s == pytest.approx(answer["e2e_s"] - answer["own_chain_alone"]["e2e_s"])
+    alone_s = answer["own_chain_alone"]["e2e_s"] - answer.get("saved_by_caches_s", 0.0)
+    assert beyond_s == pytest.approx(answer["e2e_s"] - alone_s)
     if not answer["down_meanwhile"]:
         assert answer["best_chain_alone"]["e2e_s"] <= answer["own_chain_alone"]["e2e_s"] + 1e-9
+
+
+@pytest.mark.parametrize("prefix", ["session", "shared"])
+def test_what_kept_caches_save_is_no_gain_from_others(prefix: str) -> None:
+    talk = ("workload.n_requests=3", "workload.turns=3", "workload.think_time=5 s")
+    answer = explain(2, *talk, "workload.n_further_tokens=80", f"cache.prefix={prefix}")
+    check_sums(answer)
+    assert answer["n_cached_tokens"] > 100 and answer["saved_by_caches_s"] > 1
+    assert answer["lost_to_others_s"] == 0 and answer["lost_to_machine_s"] == pytest.approx(0, abs=2e-3)
+    assert (
+        f"tokens of its prompt were kept there: that saved {answer['saved_by_caches_s']:.3f} s"
+        in explain_text(answer)
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 
 import pytest
 
 from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
+from nodes.digest import apply_to_rows, read_rows, write_rows
 from policies.steps import StepTimes
 
 TOKEN_BYTES = 8
@@ -182,3 +184,19 @@ async def test_steps_that_wait_for_each_other_do_not_slow_each_other_too() -> No
     steps.start("b", 1, 1, 4)
     await steps.clock.advance(100)
     assert steps.done_at_s == {"a": 1.0, "b": 2.0}
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_session_that_goes_back_again_and_again_has_the_caches_of_what_it_keeps(seed: int) -> None:
+    rng, compute = (
+        random.Random(seed),
+        StubCompute(StubProfile(TOKEN_BYTES, StepTimes(0.0, 0.0, 0.0)), ManualClock()),
+    )
+    session, kept = compute.new_session("c", 0, 3, 1000), list[int]()
+    for _ in range(60):
+        position = rng.randint(max(len(kept) - 6, 0), len(kept))
+        values = [rng.randrange(2**32) for _ in range(rng.choice((1, 1, 2, 5)))]
+        kept = [*kept[:position], *values]
+        answer = await compute.step(session, position, len(values), write_rows(values, TOKEN_BYTES), 0.0)
+        expected = apply_to_rows(kept, 0, [0, 0, 0])[position:]
+        assert read_rows(answer.payload, TOKEN_BYTES) == expected

@@ -6,6 +6,8 @@ import pytest
 
 from policies import BlockRange, Hop, Placement
 from policies.affinity import PrefixAware, Sticky
+from policies.foresight_routing import ForesightRouting
+from policies.interfaces import RoutingPolicy
 from policies.prefixes import Asking, PrefixMap, service_after_s
 from policies.problem import Problem, RequestSpec, service_s
 from policies.state import SystemState
@@ -46,12 +48,13 @@ def test_sticky_returns_to_the_chain_of_the_last_turn_while_it_has_room() -> Non
         )
 
 
+@pytest.mark.parametrize("routing", [PrefixAware(), ForesightRouting()], ids=["prefix-aware", "foresight"])
 @pytest.mark.parametrize(("n_held", "hops"), [(0, NEAR), (10, NEAR), (190, FAR)])
-def test_prefix_aware_goes_where_kept_caches_save_more_than_the_way_costs(
-    n_held: int, hops: tuple[Hop, ...]
+def test_requests_go_where_kept_caches_save_more_than_the_way_costs(
+    n_held: int, hops: tuple[Hop, ...], routing: RoutingPolicy
 ) -> None:
     problem, placement = problem_of()
-    found = PrefixAware().bind(problem, placement).route(REQUEST, state_of(Asking((), ((FAR, n_held),))), 0.0)
+    found = routing.bind(problem, placement).route(REQUEST, state_of(Asking((), ((FAR, n_held),))), 0.0)
     assert found is not None and found.hops == hops
     assert found.cost_s == pytest.approx(
         service_after_s(problem, REQUEST, hops, n_held if hops == FAR else 0)

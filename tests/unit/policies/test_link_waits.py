@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from statistics import fmean
 from typing import Any
 
@@ -13,7 +14,7 @@ from policies.flow import HUB, Rates
 from policies.foresight_routing import ForesightRouting
 from policies.interfaces import RoutingPolicy
 from policies.joining import among
-from policies.link_rates import LinkRates, Queue
+from policies.link_rates import LinkRates, Passage, Queue
 from policies.link_waits import LinkWaits
 from policies.registry import ROUTINGS
 from policies.search import STATED, Trials
@@ -279,3 +280,31 @@ def test_mode_reference_expects_no_waits() -> None:
     chains = {mode: {row.chain for row in simulate(case, mode).rows} for mode in (REFERENCE, TESTBED)}
     assert len(chains[REFERENCE]) == 1
     assert len(chains[TESTBED]) == 2
+
+
+def test_the_use_of_a_link_is_that_of_all_passages_one_by_one() -> None:
+    """Also after sessions have ended in another order than they began, and where prompts overtake each other."""
+    chance, queue = Random(1), Queue("up", 0, 0, 1e6)
+    state, there = SystemState([1e9]), {}
+    n_waited = 0
+    for key in range(300):
+        arrives_at_s = key + chance.uniform(0, 5)
+        begins_at_s = arrives_at_s + chance.choice([0.0, 2.0])
+        ends_at_s = begins_at_s + chance.uniform(0.1, 9)
+        until_s = ends_at_s + chance.choice([0.0, 20.0])
+        passage = Passage(queue, arrives_at_s, begins_at_s, ends_at_s, chance.uniform(0.1, 3), until_s)
+        state.open(key, (), 1.0, until_s, (passage,))
+        there[key] = passage
+        if len(there) > 12:
+            ended = chance.choice(list(there))
+            state.close(ended)
+            del there[ended]
+        at_s = key + chance.choice([0.0, 1.0, 6.0])
+        counted = [p for p in there.values() if p.arrives_at_s <= at_s and not key < p.until_s <= at_s]
+        waited_s = 0.0
+        for p in counted:  # one after the other: sum() rounds otherwise since Python 3.12
+            if p.ends_at_s > at_s:
+                waited_s += p.busy_s * min((p.ends_at_s - at_s) / (p.ends_at_s - p.begins_at_s), 1.0)
+        assert state.use(queue, key, at_s) == (len(counted), waited_s)
+        n_waited += waited_s > 0
+    assert n_waited > 100

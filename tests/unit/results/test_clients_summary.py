@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from testbed.experiments import load_experiment
+from testbed.experiments.slo import Objectives
 from testbed.records.base import data_of
 from testbed.records.summary import summary_from
 from testbed.results.clients import clients_text
@@ -24,7 +25,7 @@ TWO = (
 
 def summary_of(*options: str, objectives: dict[str, float] | None = None) -> Any:
     simulation = simulate(Case(load_experiment("clustered", [*TWO, *options])), "testbed")
-    return simulation.rows, summarize_simulation(simulation, objectives or {})
+    return simulation.rows, summarize_simulation(simulation, Objectives(objectives or {}))
 
 
 def test_each_client_has_the_figures_of_its_own_requests() -> None:

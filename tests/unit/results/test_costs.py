@@ -10,6 +10,7 @@ from testbed.errors import ScenarioError
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.hours import Hours
+from testbed.experiments.slo import Objectives
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import simulate
 from testbed.simulator.hops import hop_table
@@ -35,10 +36,10 @@ def test_cost_is_of_all_servers_from_the_first_arrival_to_the_last_end_per_token
     rows = simulation.rows
     span_s = max(row.ended_at_s or 0.0 for row in rows) - min(row.arrival_at_s for row in rows)
     expected = 4.5 * span_s / 3600 / (6 * 20) * 1e6
-    summary = summarize_simulation(simulation, {})
+    summary = summarize_simulation(simulation, Objectives())
     assert summary.get("cost_per_million_tokens") == pytest.approx(expected)
     assert "energy_j_per_token" not in summary and "carbon_g_per_million_tokens" not in summary
-    assert measures_of(simulation, {})["cost_per_million_tokens"] == pytest.approx(expected)
+    assert measures_of(simulation, Objectives())["cost_per_million_tokens"] == pytest.approx(expected)
 
 
 def test_energy_is_idle_power_all_the_time_and_the_rest_while_a_server_has_a_step(tmp_path: Path) -> None:
@@ -59,20 +60,22 @@ def test_energy_is_idle_power_all_the_time_and_the_rest_while_a_server_has_a_ste
             busy_s += max(0.0, hop[1] - max(hop[0], until_s))
             until_s = max(until_s, hop[1])
     expected_j = (2 * 60 * span_s + 340 * busy_s) / (6 * 20)
-    summary = summarize_simulation(simulation, {})
+    summary = summarize_simulation(simulation, Objectives())
     assert busy_s > 1
     assert summary.get("energy_j_per_token") == pytest.approx(expected_j)
     assert summary.get("carbon_g_per_million_tokens") == pytest.approx(expected_j * 1e6 / 3.6e6 * 500)
     virtual = simulate(case, "testbed", is_virtual=True, folder=tmp_path / "virtual")
-    of_system = summarize_simulation(virtual, {})
+    of_system = summarize_simulation(virtual, Objectives())
     for name in ("energy_j_per_token", "carbon_g_per_million_tokens"):
         assert of_system.get(name) == pytest.approx(summary.get(name), rel=0.01)
 
 
 def test_without_prices_and_powers_there_is_nothing() -> None:
     simulation = simulate(Case(load_experiment("clustered", ASKED)), "testbed")
-    assert not [name for name in summarize_simulation(simulation, {}) if "cost_" in name or "energy" in name]
-    assert "energy_j_per_token" not in measures_of(simulation, {})
+    assert not [
+        name for name in summarize_simulation(simulation, Objectives()) if "cost_" in name or "energy" in name
+    ]
+    assert "energy_j_per_token" not in measures_of(simulation, Objectives())
 
 
 def test_the_busy_power_of_a_gpu_by_name_is_its_data_sheets() -> None:

@@ -77,7 +77,7 @@ def test_a_metric_follows_from_four_times_and_is_left_out_where_a_request_did_no
 
 def test_a_row_survives_its_table(tmp_path: Path) -> None:
     rows = [
-        row(conversation=0, turn=1, n_cached_tokens=16, n_rounds=3, n_drafted=9, n_accepted=2),
+        row(conversation=0, turn=1, n_cached_tokens=16, n_rounds=3, n_drafted=9, n_accepted=2, n_given_up=1),
         row(request=4, status="failed", reason="no room", times=Times(), token_ids=[], chain=""),
     ]
     table = request_table(rows)

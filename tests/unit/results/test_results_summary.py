@@ -6,6 +6,7 @@ import pytest
 from nodes.records import Completed, Failed, Interrupted
 from testbed.errors import UserError
 from testbed.experiments.experiment import Calibration
+from testbed.experiments.slo import Objectives
 from testbed.records.base import data_of
 from testbed.records.summary import ErrorFigures, RunSummary, Stats, read_summary
 from testbed.results import finish_run
@@ -18,7 +19,7 @@ CHAIN = [(0, 0, 2), (1, 2, 4)]
 
 
 def finish(run: SyntheticRun, objectives: dict[str, float] | None = None) -> RunSummary:
-    summary = finish_run(run.path, run.experiment, objectives)
+    summary = finish_run(run.path, run.experiment, None if objectives is None else Objectives(objectives))
     assert json.loads((run.path / "summary.json").read_text()) == data_of(summary)
     assert read_summary(run.path) == summary
     return summary
@@ -267,7 +268,7 @@ def test_percentiles_are_over_all_values_and_the_deviation_is_the_samples_own(ma
 
 
 def test_objectives_are_read_as_people_write_them() -> None:
-    assert parse_slo("ttft=5s, tpot=250 ms") == {"ttft": 5.0, "tpot": 0.25}
+    assert parse_slo("ttft=5s, tpot=250 ms") == Objectives({"ttft": 5.0, "tpot": 0.25})
 
 
 @pytest.mark.parametrize("text", ["speed=5s", "ttft=fast", "ttft", ""])
@@ -282,4 +283,4 @@ def test_an_objective_that_no_request_can_meet_is_refused(metric: str) -> None:
         parse_slo(f"{metric}=0 s")
     with pytest.raises(UserError, match=f"--slo: {metric}_p95 must be more than 0"):
         parse_slo_statistics(f"{metric}_p95=0 s")
-    assert parse_slo("queue=0 s") == {"queue": 0.0}, "no request waits at all"
+    assert parse_slo("queue=0 s") == Objectives({"queue": 0.0}), "no request waits at all"

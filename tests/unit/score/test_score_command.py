@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import testbed as tb
-from benchmarks.suite import run as make_reference
 from policies.cgbp import CgBp
 from policies.problem import Placement, Problem
 from testbed.errors import UserError
@@ -24,108 +23,13 @@ from testbed.studies.score.measures import figures_of
 from testbed.studies.score.suite import read_suite
 from testbed.studies.sweep.pool import Local
 from testbed.studies.sweep.runs import Runner
-
-SUITE = """
-name = "small"
-description = "two settings of a few requests"
-seeds = [0, 1]
-quick_seeds = [0]
-references = ["proposed", "petals", "whole-model"]
-set = ['workload.n_requests=8', 'workload.n_output_tokens={{p50=6,p95=12,max=16}}', 'workload.lengths="hidden"']
-
-[limits]
-placement_s = 0.5
-run_s = 20
-
-[[setting]]
-name = "few"
-about = "hardly any load"
-scenario = "clustered"
-objective = "ttft=10s,tpot=0.9s"
-quick = true
-
-[[setting]]
-name = "many"
-about = "all at once"
-scenario = "{scenario}"
-objective = "ttft=10s,tpot=0.9s"
-set = ["workload.rate=5"]
-"""
-POLICIES = '''
-import time
-
-from policies.cgbp import CgBp
-from policies.wsrr import WsRr
-
-
-class Good(CgBp, WsRr):
-    """Both halves."""
-
-    name = "good"
-
-    def place(self, problem, design_concurrency=None):
-        print("for whoever reads this")
-        return super().place(problem, design_concurrency)
-
-
-class Crashes(Good):
-    def place(self, problem, design_concurrency=None):
-        if problem.request_rate > 1:
-            raise ValueError("no idea")
-        return super().place(problem, design_concurrency)
-
-
-class Loops(Good):
-    def place(self, problem, design_concurrency=None):
-        while True:
-            try:
-                sum(range(10_000))
-            except Exception:
-                pass
-
-
-class Draws(Good):
-    """Refuses a request where a clock says so."""
-
-    def bind(self, problem, placement):
-        router, ask = super().bind(problem, placement), time.perf_counter_ns
-        found = router.route
-
-        def route(request, state, now_s):
-            return None if ask() // 1000 % 4 else found(request, state, now_s)
-
-        router.route = route
-        return router
-
-
-class Peeks(Good):
-    """Looks how long the first answer will be, where its callers have that."""
-
-    def place(self, problem, design_concurrency=None):
-        import sys
-
-        frame = sys._getframe()
-        while "experiment" not in frame.f_locals:
-            frame = frame.f_back
-        first = frame.f_locals["experiment"].workload.requests[0]
-        return super().place(problem, 1 + first.n_output_tokens)
-
-
-class Exits(Good):
-    def place(self, problem, design_concurrency=None):
-        import os
-
-        os._exit(3)
-'''
+from tests.support.small_suite import POLICIES, write_suite
 
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("suite")
-    scenario = (Path(__file__).parents[3] / "scenarios" / "clustered.toml").read_text(encoding="utf-8")
-    (folder / "own.toml").write_text(scenario)
-    (folder / "suite.toml").write_text(SUITE.format(scenario="own.toml"))
-    assert make_reference([str(folder), "--out", str(folder / "runs"), "--jobs", "2"]) == 0
+    write_suite(folder)
     return folder
 
 
@@ -188,6 +92,15 @@ def test_a_policy_that_never_returns_is_ended_by_its_limit(suite: Path) -> None:
     answer, _ = score(suite, "scored:Loops", is_quick=True)
     assert not answer["valid"] and answer["combined_score"] == 0
     assert "interrupted while it decided" in answer["why"]
+
+
+def test_what_took_too_long_beside_other_runs_is_timed_once_more_alone(suite: Path) -> None:
+    answer, _ = score(suite, "scored:Hurries", is_quick=True, has_checks=False)
+    assert answer["valid"] and answer["settings"][0]["place_cpu_s"] < 0.5
+    again, text = score(suite, "scored:Hurries", is_quick=True, has_checks=False)
+    assert again["settings"] == answer["settings"] and "0 computed" in text, "it is kept"
+    answer, _ = score(suite, "scored:Dawdles", is_quick=True, has_checks=False)
+    assert not answer["valid"] and "0.5 s are allowed" in answer["why"]
 
 
 def test_a_policy_that_knows_what_nobody_can_know_is_found(suite: Path) -> None:
@@ -271,7 +184,7 @@ def test_a_bundled_leaderboard_is_checked_by_one_command(
     suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Here runs need no processes of their own, which take longer than all else.
-    monkeypatch.setattr(command, "Local", lambda jobs, is_apart: Local(1))
+    monkeypatch.setattr(command, "executor_of", lambda name, jobs, is_apart: Local(1))
     monkeypatch.setattr(command, "LimitedRunner", lambda setup, limits: Runner(setup, figures_of))
     options = Options(str(suite.absolute()), is_quick=True, jobs=1, out=Path("bundled"), has_checks=False)
     leaderboard_command(["scored:Good"], options)

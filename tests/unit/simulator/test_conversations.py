@@ -68,7 +68,7 @@ def served(folder: Path, *overrides: str) -> list[RequestRow]:
     case = Case(load_experiment(str(path), overrides))
     simulation = simulate(case, "testbed", is_virtual=True)
     fast = simulate(case, "testbed")
-    assert (fast.engine == "virtual") == any(option.startswith("fault=") for option in overrides)
+    assert (fast.engine == "virtual") == any("after={" in option for option in overrides)
     check_same(fast.rows, simulation.rows, 1e-4)
     return list(simulation.rows)
 
@@ -81,6 +81,7 @@ def check_same(rows: Sequence[RequestRow], others: Sequence[RequestRow], abs_s: 
             "chain",
             "n_cached_tokens",
             "n_rejections",
+            "n_recoveries",
             "n_preemptions",
             "preempted_tokens",
         ):
@@ -252,9 +253,25 @@ ONE_TIGHT = (
 )
 
 
+@pytest.mark.parametrize(
+    "decoding", ["", "decoding={drafter='model', tokens=3, acceptance=0.5, draft_token='1 ms'}"]
+)
+def test_a_prompt_that_repeats_a_known_answer_reuses_it(tmp_path: Path, decoding: str) -> None:
+    """As in the twin of an endpoint's run, in both engines."""
+    repeated = (
+        'workload={arrivals="listed", requests=[[0, 20, 14], [5, 40, 3], [9, 40, 3]], prompt_block=16, '
+        "prompts=[[-1, -1, 4], [-1, -1, 4, 6], [-1, -1, 4, 7]], answers=[[6], [], []]}"
+    )
+    rows = served(tmp_path, repeated, "cache.prefix=shared", *filter(None, [decoding]))
+    assert [row.n_cached_tokens for row in rows] == [0, 32, 16]
+
+
 def test_a_hop_that_has_lost_its_pages_is_filled_by_the_hub_which_has_kept_its_inputs(tmp_path: Path) -> None:
     """One server has room for 60 tokens; without the hub's history the whole chain computes what that one has lost."""
-    for options, cached in ((), [0, 8, 0, 0]), (("cache.hub_history=1 MB",), [0, 40, 0, 40]):
+    for options, cached in (
+        (("cache.hub_history=0 B",), [0, 8, 0, 0]),
+        (("cache.hub_history=1 MB",), [0, 40, 0, 40]),
+    ):
         rows = served(tmp_path, *SHARED, *ONE_TIGHT, *options)
         assert {row.status for row in rows} == {"completed"}
         assert [row.n_cached_tokens for row in rows] == cached

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+import testbed as tb
 from testbed import terminal
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.slo import Objectives
 from testbed.simulator.cases import Case
 from testbed.simulator.command import Options, simulate_command
 from testbed.simulator.engine import simulate
+from testbed.simulator.summary import summarize_simulation
 from tests.support.effort import EFFORT
 
 Written = Callable[..., Path]
@@ -58,8 +62,9 @@ def test_the_shipped_churn_loses_no_request_and_recovers_near_the_floor() -> Non
     assert {(fault.kind, fault.for_s) for fault in experiment.faults.planned} == {("kill", 20.0)}
     simulation = simulate(Case(experiment), "testbed")
     assert [r.status for r in simulation.rows] == ["completed"] * n_requests
-    summary = simulation.served.summary
-    assert summary is not None and summary["n_replays"] >= 0.3 * n_requests
+    assert simulation.engine == "fast"
+    summary = summarize_simulation(simulation, Objectives())
+    assert summary["n_replays"] >= 0.3 * n_requests
     # Replays share links with others, and the first of them finds a new connection.
     assert summary["recovery_s"]["mean"] < 1.3 * summary["recovery_floor_s"]["mean"]
 
@@ -168,6 +173,14 @@ WHY = {
         "fault stop can disturb a session midway",
     ),
     ("fault=[{kind='leave', server='a100-1', at='500 s'}]",): ("fast", ALONE),
+    ("fault=[{kind='leave', server='a100-1', at='500 s'}]", "cache.mode='paged'"): (
+        "virtual",
+        "fault leave, where caches grow, can disturb a session midway",
+    ),
+    (KILL, "cache.mode='paged'", "policy.communication='server-to-server'"): (
+        "virtual",
+        "fault, where caches grow and servers forward, can disturb a session midway",
+    ),
     ("membership.kind='announced'",): ("virtual", "membership can disturb a session midway"),
     ("network.event=[{at='1 s', link=['client-0', 'a100-0'], rtt='1 s'}]",): (
         "fast",
@@ -231,3 +244,18 @@ def test_a_users_online_policy_in_the_current_folder_is_found(
     monkeypatch.setattr("sys.path", list(sys.path))
     options = ["policy.online='online_of_my_own:Own'", "workload.n_requests=2"]
     assert simulate(Case(load_experiment("clustered", options)), "testbed").engine == "fast"
+
+
+def test_why_a_session_could_not_go_on_names_the_server() -> None:
+    changes = {
+        "recovery.mode": "head",
+        "churn.mtbf": "2 s",
+        "workload.n_requests": 8,
+        "policy.communication": "server-to-server",
+    }
+    found = tb.simulate(tb.scenario("churn", changes))
+    assert found.engine == "fast"
+    reasons = [reason for reason in found.requests["reason"].to_pylist() if reason]
+    assert reasons
+    for reason in reasons:
+        assert re.search(r"\((a100|mig-1g)-\d: a new session cannot start at position \d+\)$", reason)

@@ -12,6 +12,7 @@ import pytest
 from testbed.errors import ScenarioError, UserError
 from testbed.experiments import changed, load_experiment
 from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.slo import Objectives
 from testbed.page.header import header
 from testbed.simulator.cases import Case
 from testbed.simulator.command import Options, simulate_command
@@ -68,6 +69,17 @@ def test_the_engines_have_the_same_rounds_and_tables(
         assert drafts["n_accepted"] == 5 * 39 - drafts["n_rounds"]
 
 
+def test_a_request_that_ends_before_its_first_round_has_made_none() -> None:
+    """Some of these requests have their only token, for the others there is no room."""
+    few = "workload.n_requests=10", "workload.rate=1000", "backoff.give_up=50 ms"
+    long = "workload.n_input_tokens=4000", "workload.n_output_tokens=1"
+    case = Case(load_experiment("clustered", [*DRAFTS, *few, *long]))
+    for is_virtual in (False, True):
+        rows = simulate(case, "testbed", is_virtual=is_virtual).rows
+        assert {row.status for row in rows} == {"completed", "failed"}
+        assert {(row.n_rounds, row.n_drafted, row.n_accepted) for row in rows} == {(0, 0, 0)}
+
+
 @pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
 @pytest.mark.parametrize("replay", ["at_once", "step_by_step"])
 def test_preempted_sessions_replay_their_rounds_and_go_back(
@@ -120,7 +132,7 @@ def test_a_token_takes_its_share_of_a_round(acceptance: float, tokens: int) -> N
     of = f"decoding.acceptance={acceptance}", f"decoding.tokens={tokens}"
     experiment = load_experiment("clustered", [*more, *DRAFTS, *of])
     simulation = simulate(Case(experiment), "testbed")
-    drafts, times = summarize_simulation(simulation, {}).speculation, simulation.rows[0].times
+    drafts, times = summarize_simulation(simulation, Objectives()).speculation, simulation.rows[0].times
     plain = simulate(Case(load_experiment("clustered", more)), "testbed").rows[0]
     assert plain.chain == simulation.rows[0].chain
     slopes_s = sum(
@@ -139,15 +151,20 @@ def test_without_drafts_all_is_as_if_there_were_no_such_table() -> None:
     none = load_experiment("clustered", [*few, "decoding.drafter=none", "decoding.tokens=3"])
     assert none == plain and none.document == plain.document
     simulation = simulate(Case(none), "testbed")
-    assert "speculation" not in summarize_simulation(simulation, {})
+    assert "speculation" not in summarize_simulation(simulation, Objectives())
     assert "drafts" not in header(none, simulation.plan)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "words"), [("3", "ngram, 3 per round"), ("auto", "ngram, auto per round")]
+    ("keys", "words"),
+    [
+        (("tokens=3",), "ngram, 3 per round"),
+        (("tokens=auto",), "ngram, auto per round"),
+        (("tokens=3", "in_flight=2"), "ngram, 3 per round, 2 rounds in flight"),
+    ],
 )
-def test_pages_and_simulations_say_how_clients_draft(tokens: str, words: str) -> None:
-    few = "workload.n_requests=2", "workload.n_output_tokens=8", f"decoding.tokens={tokens}"
+def test_pages_and_simulations_say_how_clients_draft(keys: tuple[str, ...], words: str) -> None:
+    few = "workload.n_requests=2", "workload.n_output_tokens=8", *(f"decoding.{key}" for key in keys)
     experiment = load_experiment("clustered", [*DRAFTS, *few])
     assert header(experiment, simulate(Case(experiment), "testbed").plan)["drafts"] == words
 
@@ -176,6 +193,7 @@ def test_policies_that_count_drafts_place_and_route_otherwise_and_those_of_other
     ("sets", "message"),
     [
         (["decoding.drafter=ngram"], "acceptance: is missing: the stub drafts no text"),
+        (["decoding.tokens=3"], "tokens: is of speculative decoding; name a drafter"),
         ([*DRAFTS, "decoding.acceptance=1.5"], "acceptance: must be a number from 0 to 1, a list"),
         ([*DRAFTS, "decoding.acceptance=[2, -1]"], "acceptance: must be a number from 0 to 1, a list"),
         ([*DRAFTS, "decoding.acceptance=no-such-file"], "acceptance: cannot read .*no-such-file"),

@@ -10,6 +10,7 @@ import pytest
 
 from testbed.errors import ScenarioError
 from testbed.experiments import load_experiment
+from testbed.experiments.slo import Objectives
 from testbed.records.requests import flat
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import Simulation, simulate
@@ -138,7 +139,7 @@ def test_a_request_alone_and_sessions_at_a_time_are_the_same_in_both(tmp_path: P
     busy += ("workload.n_requests=12", "model.cache_per_token=200 kB", "hardware.small.decode=60 ms")
     busy += ("hardware.small.session_slope=20 ms",)
     fast, virtual = both(ASYMMETRIC, *busy, folder=tmp_path)
-    fast_summary = summarize_simulation(fast, {})
+    fast_summary = summarize_simulation(fast, Objectives())
     rows, measured = (
         [flat(row) for row in fast.rows],
         pq.read_table(tmp_path / "virtual" / "requests.parquet").to_pylist(),
@@ -152,7 +153,8 @@ def test_a_request_alone_and_sessions_at_a_time_are_the_same_in_both(tmp_path: P
     assert any(row["tpot_s"] > 1.01 * row["unqueued_tpot_s"] for row in rows)
     assert any(row["queue_s"] > 1 for row in rows)
     one, other = (
-        dict(summary.achieved_concurrency) for summary in (fast_summary, summarize_simulation(virtual, {}))
+        dict(summary.achieved_concurrency)
+        for summary in (fast_summary, summarize_simulation(virtual, Objectives()))
     )
     assert one == pytest.approx(other, rel=0.02)
     own = json.loads((tmp_path / "virtual" / "summary.json").read_text())["achieved_concurrency"]

@@ -12,6 +12,7 @@ import pytest
 
 from netem.forwarder_links import Pipe, Transit
 from testbed.experiments import load_experiment
+from testbed.experiments.slo import Objectives
 from testbed.experiments.sources import Document
 from testbed.records.links import LinksUsed, LinkUse
 from testbed.results.report import report_body
@@ -67,7 +68,7 @@ def case(**changes: Any) -> Case:
 
 def used(simulation: Simulation) -> dict[tuple[str, str], tuple[float, float, float]]:
     """By link: its use, and the mean and the 99th percentile of waits."""
-    summary = summarize_simulation(simulation, {})
+    summary = summarize_simulation(simulation, Objectives())
     assert summary.links
     ratios = [row.use_ratio for row in summary.links]
     assert ratios == sorted(ratios, reverse=True)
@@ -121,7 +122,7 @@ def test_use_of_links_is_the_same_in_both_engines(variant: str, tmp_path: Path) 
         has_warning = "the link A down was busy 86% of the time: messages" in " ".join(text.split())
         assert has_warning == (variant == "a site's own link")
     assert "<td>small-1 to client-0<td>" in report_body(summary, [], [])
-    write_simulation(tmp_path / "fast", fast, summarize_simulation(fast, {}))
+    write_simulation(tmp_path / "fast", fast, summarize_simulation(fast, Objectives()))
     bins, others = over_time(tmp_path / "fast"), over_time(tmp_path / "virtual")
     for link, rows in others.items():
         assert sum(row["use_ratio"] for row in bins[link]) == pytest.approx(

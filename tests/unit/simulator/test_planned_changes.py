@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.experiments import load_experiment
+from testbed.experiments.slo import Objectives
 from testbed.records.events import OF_FAULTS, Moved, ServerLeft
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import Simulation, simulate
@@ -74,7 +75,7 @@ def test_what_is_planned_happens_as_in_the_testbed_itself(options: tuple[str, ..
     for name in ("queue_s", "ttft_s", "e2e_s"):
         mean_s, expected_s = (sum(row.times[name] for row in run.rows) / 14 for run in (fast, virtual))
         assert mean_s == pytest.approx(expected_s, rel=0.01, abs=2e-3), name
-    counts = [summarize_simulation(run, {}) for run in (fast, virtual)]
+    counts = [summarize_simulation(run, Objectives()) for run in (fast, virtual)]
     assert counts[0].n_faults == counts[1].n_faults
     assert counts[0].n_faults_without_effect == counts[1].n_faults_without_effect
     assert counts[0].n_faults_never_came == counts[1].n_faults_never_came
@@ -82,7 +83,7 @@ def test_what_is_planned_happens_as_in_the_testbed_itself(options: tuple[str, ..
 
 def test_events_are_those_of_the_testbed_itself(tmp_path: Path) -> None:
     fast, _ = both(LEAVES, folder=tmp_path)
-    write_simulation(tmp_path / "fast", fast, summarize_simulation(fast, {}))
+    write_simulation(tmp_path / "fast", fast, summarize_simulation(fast, Objectives()))
     found, expected = (
         [event for event in map(json.loads, path.read_text().splitlines()) if event["event"] in KINDS]
         for path in (tmp_path / "fast" / "events.jsonl", tmp_path / "virtual" / "events.jsonl")
@@ -96,11 +97,14 @@ def test_events_are_those_of_the_testbed_itself(tmp_path: Path) -> None:
             assert one[key] == close, key
 
 
-def test_a_session_that_loses_its_server_is_for_the_testbed_itself() -> None:
+def test_a_session_that_was_filled_by_its_hub_and_loses_a_server_is_for_the_testbed_itself() -> None:
     kill = "fault=[{kind='kill', server='a100-0', at='9 s'}]"
-    simulation = simulate(Case(load_experiment("clustered", [*BUSY, kill])), "testbed")
+    kept = ("workload.turns=2", "cache.prefix=shared", "cache.hub_history=1 GB")
+    simulation = simulate(Case(load_experiment("clustered", [*BUSY, *kept, kill])), "testbed")
     assert simulation.engine == "virtual"
-    assert simulation.why.startswith("request ") and "loses a100-0, which is killed" in simulation.why
+    assert simulation.why.startswith("request ") and simulation.why.endswith(
+        "loses a100-0, which is killed, with inputs that clients keep"
+    )
     assert simulation.served.summary is not None and simulation.served.summary.n_replays > 0
 
 

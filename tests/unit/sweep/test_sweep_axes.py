@@ -6,6 +6,7 @@ import pytest
 
 from testbed.errors import UserError
 from testbed.experiments.changes import toml_text
+from testbed.experiments.slo import Objectives
 from testbed.experiments.sources import shipped_files, value_of
 from testbed.studies.sweep.axes import (
     Span,
@@ -57,6 +58,7 @@ def test_names_with_colons_are_no_ranges() -> None:
         ("workload.rate=1:2:1e-9", "more than 100,000 values"),
         ("workload.rate=1:1e999999:1", "more than 100,000 values"),
         ("workload.rate=1,2,1", "1 is given twice"),
+        ("workload.rate=1,2,1.0", "1.0 is given twice"),
         ("seed=1,2", "seeds come from --runs and --seed"),
         ("policy.name=petals", 'policies by name are the axis "policy"'),
     ],
@@ -143,7 +145,7 @@ def study_file(folder: Path, text: str) -> str:
 def test_a_study_file_says_what_the_command_line_may_change(tmp_path: Path) -> None:
     file = study_file(tmp_path, STUDY)
     study = read_study(file, Options())
-    assert (study.target, study.n_runs, study.objectives) == ("clustered", 3, {"ttft": 5.0})
+    assert (study.target, study.n_runs, study.objectives) == ("clustered", 3, Objectives({"ttft": 5.0}))
     assert study.keys == ("workload.rate", "servers.0.count", "clients.site", "workload.n_output_tokens")
     assert len(study.points) == 3 * 2 * 3
     assert study.metrics == ("e2e_s_mean", "ttft_s_p95")
@@ -169,6 +171,17 @@ def test_a_study_s_own_scenario_lies_beside_it(tmp_path: Path) -> None:
     assert read_study(study_file(tmp_path, 'scenario = "mine.toml"'), Options()).target == str(
         tmp_path / "mine.toml"
     )
+
+
+def test_a_scenario_may_need_what_only_an_axis_gives(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.csv" for name in "ab"]
+    for number, file in enumerate(files):
+        file.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,{20 + number},8\n")
+    over = (f"workload.file={','.join(map(str, files))}",)
+    study = read_study(
+        "clustered", Options(over=over, overrides=("workload.arrivals=trace", "workload.n_requests=1"))
+    )
+    assert [request.n_input_tokens for request in study.experiment().workload.requests] == [20]
 
 
 @pytest.mark.parametrize(

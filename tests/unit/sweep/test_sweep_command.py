@@ -12,13 +12,14 @@ from testbed.codeversion import code_version
 from testbed.errors import RunError, UserError
 from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.provenance import read_provenance
+from testbed.experiments.slo import Objectives
 from testbed.records.requests import OPTIONAL, request_columns
 from testbed.rundir import STUDY, not_a_run
 from testbed.simulator import engine
 from testbed.simulator.cases import scenario_case
 from testbed.simulator.engine import simulate
 from testbed.simulator.summary import summarize_simulation
-from testbed.studies.sweep import command, runs
+from testbed.studies.sweep import command, executors, runs
 from testbed.studies.sweep.command import PAGE, RUNS, TABLES, sweep_command
 from testbed.studies.sweep.kept import REQUESTS, STORED
 from testbed.studies.sweep.runs import Run, Runner, Setup, case_of, key_of
@@ -57,7 +58,7 @@ def test_a_row_per_run_sorted_with_what_simulate_measures(tmp_path: Path) -> Non
     last = table[-1]
     changes = ["workload.n_requests=5", "workload.rate=0.5"]
     served = simulate(scenario_case("clustered", PolicyChoice("proposed"), changes, 1), "testbed")
-    summary = summarize_simulation(served, {"ttft": 4.0})
+    summary = summarize_simulation(served, Objectives({"ttft": 4.0}))
     for name in ("ttft_s", "tpot_s", "per_token_s", "queue_s"):
         for statistic in ("mean", "p50", "p95", "p99"):
             assert last[f"{name}_{statistic}"] == summary["metrics"][name][statistic]
@@ -420,7 +421,7 @@ def test_a_sweep_without_axes_is_one_point(tmp_path: Path) -> None:
 
 
 def test_ray_that_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(executors, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install '\.\[ray\]' in the checkout"):
         sweep_command("clustered", Options(), tmp_path / "out", "ray", None)
     with pytest.raises(UserError, match="leave out --executor ray"):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from scipy.stats import ttest_1samp
 
 from testbed.results.intervals import Mean, mean_of
 from testbed.studies.sweep.axes import parse_over
@@ -93,6 +92,8 @@ def test_a_p_value_is_that_of_the_interval() -> None:
     values = [1.0, 2.0, 4.0, 3.5]
     mean = mean_of(values)
     assert mean is not None
+    from scipy.stats import ttest_1samp  # here: it takes seconds, and every worker imports every file
+
     expected = ttest_1samp(values, 0.0).pvalue
     assert p_value(Difference(*mean, None, "better")) == pytest.approx(expected)
     at_the_edge = Difference(1.0, 1.0, 5, None, "unresolved")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.slo import Objectives
 from testbed.records.requests import RequestRow, Times
 from testbed.results.slo import goodput_rps, n_met
 from testbed.simulator.cases import scenario_case
@@ -54,7 +55,7 @@ def test_gaps_are_over_all_tokens_and_grow_with_the_context() -> None:
 def test_what_is_measured_of_tokens_lengths_and_objectives() -> None:
     simulation = simulated(UNEQUAL, "workload.rate=0.5", "workload.n_requests=8")
     rows = simulation.rows
-    found = measures_of(simulation, {"ttft": 3.0, "tpot": 0.5})
+    found = measures_of(simulation, Objectives({"ttft": 3.0, "tpot": 0.5}))
     assert set(found) == {*MEASURES, "goodput_rps", MET}
     gaps_s = token_gaps_s(simulation)
     for name, share in (("p50", 50), ("p95", 95), ("p99", 99)):
@@ -85,13 +86,13 @@ def row(status: str = "completed", **times: Any) -> RequestRow:
 
 def test_a_request_meets_objectives_that_it_has_a_value_for_and_only_if_it_completed() -> None:
     rows = [row(), row(ttft_s=3.0), row(tpot_s=2.0), row(status="failed", ttft_s=None, e2e_s=None)]
-    objectives = {"ttft": 2.0, "tpot": 1.0}
+    objectives = Objectives({"ttft": 2.0, "tpot": 1.0})
     assert n_met(rows, objectives) == 1 and goodput_rps(rows, objectives) == 0.1
     assert goodput_rps(rows[-1:], objectives) is None
 
 
 def test_with_few_requests_there_is_no_fairness() -> None:
-    found = measures_of(simulated("workload.n_requests=3"), {})
+    found = measures_of(simulated("workload.n_requests=3"), Objectives())
     assert found[FAIRNESS] is None and found["token_gap_s_p50"] is not None
 
 

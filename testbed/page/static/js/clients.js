@@ -10,10 +10,10 @@ const JUDGED = ['queue', 'ttft', 'tpot', 'e2e']; // metrics that the page has of
 export class ClientTable {
   constructor(run) {
     this.run = run;
-    const { clients, sites, objectives } = run.header;
+    const { clients, sites } = run.header;
     const [section, body] = panel('clients', 'Clients', 'Times of requests that have ended or are being served.');
     this.section = section;
-    const limits = Object.keys(objectives);
+    const limits = clients.flatMap(({ objectives }) => Object.keys(objectives));
     const judged = limits.length > 0 && limits.every((metric) => JUDGED.includes(metric));
     const names = ['Client', ...COLUMNS, ...(judged ? ['Met'] : [])];
     const heads = names.map((name, i) => h('th', { scope: 'col', class: i > 1 ? 'number' : null, text: name, title: name === 'Met' ? 'Requests that met the objectives, of those that have ended' : null }));
@@ -53,7 +53,7 @@ export class ClientTable {
     const { ttft, tpot } = timesAt(session, t);
     if (ttft !== null) own.ttft.push(ttft);
     if (tpot !== null) own.tpot.push(tpot);
-    const { objectives } = this.run.header;
+    const { objectives } = this.run.header.clients[session.client];
     if (state !== 'completed') return;
     const values = { queue: queueOf(session) ?? 0, ttft, tpot: tpot ?? 0, e2e: session.end.at - session.at };
     if (Object.entries(objectives).every(([metric, limit]) => values[metric] <= limit)) own.met += 1;

@@ -82,7 +82,8 @@ export class Waterfall {
   hopsOf(token) {
     const row = this.rows?.get(token);
     if (row) {
-      const [, readyAt, at, hops] = row;
+      const [, , at, hops] = row;
+      const readyAt = Math.min(row[1], hops[0]?.[3] ?? row[1]); // a round of drafts may be sent ahead of that
       let from = readyAt;
       const list = hops.map(([server, first, last, sent, arrived, departed, received, replayed]) => {
         const spans = [['client', from, sent], ['network', sent, arrived], ['compute', arrived, departed], ['network', departed, received]];
@@ -93,7 +94,7 @@ export class Waterfall {
     }
     const parts = partsOf(this.session, token);
     if (!parts) return { list: [], total: 0, isExact: false };
-    let from = 0;
+    let from = Math.max(0, -(parts.hops[0]?.[1] ?? 0)); // as above
     const list = parts.hops.map(([server, client, up, compute, down]) => {
       const spans = [];
       for (const [part, took] of [['client', client], ['network', up], ['compute', compute], ['network', down]]) {
@@ -105,10 +106,19 @@ export class Waterfall {
     return { list, total: from, isExact: false };
   }
 
+  // Returns the token with whose hops a token came: in a round of drafts only the first one has any.
+  roundOf(token) {
+    let first = token;
+    while (this.rows && first && !this.rows.get(first)?.[3].length) first -= 1;
+    return first;
+  }
+
   draw() {
     const token = Number(this.number.value);
-    const { list, total, isExact } = this.hopsOf(token);
-    setText(this.label, `token ${token} of ${this.session.nOut}${token === 0 ? ' (prefill)' : ''}: ${seconds(total)}`);
+    const first = this.roundOf(token);
+    const { list, total, isExact } = this.hopsOf(first);
+    const where = token === 0 ? ' (prefill)' : first < token ? `, in the round of token ${first}` : '';
+    setText(this.label, `token ${token} of ${this.session.nOut}${where}: ${seconds(total)}`);
     setText(this.note, isExact ? '' : 'Exact to 20 %: the page keeps parts only when they change by more.');
     const span = total || 1;
     this.bars.replaceChildren(

@@ -1,0 +1,219 @@
+"""Opens sessions on all servers of a chain at once, and closes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from nodes import framesizes
+from nodes.admission import Admission, Need
+from nodes.chain import OpenHop
+from policies.problem import Hop, Problem
+from testbed.fast.connections import Connections, Wire
+from testbed.fast.events import EventQueue
+from testbed.fast.machines import Machines
+from testbed.fast.sending import Sending
+from testbed.fast.steps import Key
+
+
+@dataclass(eq=False)
+class SimulatedHop(OpenHop):
+    """An open hop. Its server knows the session as ``cache_key``. ``wire`` ``None``: its connection cannot be lost."""
+
+    cache_key: Key = (0, 0)
+    wire: Wire | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the client can send to it."""
+        return self.wire is None or self.wire.is_there
+
+
+@dataclass(slots=True, eq=False)
+class Opening:
+    """An attempt to open a session on ``hops`` as ``key``, and what became of it.
+
+    ``then`` is called with it once all servers have answered and, if one of them has refused, the others have confirmed
+    that it is closed again.
+    """
+
+    client: int
+    hops: Sequence[Hop]
+    key: Key
+    need: Need
+    then: Callable[[Opening], None]
+    pages: Sequence[bytes] = ()
+    is_replacement: bool = False
+    opened: list[SimulatedHop] = field(default_factory=list)
+    """The hops whose servers have accepted it, in the order in which they did."""
+    n_unanswered: int = 0
+    refusal: str = ""
+    refused: tuple[int, ...] = ()
+    broken: tuple[int, ...] = ()
+    """Those of the servers that have refused it which were gone."""
+    is_final: bool = False
+    """Whether waiting for other sessions to end cannot help."""
+
+
+@dataclass(slots=True, eq=False)
+class _Closing:
+    """``then`` is called once all servers have confirmed it."""
+
+    n_unanswered: int
+    then: Callable[[], None]
+
+    def confirmed(self) -> None:
+        self.n_unanswered -= 1
+        if not self.n_unanswered:
+            self.then()
+
+
+class Chains:
+    """Opens and closes sessions on servers with these ``admissions``.
+
+    ``free_at`` plans what gives room back, ``released(server)`` is called when that has happened. Without ``connections``
+    none is ever lost.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        queue: EventQueue,
+        send: Sending,
+        admissions: Sequence[Admission[Key]],
+        machines: Machines,
+        free_at: Callable[..., float],
+        released: Callable[[int], None],
+        connections: Connections | None = None,
+    ) -> None:
+        self._problem = problem
+        self._queue = queue
+        self._send = send
+        self._admissions = admissions
+        self._machines = machines
+        self._free_at = free_at
+        self._released = released
+        self._connections = connections
+        self.closed: Callable[[Key, int], None] | None = None
+        """Called with a session's key and the server that has closed it."""
+
+    def open(self, opening: Opening) -> None:
+        """Sends an opening to all servers of a chain."""
+        opening.n_unanswered = len(opening.hops)
+        for hop in opening.hops:
+            if self._connections is None:
+                self._ask(opening, hop)
+            else:
+                self._connections.ready(opening.client, hop.server, partial(self._ready, opening, hop))
+
+    def _ready(self, opening: Opening, hop: Hop, wire: Wire | None) -> None:
+        if wire is None:
+            self._lost(opening, hop.server)
+        else:
+            self._ask(opening, hop, wire)
+
+    def _ask(self, opening: Opening, hop: Hop, wire: Wire | None = None) -> None:
+        size = framesizes.opening(len(opening.pages), forwarding=self._problem.forwarding)
+        number = 0 if wire is None else wire.ask(partial(self._lost, opening, hop.server))
+        self._send.up(
+            self._queue.at, opening.client, hop.server, size, self._arrive, opening, hop, wire, number
+        )
+
+    def _lost(self, opening: Opening, server: int, heard_at_s: float = -math.inf) -> None:
+        """No answer can come from a server. The client knows it at ``heard_at_s``, or now."""
+        opening.refusal = f"{self._problem.servers[server].name}: the connection was lost"
+        opening.refused += (server,)
+        opening.broken += (server,)
+        self._queue.at(max(heard_at_s, self._queue.now_s), self._answered, opening, None, 0)
+
+    def _arrive(self, opening: Opening, hop: Hop, wire: Wire | None, number: int) -> None:
+        """An opening reaches a server. What the answer is, is known as soon as it is sent."""
+        if wire is not None and not wire.is_served:
+            return
+        ended_at_s = None if wire is not None else self._machines.ended_at_s(hop.server)
+        if ended_at_s is not None:  # the client learns it when the end of its connection arrives
+            heard_at_s = ended_at_s + self._problem.down_s(opening.client, hop.server)
+            self._lost(opening, hop.server, heard_at_s)
+            return
+        size = framesizes.FOUND if opening.pages else framesizes.OK
+        self._send.down(
+            self._queue.at, opening.client, hop.server, size, self._answered, opening, wire, number
+        )
+        server = self._admissions[hop.server]
+        refused = server.admit(opening.key, hop.first, hop.last, opening.need, opening.pages)
+        if refused is None:
+            n_found, key = server.found_tokens(opening.key), opening.key
+            opened = SimulatedHop(*hop, "", 0, opening.is_replacement, 0, n_found, len(opening.pages))
+            opened.cache_key, opened.wire = key, wire
+            opening.opened.append(opened)
+        else:
+            opening.refusal = f"{self._problem.servers[hop.server].name}: {refused.reason}"
+            opening.refused += (hop.server,)
+            opening.is_final |= refused.is_final
+
+    def _answered(self, opening: Opening, wire: Wire | None, number: int) -> None:
+        """A server has answered; goes on once all have."""
+        if wire is not None:
+            wire.answered(number)
+        opening.n_unanswered -= 1
+        if opening.n_unanswered:
+            return
+        if opening.refusal:
+            self.close(opening.client, opening.opened, then=partial(opening.then, opening))
+        else:
+            opening.then(opening)
+
+    def close(
+        self,
+        client: int,
+        hops: Sequence[SimulatedHop],
+        pages: Sequence[bytes] | None = None,
+        *,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Notifies servers that a session is over, and that they may keep the caches of ``pages``.
+
+        ``then`` is called once all have confirmed it. Sessions of lost connections are closed already.
+        """
+        hops = [hop for hop in hops if hop.is_there]
+        waits = None if then is None else _Closing(len(hops), then)
+        for hop in hops:
+            size = framesizes.CLOSE if pages is None else framesizes.keeping(len(pages) - hop.n_pages)
+            number = 0 if hop.wire is None or waits is None else hop.wire.ask(waits.confirmed)
+            self._send.up(
+                self._free_at, client, hop.server, size, self._free, client, hop, pages, waits, number
+            )
+        if then is not None and not hops:
+            then()
+
+    def _free(
+        self,
+        client: int,
+        hop: SimulatedHop,
+        pages: Sequence[bytes] | None,
+        waits: _Closing | None,
+        number: int,
+    ) -> None:
+        """A closing reaches a server."""
+        if hop.wire is not None and not hop.wire.is_served:
+            return
+        admission, key = self._admissions[hop.server], hop.cache_key
+        if pages is not None and admission.cached_tokens(key):
+            admission.keep(key, pages)
+        else:
+            admission.release(key)
+        if self.closed is not None:
+            self.closed(key, hop.server)
+        if waits is not None:
+            self._send.down(
+                self._free_at, client, hop.server, framesizes.OK, _confirmed, waits, hop.wire, number
+            )
+        self._released(hop.server)
+
+
+def _confirmed(waits: _Closing, wire: Wire | None, number: int) -> None:
+    if wire is not None:
+        wire.answered(number)
+    waits.confirmed()

@@ -1,0 +1,29 @@
+"""The order of all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+WAITING = ("vm", "system", "browser", "contract")
+"""Folders whose tests mostly wait, for processes and for real time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files whose tests wait among those whose tests compute: while some workers wait, others compute.
+
+    All that wait have begun a while before the end, so that no worker is left alone with one.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    is_waiting = {path: path.relative_to(FOLDER).parts[0] in WAITING for path in files}
+    n_of = {kind: sum(waits is kind for waits in is_waiting.values()) for kind in (True, False)}
+    n_before = {True: 0, False: 0}
+    place: dict[Path, float] = {}
+    for path, waits in is_waiting.items():
+        place[path] = (0.8 if waits else 1.0) * n_before[waits] / n_of[waits]
+        n_before[waits] += 1
+    items[:] = [item for path in sorted(files, key=place.__getitem__) for item in files[path]]
