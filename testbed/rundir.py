@@ -130,7 +130,7 @@ def claim(run_dir: Path) -> None:
 
 
 def process_start(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot; empty if there is none.
+    """Return when a process started, in clock ticks since boot; empty if there is none, or if it has ended (a zombie).
 
     With the pid it names one process: the kernel uses a pid again, but not with the same start.
     """
@@ -138,7 +138,8 @@ def process_start(pid: int) -> str:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return text.rpartition(")")[2].split()[19]
+    fields = text.rpartition(")")[2].split()
+    return "" if fields[0] in "ZX" else fields[19]
 
 
 def marks(run_dir: Path, owner: int | None = None) -> dict[str, str]:

@@ -30,6 +30,8 @@ _FAILED = 126
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 _OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 """The terminal sends these to the program, too; this process ignores them."""
+_END_MS = 500
+"""How long a testbed that has ended a program may take to end itself."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +186,12 @@ def _until_ended(pid: int, namespaces: NodeNamespaces) -> int:
     if program not in ready:
         end_all_in([namespaces.network])
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    # The network may have ended the program before it has ended itself.
-    if program not in ready or (status < 0 and not owner_alive(namespaces.run_dir)):
+    has_ended = program not in ready
+    if not has_ended and status in (-signal.SIGTERM, -signal.SIGKILL):
+        # The network ends programs before it ends itself, and may do so while its owner is still ending.
+        poller.unregister(program)
+        has_ended = bool(poller.poll(_END_MS)) or not owner_alive(namespaces.run_dir)
+    if has_ended:
         print(
             f"testbed: the testbed of {namespaces.run_dir} has ended, and with it {namespaces.node}",
             file=sys.stderr,

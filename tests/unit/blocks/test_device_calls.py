@@ -192,13 +192,14 @@ async def test_a_prompt_that_does_not_fit_at_once_is_computed_in_chunks_and_says
     source = models.source(name)
     compute = await served(source, 0, N_LAYERS, is_batched=is_batched)
     prompts = [5, 9, 200, 11, 7, 8, 1, 4, 3], [8, 250, 3, 77, 9, 0, 6, 2, 30]
-    compute._prefill_bytes = 2.5 * step_bytes(4, 64, 256 if name == BLOOM else 96, 9, 4)
+    compute._prefill_bytes = 3.5 * step_bytes(4, 64, 256 if name == BLOOM else 96, 9, 4)
     sizes: list[int] = []
     compute._blocks[0].register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape[1]))
     walks = [Walk(hub_of(source), [(compute, 0, N_LAYERS)], prompt, 8) for prompt in prompts]
     said = await asyncio.gather(*(walk.go(8) for walk in walks))
     assert said == [generated(models.whole(name, "float32"), prompt, 8) for prompt in prompts]
-    assert sorted(size for size in sizes if size > 1) == [2] * 8
+    chunks = [size for size in sizes if size > len(walks)]  # tokens of both walks may be computed together
+    assert chunks == [3] * 6
     compute.close()
 
 

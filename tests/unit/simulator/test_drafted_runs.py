@@ -71,7 +71,7 @@ def test_the_engines_have_the_same_rounds_and_tables(
 
 def test_a_request_that_ends_before_its_first_round_has_made_none() -> None:
     """Some of these requests have their only token, for the others there is no room."""
-    few = "workload.n_requests=10", "workload.rate=1000", "backoff.give_up=50 ms"
+    few = "workload.n_requests=10", "workload.rate=1000", "backoff.give_up=50 ms", "model.hidden_size=112"
     long = "workload.n_input_tokens=4000", "workload.n_output_tokens=1"
     case = Case(load_experiment("clustered", [*DRAFTS, *few, *long]))
     for is_virtual in (False, True):

@@ -137,10 +137,11 @@ def test_preempted_sessions_start_over_with_their_oldest_round(communication: st
 def test_servers_that_are_killed_while_rounds_are_away_cost_no_token(
     tmp_path: Path, replay: str, communication: str
 ) -> None:
-    more = "workload.n_requests=40", f"recovery.replay={replay}", "decoding.in_flight=3", *DRAFTS
-    more += (f"policy.communication={communication}",)
-    summary = run_quietly(load_experiment("churn", more), tmp_path / "run")
-    assert summary.n_completed == 40 and summary.n_replays > 3
+    few = "workload.n_requests=12", "workload.n_output_tokens=64", "churn.mtbf=2 s", "churn.mttr=5 s"
+    more = f"recovery.replay={replay}", f"policy.communication={communication}", "model.hidden_size=112"
+    experiment = load_experiment("churn", [*DRAFTS, "decoding.in_flight=3", *few, *more])
+    summary = run_quietly(experiment, tmp_path / "run")
+    assert summary.n_completed == 12 and summary.n_replays > 3
     assert summary.speculation.n_given_up > 20
 
 
