@@ -28,7 +28,7 @@ _SLOW_RATIO = 0.3
 _KEPT_RATIO = 0.4
 """Share of the others whose servers keep caches."""
 _DRAFTS_RATIO, _TALKS_RATIO = 0.25, 0.4
-"""Shares of those whose clients draft tokens, and of the rest whose requests are turns of conversations."""
+"""Shares of all whose clients draft tokens, and of the rest whose requests are turns of conversations."""
 _NEAR_S = (-1e-3, -1e-6, 0.0, 1e-9, 1e-6, 1e-3)
 
 
@@ -122,7 +122,7 @@ def draw(seed: int) -> Document:
     if kept.random() < _KEPT_RATIO and SLOW not in document:
         _begin_alike(document, kept)
     drafts = random.Random(f"chaos:{seed}:drafts")
-    if drafts.random() < _DRAFTS_RATIO and SLOW not in document:
+    if drafts.random() < _DRAFTS_RATIO:
         document["decoding"] = {
             "drafter": drafts.choice(("ngram", "petals")),
             "tokens": drafts.choice((1, 1, 2, "auto")),
