@@ -158,7 +158,7 @@ class _Run:
             self._connections = Connections(*ways, absent, placed.placement)
         self._chains = Chains(
             *(experiment.problem, queue, self._send, self._servers, self._machines, self._free_at),
-            *(self._released, self._connections),
+            *(self._released, experiment.faults.recovery.connect_timeout_s, self._connections),
         )
         self._recovering: Recovering | None = None
         if self._connections is not None and self._steps is not None:

@@ -28,7 +28,7 @@ class LazyPipe(Pipe):
         super().__init__(name, -1, profile, route=route, repairs=True, course=course)
         self.is_plain = not (route or course[0] or profile.jitter_s or profile.loss_ratio)
         """Whether a packet's time follows from the rate and the delay alone, for the whole run."""
-        self.promised: list[tuple[float, int, LazyFlow, int]] = []
+        self.promised: list[tuple[float, int, LazyFlow | None, int]] = []
         self.n_promises = 0
 
     def enter(
@@ -48,8 +48,14 @@ class LazyPipe(Pipe):
             if at_s > free_at_s:
                 free_at_s = at_s
             free_at_s += wire_s
-            flow.acknowledged.append((free_at_s + delay_s, n_bytes))
+            if flow is not None:
+                flow.acknowledged.append((free_at_s + delay_s, n_bytes))
         self.free_at_s = free_at_s
+
+    def promise(self, at_s: float) -> None:
+        """Lets an acknowledgement enter at ``at_s`` for which no window waits."""
+        self.n_promises += 1
+        heappush(self.promised, (at_s, self.n_promises, None, 0))
 
 
 class MessageSize(NamedTuple):

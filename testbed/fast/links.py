@@ -58,14 +58,41 @@ class _Known(NamedTuple):
     last: MessageSize
 
 
+class Heard:
+    """When a client hears of a server, as long as it waits for an answer: the arrivals of messages, in any order."""
+
+    __slots__ = ("_at_s", "n_waiting")
+
+    def __init__(self) -> None:
+        self.n_waiting = 0
+        """Answers that the client waits for."""
+        self._at_s: list[float] = []
+
+    def message(self, at_s: float) -> None:
+        """Notes the arrival of a message or of a part of one, which may be in the future."""
+        self._at_s.append(at_s)
+
+    def answered(self, asked_at_s: float, now_s: float) -> float:
+        """Notes that an answer has come; returns for how long at most nothing came since it was asked for, in seconds."""
+        last_s, longest_s = asked_at_s, 0.0
+        for at_s in sorted(self._at_s):
+            if asked_at_s < at_s <= now_s:
+                longest_s, last_s = max(longest_s, at_s - last_s), at_s
+        self.n_waiting -= 1
+        if not self.n_waiting:
+            self._at_s.clear()
+        return max(longest_s, now_s - last_s)
+
+
 class Line(LazyFlow):
     """One direction of a connection. Frames go in the order of ``nodes.outbox``, as ``nodes.parts`` and aiohttp send them.
 
-    ``is_confirmed``: the receiver confirms every part of a frame, as servers do.
+    ``is_confirmed``: the receiver confirms every part of a frame, as servers do. ``heard``: what the client has heard of the
+    server; ``None`` between servers.
     """
 
     __slots__ = (
-        "_end", "_is_confirmed", "_is_writing", "_known", "_link", "_noted", "_outbox", "_passed", "_queue", "_rates", "_recent", "_slower", "_written_bytes",
+        "_end", "_hears", "_hears_of_parts", "_is_confirmed", "_is_writing", "_known", "_link", "_noted", "_outbox", "_passed", "_queue", "_rates", "_recent", "_slower", "_written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -76,11 +103,15 @@ class Line(LazyFlow):
         tcp: Tcp,
         window_bytes: int,
         is_confirmed: bool,
+        heard: Heard | None,
     ) -> None:
         super().__init__(queue, *pipes, tcp, self._arrived, self._flow_sent)
         self.window_bytes = window_bytes
         self._queue = queue
         self._is_confirmed = is_confirmed and not any(pipe.route for pipe in pipes)
+        self._hears = None if is_confirmed else heard
+        """What its receiver hears, and what its sender hears when parts are confirmed."""
+        self._hears_of_parts = heard if is_confirmed else None
         self._end: tuple[Callable[..., None], tuple[Any, ...]] | None = None
         """What is called when the end of the connection arrives, while that waits for what was written."""
         self._link = link
@@ -118,6 +149,8 @@ class Line(LazyFlow):
         idle_s, n_wire_bytes, last = known
         at_s = self.pass_on(last)
         if at_s is not None:
+            if self._hears is not None and self._hears.n_waiting:
+                self._hears.message(at_s)
             kind, last_bytes, _, _ = size
             if kind:
                 self._recent += n_wire_bytes, self._queue.now_s + idle_s, at_s
@@ -252,9 +285,15 @@ class Line(LazyFlow):
         return found
 
     def _arrived(self, n_bytes: int, item: Any) -> None:
+        if self._hears is not None and self._hears.n_waiting and item is not None:
+            self._hears.message(self._queue.now_s)
         if item is _PART:
             if self._is_confirmed:  # at once, before all that waits in the process; nobody waits for it
-                self._back.enter(self._queue.now_s, _GOT_BYTES)
+                entered = self._back.enter(self._queue.now_s, _GOT_BYTES)
+                assert entered is not None, "a pipe that repairs drops nothing"
+                self._lazy_pipe.promise(entered[0])
+                if self._hears_of_parts is not None and self._hears_of_parts.n_waiting:
+                    self._hears_of_parts.message(entered[0])
         elif item is not None:
             due_at_s, n_wire_bytes, call, args = item
             if n_wire_bytes:
@@ -299,9 +338,12 @@ class Links:
         self._shared = {name: SharedLink(rate_bps) for name, rate_bps in network.shared_bps.items()}
         self._pipes: dict[tuple[str, str], LazyPipe] = {}
         self._lines: dict[tuple[str, str, str], Line] = {}
+        self._heard: dict[tuple[str, str], Heard] = {}
+        """By client and server."""
         self._lost_lines: list[tuple[str, str, Line]] = []
         """Those of connections that were lost and made again: (source, target, line)."""
         self._servers = [server.name for server in experiment.problem.servers]
+        self._clients = frozenset(experiment.problem.clients)
         self._sources = [*experiment.problem.clients, *self._servers]
         self._window_bytes = first_window_bytes(experiment)
         pairs = [pair for pair in network.links if experiment.uses(pair)] if network.changes else ()
@@ -329,6 +371,10 @@ class Links:
     def down(self, source: int, server: int) -> Line:
         """Returns the line from a server back to a source."""
         return self._line(self._servers[server], self._sources[source], "answers")
+
+    def heard(self, client: int, server: int) -> Heard:
+        """Returns what a client hears of a server."""
+        return self._heard.setdefault((self._sources[client], self._servers[server]), Heard())
 
     def reconnect(self, source: int, server: int) -> None:
         """Lets a source have a new connection with a server, in place of one that is lost."""
@@ -392,7 +438,9 @@ class Links:
         if line is None:
             pipes = self._pipe(source, target), self._pipe(target, source)
             link, is_confirmed = self._link((source, target)), end == "asks"
-            line = Line(self._queue, pipes, link, self._tcp, self._window_bytes, is_confirmed)
+            ends = (source, target) if is_confirmed else (target, source)
+            heard = self._heard.setdefault(ends, Heard()) if ends[0] in self._clients else None
+            line = Line(self._queue, pipes, link, self._tcp, self._window_bytes, is_confirmed, heard)
             self._lines[source, target, end] = line
         return line
 

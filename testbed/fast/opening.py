@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from nodes import framesizes
 from nodes.admission import Admission, Need
@@ -13,7 +14,9 @@ from nodes.chain import OpenHop
 from policies.problem import Hop, Problem
 from testbed.fast.connections import Connections, Wire
 from testbed.fast.events import EventQueue
+from testbed.fast.links import Heard
 from testbed.fast.machines import Machines
+from testbed.fast.outcome import Disturbed
 from testbed.fast.sending import Sending
 from testbed.fast.steps import Key
 
@@ -57,6 +60,18 @@ class Opening:
     """Whether waiting for other sessions to end cannot help."""
 
 
+class _Asked(NamedTuple):
+    """A server was asked to open a session."""
+
+    server: int
+    at_s: float
+    heard: Heard
+
+    def silence_s(self, now_s: float) -> float:
+        """Ends the wait for its answer; returns for how long at most nothing was heard of it, in seconds."""
+        return self.heard.answered(self.at_s, now_s)
+
+
 @dataclass(slots=True, eq=False)
 class _Closing:
     """``then`` is called once all servers have confirmed it."""
@@ -74,7 +89,8 @@ class Chains:
     """Opens and closes sessions on servers with these ``admissions``.
 
     ``free_at`` plans what gives room back, ``released(server)`` is called when that has happened. Without ``connections``
-    none is ever lost.
+    none is ever lost. A server of which nothing is heard for ``limit_s`` while it is asked to open a session is taken for an
+    absent one, which is not simulated here: ``Disturbed`` is raised then.
     """
 
     def __init__(
@@ -86,6 +102,7 @@ class Chains:
         machines: Machines,
         free_at: Callable[..., float],
         released: Callable[[int], None],
+        limit_s: float,
         connections: Connections | None = None,
     ) -> None:
         self._problem = problem
@@ -95,6 +112,7 @@ class Chains:
         self._machines = machines
         self._free_at = free_at
         self._released = released
+        self._limit_s = limit_s
         self._connections = connections
         self.closed: Callable[[Key, int], None] | None = None
         """Called with a session's key and the server that has closed it."""
@@ -106,9 +124,12 @@ class Chains:
             if self._connections is None:
                 self._ask(opening, hop)
             else:
-                self._connections.ready(opening.client, hop.server, partial(self._ready, opening, hop))
+                self._connections.ready(
+                    opening.client, hop.server, partial(self._ready, opening, hop, self._queue.now_s)
+                )
 
-    def _ready(self, opening: Opening, hop: Hop, wire: Wire | None) -> None:
+    def _ready(self, opening: Opening, hop: Hop, begun_at_s: float, wire: Wire | None) -> None:
+        self._check_limit(hop.server, self._queue.now_s - begun_at_s)
         if wire is None:
             self._lost(opening, hop.server)
         else:
@@ -116,31 +137,37 @@ class Chains:
 
     def _ask(self, opening: Opening, hop: Hop, wire: Wire | None = None) -> None:
         size = framesizes.opening(len(opening.pages), forwarding=self._problem.forwarding)
-        number = 0 if wire is None else wire.ask(partial(self._lost, opening, hop.server))
+        asked = _Asked(hop.server, self._queue.now_s, self._send.heard(opening.client, hop.server))
+        asked.heard.n_waiting += 1
+        number = 0 if wire is None else wire.ask(partial(self._lost, opening, hop.server, asked=asked))
         self._send.up(
-            self._queue.at, opening.client, hop.server, size, self._arrive, opening, hop, wire, number
+            *(self._queue.at, opening.client, hop.server, size, self._arrive),
+            *(opening, hop, wire, number, asked),
         )
 
-    def _lost(self, opening: Opening, server: int, heard_at_s: float = -math.inf) -> None:
+    def _lost(
+        self, opening: Opening, server: int, heard_at_s: float = -math.inf, asked: _Asked | None = None
+    ) -> None:
         """No answer can come from a server. The client knows it at ``heard_at_s``, or now."""
+        if asked is not None:
+            asked.silence_s(self._queue.now_s)
         opening.refusal = f"{self._problem.servers[server].name}: the connection was lost"
         opening.refused += (server,)
         opening.broken += (server,)
-        self._queue.at(max(heard_at_s, self._queue.now_s), self._answered, opening, None, 0)
+        self._queue.at(max(heard_at_s, self._queue.now_s), self._ended, opening)
 
-    def _arrive(self, opening: Opening, hop: Hop, wire: Wire | None, number: int) -> None:
+    def _arrive(self, opening: Opening, hop: Hop, wire: Wire | None, number: int, asked: _Asked) -> None:
         """An opening reaches a server. What the answer is, is known as soon as it is sent."""
         if wire is not None and not wire.is_served:
             return
         ended_at_s = None if wire is not None else self._machines.ended_at_s(hop.server)
         if ended_at_s is not None:  # the client learns it when the end of its connection arrives
             heard_at_s = ended_at_s + self._problem.down_s(opening.client, hop.server)
-            self._lost(opening, hop.server, heard_at_s)
+            self._lost(opening, hop.server, heard_at_s, asked)
             return
         size = framesizes.FOUND if opening.pages else framesizes.OK
-        self._send.down(
-            self._queue.at, opening.client, hop.server, size, self._answered, opening, wire, number
-        )
+        answer = opening, wire, number, asked
+        self._send.down(self._queue.at, opening.client, hop.server, size, self._answered, *answer)
         server = self._admissions[hop.server]
         refused = server.admit(opening.key, hop.first, hop.last, opening.need, opening.pages)
         if refused is None:
@@ -153,10 +180,21 @@ class Chains:
             opening.refused += (hop.server,)
             opening.is_final |= refused.is_final
 
-    def _answered(self, opening: Opening, wire: Wire | None, number: int) -> None:
-        """A server has answered; goes on once all have."""
+    def _answered(self, opening: Opening, wire: Wire | None, number: int, asked: _Asked) -> None:
+        self._check_limit(asked.server, asked.silence_s(self._queue.now_s))
         if wire is not None:
             wire.answered(number)
+        self._ended(opening)
+
+    def _check_limit(self, server: int, silence_s: float) -> None:
+        if silence_s > self._limit_s:
+            raise Disturbed(
+                f"nothing is heard of {self._problem.servers[server].name} for {silence_s:.3g} s while it opens a session, "
+                f"and recovery.connect_timeout is {self._limit_s:g} s"
+            )
+
+    def _ended(self, opening: Opening) -> None:
+        """A server has answered, or cannot; goes on once all have."""
         opening.n_unanswered -= 1
         if opening.n_unanswered:
             return

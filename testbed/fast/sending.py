@@ -12,7 +12,7 @@ from nodes import framesizes
 from nodes.framesizes import FrameSize
 from policies.problem import Problem
 from testbed.fast.events import EventQueue
-from testbed.fast.links import Links
+from testbed.fast.links import Heard, Links
 
 Planner = Callable[..., float]
 """``EventQueue.at`` or ``EventQueue.free_at``."""
@@ -55,6 +55,10 @@ class Sending:
             self._links.down(source, server).send(frame, call, *args)
         else:
             plan(self._queue.now_s + self._down_s(source, server), call, *args)
+
+    def heard(self, client: int, server: int) -> Heard:
+        """Returns what a client hears of a server. Without links it hears nothing besides answers."""
+        return Heard() if self._links is None else self._links.heard(client, server)
 
     def notify(self, client: int, server: int, call: Callable[..., None], *args: Any) -> None:
         """Sends a client that its session has failed on a server."""

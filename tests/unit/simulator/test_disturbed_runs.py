@@ -259,3 +259,44 @@ def test_why_a_session_could_not_go_on_names_the_server() -> None:
     assert reasons
     for reason in reasons:
         assert re.search(r"\((a100|mig-1g)-\d: a new session cannot start at position \d+\)$", reason)
+
+
+SLOW_FOR_A_WHILE = """
+name = "slow-for-a-while"
+[model]
+profile = "bloom-176b"
+[[servers]]
+hardware = "a100"
+site = "a"
+count = 2
+[clients]
+site = "b"
+[network]
+kind = "clusters"
+pairs = [{ sites = ["a", "a"], rtt = "5 ms", rate = "1 Gbit/s" }, { sites = ["a", "b"], rtt = "100 ms", rate = "100 Mbit/s" }]
+[[network.event]]
+link = ["a", "b"]
+at = "5 s"
+for = "20 s"
+rate_factor = 0.00001
+[workload]
+arrivals = "listed"
+requests = [[0.0, 20, 60], [6.0, 20, 20]]
+"""
+
+
+@pytest.mark.parametrize("limit_s", [5, 60])
+def test_a_server_that_seems_absent_because_its_link_is_slow_is_left_to_the_engine_virtual(
+    limit_s: int, tmp_path: Path
+) -> None:
+    """An opening takes 19 s; within its limit both engines have the same times."""
+    scenario = tmp_path / "slow.toml"
+    scenario.write_text(SLOW_FOR_A_WHILE)
+    case = Case(load_experiment(str(scenario), [f"recovery.connect_timeout={limit_s} s"]))
+    chosen, system = (simulate(case, "testbed", is_virtual=is_virtual) for is_virtual in (False, True))
+    refusals = sum(row.n_rejections or 0 for row in system.rows)
+    assert (chosen.engine, refusals > 0) == (("virtual", True) if limit_s == 5 else ("fast", False))
+    for row, other in zip(chosen.rows, system.rows, strict=True):
+        assert row.times["ttft_s"] == pytest.approx(other.times["ttft_s"], abs=1e-3)
+    if limit_s == 5:
+        assert re.match(r"nothing is heard of a100-1 for 19\.\d s while it opens a session", chosen.why)

@@ -146,6 +146,25 @@ def test_long_prompts_between_regions_wait_as_long_in_both_engines() -> None:
     assert max(mean_s for _, mean_s, _ in by_system.values()) > 0.05, "messages waited"
 
 
+@pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
+def test_a_prompt_of_megabytes_takes_as_long_in_both_engines(communication: str) -> None:
+    """Servers confirm its parts, and what acknowledges the confirmations takes the link from the parts that follow."""
+    one = case(
+        servers=[{"hardware": "small", "site": "B"}, {"hardware": "small", "site": "C"}],
+        workload=BASE["workload"] | {"n_requests": 2, "rate": 0.01, "n_input_tokens": 2000},
+        policy=BASE["policy"] | {"communication": communication},
+    )
+    fast, system = (
+        simulate(one, "testbed", is_virtual=is_virtual, live=False) for is_virtual in (False, True)
+    )
+    assert fast.engine == "fast"
+    for row, other in zip(fast.rows, system.rows, strict=True):
+        assert row.chain == other.chain == "0:0-2 1:2-4"
+        assert other.times["ttft_s"] > 2 * 3.0, "the prompt takes seconds on a link"
+        assert row.times["ttft_s"] == pytest.approx(other.times["ttft_s"], abs=5e-6)
+        assert row.times["e2e_s"] == pytest.approx(other.times["e2e_s"], abs=1e-5)
+
+
 def test_use_is_what_the_links_of_the_network_carried(carried_s: dict[str, float], tmp_path: Path) -> None:
     """Beside hidden states there is little else, if connections are not warmed."""
     simulation = simulate(
