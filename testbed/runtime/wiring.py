@@ -38,11 +38,16 @@ def _longest(experiment: Experiment) -> int:
 
 def token_s(experiment: Experiment) -> float:
     """Return seconds per token of the longest possible step, on the slowest link (both ways) and server."""
-    n_tokens, model = _longest(experiment), experiment.problem.model
-    link = min(experiment.network.links.values(), key=lambda link: link.rate_bps)
-    way_s = link.transmission_s(n_tokens * model.token_bytes, experiment.network.mtu)
+    n_tokens = _longest(experiment)
     step_s = max(_longest_step_s(experiment, server, n_tokens) for server in experiment.problem.servers)
-    return (2 * way_s + step_s) / n_tokens
+    return (_there_and_back_s(experiment, n_tokens) + step_s) / n_tokens
+
+
+def _there_and_back_s(experiment: Experiment, n_tokens: int) -> float:
+    """Return how long the hidden states of ``n_tokens`` take the slowest link, to a server and back."""
+    link = min(experiment.network.links.values(), key=lambda link: link.rate_bps)
+    n_bytes = n_tokens * experiment.problem.model.token_bytes
+    return 2 * link.transmission_s(n_bytes, experiment.network.mtu)
 
 
 def _longest_step_s(experiment: Experiment, server: ServerSpec, n_tokens: int) -> float:
@@ -60,12 +65,14 @@ def _longest_step_s(experiment: Experiment, server: ServerSpec, n_tokens: int) -
 def idle_s(experiment: Experiment) -> float:
     """Return how long a server keeps a session that sends no step, in scenario seconds.
 
-    It includes the time that all other servers of a chain may need for the longest step.
+    It includes the time that all other servers of a chain may need for the longest step, and that this step may wait for the
+    prompts of all other requests on the slowest link.
     """
     others_s = len(experiment.problem.servers) * token_s(experiment) * _longest(experiment)
+    ahead_s = _there_and_back_s(experiment, sum(plan.n_input_tokens for plan in experiment.workload.requests))
     prefix = experiment.compute.prefix
     held_s = prefix.hold_s if prefix is not None and prefix.kind == "session" else 0.0
-    return _IDLE_S + experiment.calibration.session_setup_s + others_s + held_s
+    return _IDLE_S + experiment.calibration.session_setup_s + others_s + ahead_s + held_s
 
 
 def scaled_links(

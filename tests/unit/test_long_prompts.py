@@ -99,4 +99,6 @@ def test_a_step_may_go_without_an_answer_for_as_long_as_the_slowest_hop_needs_on
     assert none_s == 0
     assert 0 < little_s < 20
     assert 2 * link_s + prefill_s < much_s < 1.1 * (2 * link_s + prefill_s)
-    assert idle_s(long) > 9 * much_s, "all other servers of a chain may take as long"
+    assert idle_s(long) > 9 * much_s + 2 * link_s, "all other servers of a chain may take as long"
+    many = load_experiment("clustered", ["workload.n_requests=5", "workload.n_input_tokens=60_000"])
+    assert idle_s(many) == pytest.approx(idle_s(long) + 4 * 2 * link_s, rel=0.05), "and so may other prompts"
