@@ -150,6 +150,10 @@ class Pipe:
             self._follow(0.0 if profile.loss_ratio >= 1 else profile.rate_bps, now_s)
         self._use(profile)
 
+    def place(self, now_s: float) -> None:
+        """Places the course where its origin is that of the clock, which shows ``now_s``: what has changed until now has."""
+        self._n_changed = bisect_right(self._instants, now_s)
+
     def _follow(self, rate_bps: float, now_s: float) -> None:
         """Goes on to the next change of the course, or ends the course if another rate is set by hand."""
         n, instants = self._n_changed, self._instants

@@ -46,6 +46,8 @@ class Network:
     """It delays nothing: clients apply the links' delays, and are notified of changes."""
     shares_links: bool = False
     """Pairs compete for the links in ``spec.shared``; else every pair has links of its own."""
+    follows_courses: bool = False
+    """It transmits what is queued by the planned changes of links (``spec.courses``)."""
     joins_machines: bool = False
     """Nodes may be on several machines (``spec.machines``)."""
     here: str = "works here"
@@ -98,6 +100,7 @@ NETWORKS: Mapping[str, Network] = {
             has_namespaces=True,
             has_forwarder=True,
             shares_links=True,
+            follows_courses=True,
             joins_machines=True,
         ),
         Network(
@@ -107,6 +110,7 @@ NETWORKS: Mapping[str, Network] = {
             clocks=("virtual",),
             nodes_are_processes=False,
             shares_links=True,
+            follows_courses=True,
             here="works everywhere; all nodes in one process, virtual time only",
         ),
         Network(

@@ -106,8 +106,16 @@ class LinkChanges:
         planned = self._planned.get(pair) or self._network.links[pair]
         return self._by_hand.get(pair, _NOTHING).on(planned)
 
-    async def run(self) -> None:
-        """Carry out the scenario's changes, each at its time; returns after the last."""
+    async def run(self, *, follows_courses: bool = False) -> None:
+        """Carry out the scenario's changes, each at its time; returns after the last.
+
+        ``follows_courses``: the network transmits what is queued by the planned changes. It learns at 0 when their time begins.
+        """
+        if follows_courses and self._network.changes:
+            await self._clock.sleep_until_s(0.0)
+            async with self._one_at_a_time, self._turn():
+                changing = {pair for change in self._network.changes for pair in change.links}
+                await self._change({pair: self.link(pair) for pair in sorted(changing)})
         for change in self._network.changes:
             await self._clock.sleep_until_s(change.at_s)
             async with self._one_at_a_time, self._turn():

@@ -346,8 +346,8 @@ class Links:
         self._clients = frozenset(experiment.problem.clients)
         self._sources = [*experiment.problem.clients, *self._servers]
         self._window_bytes = first_window_bytes(experiment)
-        pairs = [pair for pair in network.links if experiment.uses(pair)] if network.changes else ()
-        self._courses = courses(network.changes, pairs, 1.0)
+        used = {pair: link for pair, link in network.links.items() if experiment.uses(pair)}
+        self._courses = courses(network.changes, used, 1.0) if network.changes else {}
         self._present: dict[tuple[str, str], Link] = {}
         """Links that have changed."""
 
@@ -451,6 +451,7 @@ class Links:
             route = tuple(self._shared[name] for name in network.shared_paths.get((source, target), ()))
             course = self._courses.get((source, target), NO_COURSE)
             pipe = LazyPipe(f"{source} to {target}", network.links[source, target], route, course)
+            pipe.place(self._queue.now_s)
             if (present := self._present.get((source, target))) is not None:
                 pipe.change(present, self._queue.now_s)
             self._pipes[source, target] = pipe

@@ -202,7 +202,7 @@ class Emulation:
         """Serve the workload to its end. Raises ``RunError`` if the emulation breaks meanwhile."""
         self.progress.phase = "serving"
         self.events.write(Serving(at_s=self.clock.now_s()))
-        self._in_background(self.links.run())
+        self._in_background(self.links.run(follows_courses=self.nodes.follows_courses))
         self._in_background(self.nodes.keep_time())
         if self.blocks is not None:
             self._in_background(self.memory.watch(self.nodes.peers))

@@ -187,6 +187,11 @@ class NodeSet:
         return self._network.network.delays_in_client
 
     @property
+    def follows_courses(self) -> bool:
+        """Whether the network transmits what is queued by the planned changes of links."""
+        return self._network.network.follows_courses
+
+    @property
     def _network(self) -> OpenNetwork:
         assert self._processes.network is not None, "asked before the network was open"
         return self._processes.network

@@ -212,7 +212,8 @@ def test_networks_are_given_the_planned_rates_of_links_in_their_own_time(
         with_trace(text, CSV + ', direction="forward"', "time_scale=2"), "run", is_virtual=False
     )
     assert {pair: (list(at), list(rates)) for pair, (at, rates) in spec.courses.items()} == {
-        ("client-0", server): ([0.0, 0.5, 1.5], [16e6, 0.0, 4e6]) for server in ("a100-0", "a100-1")
-    }
+        ("client-0", server): ([0.0, 0.0, 0.5, 1.5], [200e6, 16e6, 0.0, 4e6])
+        for server in ("a100-0", "a100-1")
+    }, "the link as it is at first, and the trace"
     first, second = spec.courses.values()
     assert first is second  # pairs that change alike share what is stored

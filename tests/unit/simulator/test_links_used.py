@@ -165,6 +165,34 @@ def test_a_prompt_of_megabytes_takes_as_long_in_both_engines(communication: str)
         assert row.times["e2e_s"] == pytest.approx(other.times["e2e_s"], abs=1e-5)
 
 
+FIRST_USED_LATE = {"times": [0, 1], "rates": [20e6, 2e6], "length": "2 s", "repeat": True, "until": "60 s"}
+SLOW_FROM_SOON_ON = {"at": "200 ms", "for": "20 s", "rate": "2 Mbit/s"}
+
+
+@pytest.mark.parametrize(
+    ("network", "arrival_at_s", "ttft_s"),
+    [
+        ({"trace": [{"kind": "listed", "link": ["A", "B"], **FIRST_USED_LATE}]}, 5.3, 3.6),
+        ({"event": [{"link": ["A", "B"], **SLOW_FROM_SOON_ON}]}, 0.0, 17.0),
+    ],
+    ids=["a link that is first used after changes", "a first change during a message"],
+)
+def test_what_is_queued_is_sent_by_the_planned_rates_of_its_link(
+    network: dict[str, Any], arrival_at_s: float, ttft_s: float
+) -> None:
+    """2.5 MB there and back: at 20 Mbit/s in one second and 2 Mbit/s in the next, or 40 Mbit/s for 0.2 s and 2 Mbit/s then."""
+    one = case(
+        servers=[{"hardware": "small", "site": "B", "memory": "500 MB"}],
+        network={**BASE["network"], **network},
+        workload={"arrivals": "listed", "rate": 1, "requests": [[arrival_at_s, 300, 1]]},
+    )
+    fast, system = (
+        simulate(one, "testbed", is_virtual=is_virtual, live=False).rows[0] for is_virtual in (False, True)
+    )
+    assert system.times["ttft_s"] == pytest.approx(ttft_s, rel=0.05)
+    assert fast.times["ttft_s"] == pytest.approx(system.times["ttft_s"], abs=0.003)
+
+
 def test_use_is_what_the_links_of_the_network_carried(carried_s: dict[str, float], tmp_path: Path) -> None:
     """Beside hidden states there is little else, if connections are not warmed."""
     simulation = simulate(
