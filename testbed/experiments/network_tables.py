@@ -230,7 +230,7 @@ class SiteTable(Table):
     @model_validator(mode="after")
     def _limits(self) -> Self:
         if not self.has_links and self.carbon_g_per_kwh is None and self.region is None:
-            raise rule("limits nothing; give up, down or both")
+            raise rule("says nothing of its site; give up, down, region or carbon_g_per_kwh")
         return self
 
 

@@ -23,7 +23,7 @@ from policies.registry import PAIRS, shipped_policy
 from testbed.experiments.changes import Change
 from testbed.experiments.filesread import note_file
 from testbed.experiments.problems import KeyedError, unknown
-from testbed.experiments.schema import PolicyTable
+from testbed.experiments.schema import DEFAULT_PAIR, PolicyTable
 
 HALVES = ("placement", "routing")
 _ONLINE_TIMES = ("online_period", "online_patience")
@@ -63,9 +63,14 @@ class PolicyChoice:
 
 
 def with_halves(table: PolicyTable) -> PolicyTable:
-    """Return ``table`` with placement and routing named. Raises ``KeyedError`` for contradictions."""
+    """Return ``table`` with placement and routing named, by default those of ``DEFAULT_PAIR``.
+
+    Raises ``KeyedError`` for contradictions.
+    """
     halves = {half: getattr(table, half) for half in HALVES}
-    if table.name is None:
+    if table.name is None and not any(halves.values()):
+        halves = dict(zip(HALVES, PAIRS[DEFAULT_PAIR], strict=True))
+    elif table.name is None:
         for half, name in halves.items():
             if name is None:
                 raise KeyedError(("policy", half), f"is missing; give it, or a pair by name ({_pairs()})")
@@ -187,7 +192,7 @@ def settle_overrides(
     elif any(half in given for half in HALVES) and (
         "name" in policy or not any(h in policy for h in HALVES if h not in given)
     ):
-        pair = PAIRS.get(policy.pop("name", "proposed"), (None, None))
+        pair = PAIRS.get(policy.pop("name", DEFAULT_PAIR), (None, None))
         for half, meant in zip(HALVES, pair, strict=True):
             if meant is not None:
                 policy.setdefault(half, meant)

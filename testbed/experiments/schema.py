@@ -206,6 +206,10 @@ class TcpTable(Table):
     congestion_control: Name = "reno"
 
 
+DEFAULT_PAIR = "proposed"
+"""The policy pair of scenarios that name none."""
+
+
 class PolicyTable(Table):
     """``[policy]``: a pair of policies by ``name``, or ``placement`` and ``routing`` one by one.
 
@@ -331,7 +335,7 @@ class Scenario(Table):
     """An empty list, which "ray" becomes, stands for all machines of the Ray cluster."""
     tcp: TcpTable = TcpTable()
     workload: WorkloadTable
-    policy: PolicyTable = PolicyTable(name="proposed")
+    policy: PolicyTable = PolicyTable(name=DEFAULT_PAIR)
     compute: ComputeTable = ComputeTable()
     cache: CacheTable = CacheTable()
     decoding: DecodingTable | None = None

@@ -9,8 +9,11 @@ import pytest
 
 from testbed.cli.main import app
 from testbed.control.choice import chosen
-from testbed.errors import UserError
+from testbed.errors import ScenarioError, UserError
+from testbed.experiments import load_experiment
 from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.sources import Document
+from tests.unit.simulator.test_links_used import BASE
 
 MINE = """
 from policies.cgbp import CgBp
@@ -84,3 +87,11 @@ def test_a_pair_and_its_halves_are_the_same_choice() -> None:
     with pytest.raises(UserError, match=r"the policy cg-bp\+ws-rr is given twice"):
         run("simulate", "--policy", "proposed", "--policy", "cg-bp+ws-rr")
     assert run("simulate", "--policy", "cg-bp+petals", "--policy", "cg-bp+ws-rr") == 0
+
+
+def test_other_keys_of_policy_leave_the_default_pair() -> None:
+    document = {key: value for key, value in BASE.items() if key != "policy"}
+    named = load_experiment(Document(document | {"policy": {"name": "proposed", "design_concurrency": 2}}))
+    assert load_experiment(Document(document | {"policy": {"design_concurrency": 2}})) == named
+    with pytest.raises(ScenarioError, match=r"policy\.routing: is missing"):
+        load_experiment(Document(document | {"policy": {"placement": "cg-bp"}}))

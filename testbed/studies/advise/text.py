@@ -76,7 +76,8 @@ def advise_text(answer: dict[str, Any], width: int = 160) -> str:
         console.print(_losses(felt, measures))
     others = sum(row["n_alike"] for row in judged if row not in felt)
     if others:
-        which = f"any one of the other {others} servers" if others > 1 else "the other server"
+        other = "other " if felt else ""
+        which = f"any one of the {other}{others} servers" if others > 1 else f"the {other}server"
         console.print(f"losing {which} changes nothing")
     for row in answer["losses"]:
         if row not in judged:

@@ -435,7 +435,9 @@ def _part(document: dict[str, Any], where: str, name: str) -> dict[str, Any]:
     if not name and not parts:
         return document
     if not isinstance(parts, dict) or not isinstance(parts.get(name), dict):
-        valid = ", ".join(parts) if parts and isinstance(parts, dict) else "it has none"
+        if not parts or not isinstance(parts, dict):
+            raise UserError(f"{where}: has no parts; leave out :{name}")
+        valid = ", ".join(parts)
         raise UserError(f"{where}: name a part of this study, as in {Path(where).stem}:PART; valid: {valid}")
     merged = document
     for key, value in parts[name].items():

@@ -111,7 +111,10 @@ def test_validate_the_topology_and_the_page_show_a_sites_own_links(small: str, t
     ("options", "said"),
     [
         (['sites=[{name="A",up="0 bit/s"}]'], 'sites.0.up: must be more than 0, not "0 bit/s"'),
-        (['sites=[{name="A"}]'], "sites.0: limits nothing; give up, down or both"),
+        (
+            ['sites=[{name="A"}]'],
+            "sites.0: says nothing of its site; give up, down, region or carbon_g_per_kwh",
+        ),
         (
             ['sites=[{name="AA",up="1 Mbit/s"}]'],
             'sites.0.name: unknown site "AA" (did you mean "A"?); valid: A, B',
