@@ -7,6 +7,7 @@ with each server, and one of each server with each other one that it pushes to.
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -338,7 +339,7 @@ class Links:
         self._shared = {name: SharedLink(rate_bps) for name, rate_bps in network.shared_bps.items()}
         self._pipes: dict[tuple[str, str], LazyPipe] = {}
         self._lines: dict[tuple[str, str, str], Line] = {}
-        self._heard: dict[tuple[str, str], Heard] = {}
+        self._heard: defaultdict[tuple[str, str], Heard] = defaultdict(Heard)
         """By client and server."""
         self._lost_lines: list[tuple[str, str, Line]] = []
         """Those of connections that were lost and made again: (source, target, line)."""
@@ -346,8 +347,9 @@ class Links:
         self._clients = frozenset(experiment.problem.clients)
         self._sources = [*experiment.problem.clients, *self._servers]
         self._window_bytes = first_window_bytes(experiment)
-        used = {pair: link for pair, link in network.links.items() if experiment.uses(pair)}
-        self._courses = courses(network.changes, used, 1.0) if network.changes else {}
+        changing = network.links.items() if network.changes else ()
+        used = {pair: link for pair, link in changing if experiment.uses(pair)}
+        self._courses = courses(network.changes, used, 1.0)
         self._present: dict[tuple[str, str], Link] = {}
         """Links that have changed."""
 
@@ -374,7 +376,7 @@ class Links:
 
     def heard(self, client: int, server: int) -> Heard:
         """Returns what a client hears of a server."""
-        return self._heard.setdefault((self._sources[client], self._servers[server]), Heard())
+        return self._heard[self._sources[client], self._servers[server]]
 
     def reconnect(self, source: int, server: int) -> None:
         """Lets a source have a new connection with a server, in place of one that is lost."""
@@ -439,7 +441,7 @@ class Links:
             pipes = self._pipe(source, target), self._pipe(target, source)
             link, is_confirmed = self._link((source, target)), end == "asks"
             ends = (source, target) if is_confirmed else (target, source)
-            heard = self._heard.setdefault(ends, Heard()) if ends[0] in self._clients else None
+            heard = self._heard[ends] if ends[0] in self._clients else None
             line = Line(self._queue, pipes, link, self._tcp, self._window_bytes, is_confirmed, heard)
             self._lines[source, target, end] = line
         return line

@@ -67,7 +67,7 @@ class _Asked(NamedTuple):
     at_s: float
     heard: Heard
 
-    def silence_s(self, now_s: float) -> float:
+    def ended(self, now_s: float) -> float:
         """Ends the wait for its answer; returns for how long at most nothing was heard of it, in seconds."""
         return self.heard.answered(self.at_s, now_s)
 
@@ -150,7 +150,7 @@ class Chains:
     ) -> None:
         """No answer can come from a server. The client knows it at ``heard_at_s``, or now."""
         if asked is not None:
-            asked.silence_s(self._queue.now_s)
+            asked.ended(self._queue.now_s)
         opening.refusal = f"{self._problem.servers[server].name}: the connection was lost"
         opening.refused += (server,)
         opening.broken += (server,)
@@ -181,7 +181,7 @@ class Chains:
             opening.is_final |= refused.is_final
 
     def _answered(self, opening: Opening, wire: Wire | None, number: int, asked: _Asked) -> None:
-        self._check_limit(asked.server, asked.silence_s(self._queue.now_s))
+        self._check_limit(asked.server, asked.ended(self._queue.now_s))
         if wire is not None:
             wire.answered(number)
         self._ended(opening)
