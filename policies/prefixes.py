@@ -111,7 +111,8 @@ def is_held(placement: Placement, hops: Sequence[Hop]) -> bool:
 def saved_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], n_reused: int) -> float:
     """Returns how many modelled seconds ``request`` takes less on a chain that has the cache of its first ``n_reused`` tokens.
 
-    It can be negative: by a profile's tables, a prompt's last tokens alone can take longer than the whole prompt.
+    It can be negative where the rest is as short as a draft: a decode may read its experts and caches longer than a short
+    prompt takes.
     """
     if not n_reused:
         return 0.0
@@ -123,7 +124,7 @@ def saved_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], n_reuse
         less_s += hop_times_s(problem, request, previous, hop.server)[0]
         less_s += server.prefill_of_s(request.n_input_tokens, hop.blocks)
         less_s -= hop_times_s(problem, rest, previous, hop.server)[0]
-        less_s -= server.verify_of_s(n_reused, rest.n_input_tokens, hop.blocks)
+        less_s -= server.extend_of_s(n_reused, rest.n_input_tokens, hop.blocks)
         previous = hop.server
     return less_s
 

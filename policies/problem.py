@@ -395,7 +395,7 @@ class Problem:
             return n_hops * median(time_s for row in rows for time_s in row)
 
         alone_s = n_blocks * median(server.decode_at_s(context) for server in self.servers)
-        two_s = n_blocks * median(server.verify_at_s(context, 2) for server in self.servers)
+        two_s = n_blocks * median(server.extend_s(context, 2) for server in self.servers)
         hub_s = median(map(self.hub_s, range(len(self.clients))))
         costs = RoundCosts(
             hub_s + on_chain_s(self.token_rtt_s) + alone_s,
@@ -674,6 +674,6 @@ def decode_step_s(
         else:
             if problem.further_token_s:
                 step_s += (n_sent - 1) * problem.further_token_s[request.client][hop.server]
-            step_s += server.verify_of_s(cached_tokens, n_sent, hop.blocks)
+            step_s += server.extend_of_s(cached_tokens, n_sent, hop.blocks)
         previous = hop.server
     return step_s + (0.0 if previous is None else return_times_s(problem, request, previous)[1])

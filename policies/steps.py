@@ -8,9 +8,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeVar
 
+from policies.decoding import MOST_TOKENS
+
 L = TypeVar("L", bound="StepLaw")
 Blocks = int | range
 """Blocks that a step goes through: how many, all like the law's own, or which ones of the model."""
+
+
+def is_verified(n_tokens: int) -> bool:
+    """Whether so many tokens behind cached ones are computed as a decode: at most a draft and the token before it."""
+    return n_tokens <= MOST_TOKENS + 1
 
 
 class StepLaw:
@@ -52,8 +59,7 @@ class StepLaw:
 
     def prefill_s(self, n_tokens: int) -> float:
         """Returns the seconds per block of a prefill of ``n_tokens`` tokens."""
-        straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
-        return max(self._least_s(n_tokens), straight_s + self.prefill_curve_s * self._attended(n_tokens))
+        return self._chunk_s(0, n_tokens)
 
     def _least_s(self, n_tokens: int) -> float:
         if not self.experts_s:
@@ -123,41 +129,52 @@ class StepLaw:
     def step_s(self, position: float, n_tokens: int, blocks: Blocks) -> float:
         """Returns the seconds of a whole step of one session: ``n_tokens`` tokens on ``blocks``.
 
-        ``position`` is the number of tokens cached before; 0 means the prefill. Several tokens at another
-        position (a draft that is verified) are computed together: see ``verify_at_s``.
+        ``position`` is the number of tokens cached before; 0 means the prefill.
         """
         if not position:
             return self.step_base_s + self.prefill_of_s(n_tokens, blocks)
         if n_tokens == 1:
             return self.step_base_s + self.decode_of_s(position, blocks)
-        return self.step_base_s + self.verify_of_s(position, n_tokens, blocks)
+        return self.step_base_s + self.extend_of_s(position, n_tokens, blocks)
 
-    def verify_of_s(self, cached_tokens: float, n_tokens: int, blocks: Blocks) -> float:
+    def extend_of_s(self, cached_tokens: float, n_tokens: int, blocks: Blocks) -> float:
         """Returns the seconds of ``n_tokens`` of one session on ``blocks``, without ``step_base_s``."""
-        return sum(n * law.verify_at_s(cached_tokens, n_tokens) for law, n in self.kinds(blocks))
+        return sum(n * law.extend_s(cached_tokens, n_tokens) for law, n in self.kinds(blocks))
 
     def by_token(self: L, n_sent: int, n_made: float) -> L:
         """Returns a law whose decode is a token's share of a step with ``n_sent`` tokens that makes ``n_made``.
 
         It is exact where no window ends, and in a batch as far as sessions do not share experts.
         """
-        context_tokens = self.decode_context_tokens
+        slope_s = self.context_slope_s + 2 * (n_sent - 1) * self.prefill_curve_s
+        if not is_verified(n_sent):
+            slope_s = 2 * n_sent * self.prefill_curve_s
         changed: L = replace(  # type: ignore[type-var]  # laws are dataclasses
             self,
-            decode_s=self.verify_at_s(context_tokens, n_sent) / n_made,
-            context_slope_s=(self.context_slope_s + 2 * (n_sent - 1) * self.prefill_curve_s) / n_made,
+            decode_s=self.extend_s(self.decode_context_tokens, n_sent) / n_made,
+            context_slope_s=slope_s / n_made,
             session_slope_s=self.session_slope_s * n_sent / n_made,
             others=tuple(other.by_token(n_sent, n_made) for other in self.others),
         )
         return changed
 
-    def verify_at_s(self, cached_tokens: float, n_tokens: int) -> float:
+    def extend_s(self, cached_tokens: float, n_tokens: int) -> float:
         """Returns the seconds per block of ``n_tokens`` of one session in one step, after ``cached_tokens``.
 
-        A decode that reads the experts of all of them; every further token adds what one of a prompt adds.
+        As few as a round of speculative decoding has: a decode that reads the experts of all of them; every
+        further token adds what one of a prompt adds. More (the rest of a prompt whose beginning was kept): like a
+        chunk of a prompt, and so never longer than the whole prompt.
         """
+        if not is_verified(n_tokens):
+            return self._chunk_s(cached_tokens, n_tokens)
         experts_s = self.further_s(n_tokens) - self.session_slope_s * (n_tokens - 1)
         return self.decode_at_s(cached_tokens) + experts_s + self._verified_s(cached_tokens, n_tokens)
+
+    def _chunk_s(self, begin: float, n_tokens: int) -> float:
+        """Returns the seconds per block of ``n_tokens`` of a prompt, the first at position ``begin``."""
+        straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
+        pairs = self._attended(begin + n_tokens) - self._attended(begin)
+        return max(self._least_s(n_tokens), straight_s + self.prefill_curve_s * pairs)
 
     def _verified_s(self, cached_tokens: float, n_tokens: int) -> float:
         """Returns the seconds per block that all but the first of ``n_tokens`` add, without reading experts."""
@@ -171,7 +188,7 @@ class StepLaw:
 
         ``positions`` are the tokens that each decoding session has cached before the step. ``prompt`` are the
         positions of the prompt's tokens in this step: all of them, a chunk, or none. ``sizes`` are the tokens of each
-        decoding session; empty: one each. One decode alone, or a whole prompt alone, takes as long as in ``step_s``.
+        decoding session; empty: one each. A step alone takes as long as in ``step_s``.
         """
         blocks_s = sum(n * law._block_s(positions, prompt, sizes) for law, n in self.kinds(blocks))
         return self.step_base_s + blocks_s
@@ -179,9 +196,7 @@ class StepLaw:
     def _block_s(self, positions: Sequence[int], prompt: range, sizes: Sequence[int]) -> float:
         block_s, n, window = 0.0, len(positions), self.window_tokens
         if prompt:
-            straight_s = self.prefill_base_s + self.prefill_slope_s * len(prompt)
-            curve_s = self.prefill_curve_s * (self._attended(prompt.stop) - self._attended(prompt.start))
-            block_s += max(self._least_s(len(prompt)), straight_s + curve_s)
+            block_s += self._chunk_s(prompt.start, len(prompt))
         if n:
             n_cached = sum(min(position, window) for position in positions) if window else sum(positions)
             block_s += self.decode_s + self.further_s(n)

@@ -81,8 +81,8 @@ def test_verified_tokens_add_to_a_decode_what_tokens_of_a_prompt_add() -> None:
     pairs = (5 + 3) ** 2 - (5 + 1) ** 2
     assert times.step_s(5, 3, 2) == 0.5 + 2 * (0.25 + 5 * 2**-6 + 2 * 0.125 + pairs * 2**-4)
     experts = replace(times, experts_s=8.0, experts_ratio=0.5, prefill_curve_s=0.0)
-    assert experts.verify_at_s(5, 3) == 0.25 + 5 * 2**-6 + 2 * 0.125 + 8.0 * (0.5 - 0.5**3)
-    assert times.verify_at_s(5, 1) == times.decode_at_s(5)
+    assert experts.extend_s(5, 3) == 0.25 + 5 * 2**-6 + 2 * 0.125 + 8.0 * (0.5 - 0.5**3)
+    assert times.extend_s(5, 1) == times.decode_at_s(5)
 
 
 def test_a_draft_alone_in_a_batch_takes_what_it_takes_without_and_drafts_read_their_experts_once() -> None:
@@ -92,9 +92,28 @@ def test_a_draft_alone_in_a_batch_takes_what_it_takes_without_and_drafts_read_th
     assert times.batch_s(2, [5], range(0), [3]) == times.step_s(5, 3, 2)
     both_s = times.batch_s(2, [5, 9], range(0), [3, 1])
     without_experts = replace(times, experts_s=0.0)
-    alone_s = sum(without_experts.verify_at_s(*of) for of in ((5, 3), (9, 1)))
+    alone_s = sum(without_experts.extend_s(*of) for of in ((5, 3), (9, 1)))
     experts_s = 8.0 * (0.5 - 0.5**4)
     assert both_s == 0.5 + 2 * (alone_s - 0.25 + 0.5 + experts_s)
+
+
+@pytest.mark.parametrize("window_tokens", [0, 40])
+@pytest.mark.parametrize("prefill_least_s", [0.0, 4.0])
+def test_the_rest_of_a_prompt_takes_as_long_alone_as_in_a_batch_and_no_longer_than_the_whole(
+    prefill_least_s: float, window_tokens: int
+) -> None:
+    times = StepTimes(
+        9.0, 2.0, 0.125, 0.5, 2**-6, 2**-12, prefill_least_s=prefill_least_s, window_tokens=window_tokens
+    )
+    for n_cached in (1, 30, 100):
+        for n_tokens in (MOST_TOKENS + 2, 60):
+            rest_s = times.step_s(n_cached, n_tokens, 2)
+            assert rest_s == times.batch_s(2, [], range(n_cached, n_cached + n_tokens))
+            assert times.step_s(0, n_tokens, 2) <= rest_s <= times.step_s(0, n_cached + n_tokens, 2)
+    drafted = times.by_token(40, 8.0)
+    if not (window_tokens or prefill_least_s):
+        for n_cached in (0, 50):
+            assert drafted.decode_at_s(n_cached) == times.extend_s(n_cached, 40) / 8
 
 
 @pytest.mark.parametrize("kind", ["hub-spoke", "forwarding", "forwarding over links"])
