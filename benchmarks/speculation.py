@@ -17,7 +17,7 @@ from nodes.blocks.files import read_config
 from nodes.blocks.spec import BlocksSpec, HubSpec, WeightSource
 from nodes.compute import open_session
 from nodes.request import Generation, Request
-from policies.decoding import Decoding, RoundCosts, Seen
+from policies.decoding import Decoding, Seen
 from testbed.control.placing import RememberedPlacements
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
@@ -84,7 +84,6 @@ ACCEPTANCES = (0.0, 0.3, 0.5, 0.7, 0.9)
 FIXED = (1, 2, 3, 5, 8, 12, 16)
 _IN_FLIGHT = (1, 2, 3, 4, 5, 8, 11, 16)
 _ROUNDS = 1_000_000
-_FREE = RoundCosts(0.0, 0.0)
 _PLACED = RememberedPlacements()
 
 
@@ -230,7 +229,7 @@ async def _looked_up(folder: str, n_tokens: int, drafted: int) -> AsyncIterator[
             while len(made) < n_tokens:
                 n_drafted = 0
                 if how is not None and position:
-                    n_drafted = await sequence.draft(how.n_drafted(n_tokens - len(made), _FREE, seen))
+                    n_drafted = await sequence.draft(how.n_drafted(n_tokens - len(made), (), seen))
                     n_rounds += 1
                 states = await sequence.embed()
                 n_sent = len(states) // hub.token_bytes

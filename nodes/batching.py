@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from nodes.clock import on_tick
-from policies.steps import is_verified
+from policies.decoding import MOST_TOKENS
 
 
 class BatchTimes(Protocol):
@@ -64,7 +64,7 @@ class Step:
 
         More tokens behind cached ones are the rest of a prompt whose beginning was kept.
         """
-        return self.position > 0 and is_verified(self.n_tokens)
+        return self.position > 0 and self.n_tokens <= MOST_TOKENS + 1
 
 
 class Work(NamedTuple):

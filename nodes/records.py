@@ -21,7 +21,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
 
     ``wait_s`` is the expected wait for room, ``queued_s`` the time spent in the coordinator's queue, both in
     scenario seconds. ``cost_s`` is what the routing policy minimised. ``decision_s`` is the time that choosing the chain took, in real seconds.
-    ``round_s`` are the ``RoundCosts`` of a chain, if clients choose how much they draft.
+    ``round_s`` are a chain's ``RoundTimes``, if clients choose how much they draft.
     """
 
     hops: list[Hop]
@@ -29,7 +29,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     decision_s: float
     queued_s: float = 0.0
     cost_s: float = 0.0
-    round_s: tuple[float, float] = (0.0, 0.0)
+    round_s: tuple[float, ...] = ()
 
 
 class HopRecord(NamedTuple):

@@ -31,7 +31,7 @@ from nodes.records import (
 from nodes.recovery import Observer, Recovery, Rerouter
 from nodes.request import Request
 from nodes.rounds import Answer, Round, Rounds
-from policies.decoding import RoundCosts, Seen
+from policies.decoding import RoundTimes, Seen
 from policies.problem import Hop
 from policies.rules import RecoveryRules
 from policies.workload import Backoff
@@ -111,8 +111,8 @@ class HubSession:
         """Tokens of the prompt that are not computed, because all servers have kept their caches; those that hops were sent for
         it, of all hops."""
         self._was_open = False
-        self._costs: RoundCosts = RoundCosts(0.0, 0.0) if after is None else after._costs
-        """What a round costs on the chain, as the coordinator expects it."""
+        self._round_s: RoundTimes = () if after is None else after._round_s
+        """How long a round takes on the chain, as the coordinator expects it."""
         self._steps: list[int] = [] if after is None else list(after._steps)
         """The number of tokens of every step so far, those that are away included."""
         self._n_done = self._position = 0
@@ -236,7 +236,7 @@ class HubSession:
                 self._observe(Routed(index, attempt_at_s, answer.hops, *took_s))
                 opened = await self._chain.open(answer.hops, first_tokens, is_replacement=is_replacement)
                 if not isinstance(opened, Refusal):
-                    self.hops, self._costs = opened, RoundCosts(*answer.round_s)
+                    self.hops, self._round_s = opened, answer.round_s
                     self._observe(Admitted(index, self._clock.now_s(), answer.hops))
                     return attempt_at_s
                 refusal = opened
@@ -294,7 +294,7 @@ class HubSession:
                 if n_left < 1:
                     return None
             if decoding is not None and self._n_done:
-                most = decoding.n_drafted(n_left, self._costs, self._seen)
+                most = decoding.n_drafted(n_left, self._round_s, self._seen)
                 if behind is not None and not most and n_left > 1:
                     return None  # drafts do not pay
                 drafted = await (sequence.draft(most) if behind is None else sequence.draft_ahead(most))

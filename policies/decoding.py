@@ -39,11 +39,8 @@ More would cost a session that expects the wrong one up to a tenth of its time (
 """
 
 
-class RoundCosts(NamedTuple):
-    """What a round costs a session on its chain: ``base_s`` without drafts, and ``token_s`` for every drafted token."""
-
-    base_s: float
-    token_s: float
+RoundTimes = tuple[float, ...]
+"""Seconds of a session's round on its chain, by the number of drafted tokens, from 0; empty: they are not known."""
 
 
 @dataclass(slots=True)
@@ -91,27 +88,24 @@ class Decoding:
     def is_petals(self) -> bool:
         return self.drafter == "petals"
 
-    def n_drafted(self, n_left: int, costs: RoundCosts, seen: Seen) -> int:
+    def n_drafted(self, n_left: int, round_s: RoundTimes, seen: Seen) -> int:
         """Returns how many tokens to draft for a request that lacks ``n_left`` >= 1 output tokens.
 
-        No more than it can use: the model adds one of its own to them, except under PETALS' rule. ``costs`` and ``seen``
+        No more than it can use: the model adds one of its own to them, except under PETALS' rule. ``round_s`` and ``seen``
         are the session's: see ``best_tokens``.
         """
         most = self.tokens
         if self.is_auto:
             known = self.acceptance * _TRUSTED + seen.n_accepted
-            most = self.best_tokens(costs, known / (_TRUSTED + seen.n_tested))
+            most = self.best_tokens(round_s, known / (_TRUSTED + seen.n_tested))
         return min(most, n_left if self.is_petals else n_left - 1)
 
-    def best_tokens(self, costs: RoundCosts, acceptance: float) -> int:
+    def best_tokens(self, round_s: RoundTimes, acceptance: float) -> int:
         """Returns how many drafted tokens per round, 0 to ``tokens``, make most tokens per second."""
-        if not costs.base_s:
+        if not round_s:
             return self.tokens
         law = self if self.rates else replace(self, acceptance=acceptance)
-        return max(
-            range(self.tokens + 1),
-            key=lambda n: law.expected_tokens(n) / (costs.base_s + n * costs.token_s),
-        )
+        return max(range(self.tokens + 1), key=lambda n: law.expected_tokens(n) / round_s[n])
 
     def n_sent(self, n_drafted: int) -> int:
         """Returns how many hidden states a round with ``n_drafted`` drafted tokens sends."""

@@ -15,7 +15,7 @@ from itertools import accumulate, repeat
 from statistics import median
 from typing import Literal, NamedTuple
 
-from policies.decoding import MOST_TOKENS, Decoding, RoundCosts
+from policies.decoding import MOST_TOKENS, Decoding, RoundTimes
 from policies.link_rates import LinkRates
 from policies.places import Places
 from policies.steps import StepLaw, StepTimes
@@ -394,14 +394,15 @@ class Problem:
         def on_chain_s(rows: Matrix) -> float:
             return n_hops * median(time_s for row in rows for time_s in row)
 
-        alone_s = n_blocks * median(server.decode_at_s(context) for server in self.servers)
-        two_s = n_blocks * median(server.extend_s(context, 2) for server in self.servers)
-        hub_s = median(map(self.hub_s, range(len(self.clients))))
-        costs = RoundCosts(
-            hub_s + on_chain_s(self.token_rtt_s) + alone_s,
-            decoding.draft_token_s + on_chain_s(self.further_token_s or ((0.0,),)) + two_s - alone_s,
+        one_s = median(map(self.hub_s, range(len(self.clients)))) + on_chain_s(self.token_rtt_s)
+        further_s = decoding.draft_token_s + on_chain_s(self.further_token_s or ((0.0,),))
+        round_s = tuple(
+            one_s
+            + n * further_s
+            + n_blocks * median(server.extend_s(context, n + 1) for server in self.servers)
+            for n in range(decoding.tokens + 1)
         )
-        return decoding.best_tokens(costs, decoding.acceptance)
+        return decoding.best_tokens(round_s, decoding.acceptance)
 
     def as_seen(self, *, counts_drafts: bool) -> Problem:
         """Returns the problem without ``decoding``: ``by_token`` for policies that count drafts."""
@@ -640,17 +641,11 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
     return prefill, prefill + (request.n_output_tokens - 1) * decode
 
 
-def round_costs(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> RoundCosts:
-    """Returns what rounds of speculative decoding cost a request on a chain, as ``decode_step_s`` has it.
-
-    A drafted token costs the mean over ``MOST_TOKENS`` of them: the first reads more experts than the last.
-    """
-    one_s, most_s = (
-        decode_step_s(problem, request, hops, request.n_input_tokens, n_drafted)
-        for n_drafted in (1, MOST_TOKENS)
+def round_times_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> RoundTimes:
+    """Returns how long rounds of speculative decoding take a request on a chain: see ``decode_step_s``."""
+    return tuple(
+        decode_step_s(problem, request, hops, request.n_input_tokens, n) for n in range(MOST_TOKENS + 1)
     )
-    token_s = (most_s - one_s) / (MOST_TOKENS - 1)
-    return RoundCosts(one_s - token_s, token_s)
 
 
 def decode_step_s(

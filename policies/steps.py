@@ -6,18 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import add
 from typing import TypeVar
-
-from policies.decoding import MOST_TOKENS
 
 L = TypeVar("L", bound="StepLaw")
 Blocks = int | range
 """Blocks that a step goes through: how many, all like the law's own, or which ones of the model."""
-
-
-def is_verified(n_tokens: int) -> bool:
-    """Whether so many tokens behind cached ones are computed as a decode: at most a draft and the token before it."""
-    return n_tokens <= MOST_TOKENS + 1
 
 
 class StepLaw:
@@ -59,7 +53,7 @@ class StepLaw:
 
     def prefill_s(self, n_tokens: int) -> float:
         """Returns the seconds per block of a prefill of ``n_tokens`` tokens."""
-        return self._chunk_s(0, n_tokens)
+        return self._computed_s(n_tokens, self._attended(n_tokens))
 
     def _least_s(self, n_tokens: int) -> float:
         if not self.experts_s:
@@ -76,11 +70,13 @@ class StepLaw:
 
         Each adds its arithmetic, and together they read the experts that the first has not read.
         """
-        more_s = self.session_slope_s * (n_sessions - 1)
+        return self.session_slope_s * (n_sessions - 1) + self._more_experts_s(n_sessions)
+
+    def _more_experts_s(self, n_tokens: int) -> float:
         if not self.experts_s:
-            return more_s
+            return 0.0
         idle = 1 - self.experts_ratio
-        return more_s + self.experts_s * (idle - idle**n_sessions)
+        return self.experts_s * (idle - idle**n_tokens)
 
     def decode_at_s(self, cached_tokens: float) -> float:
         """Returns the seconds per block of a decode step with ``cached_tokens`` in the cache before it."""
@@ -144,16 +140,18 @@ class StepLaw:
     def by_token(self: L, n_sent: int, n_made: float) -> L:
         """Returns a law whose decode is a token's share of a step with ``n_sent`` tokens that makes ``n_made``.
 
-        It is exact where no window ends, and in a batch as far as sessions do not share experts.
+        It is exact where no window ends and the longer one of a step's two times (``extend_s``) is the same with any
+        number of cached tokens; in a batch, as far as sessions do not share experts.
         """
-        slope_s = self.context_slope_s + 2 * (n_sent - 1) * self.prefill_curve_s
-        if not is_verified(n_sent):
-            slope_s = 2 * n_sent * self.prefill_curve_s
+        context_tokens = self.decode_context_tokens
+        context_s, session_s = self.context_slope_s, self.session_slope_s * n_sent
+        if n_sent > 1 and self._together_s(context_tokens, n_sent) > self._read_s(context_tokens, n_sent):
+            context_s, session_s = 2 * n_sent * self.prefill_curve_s, self.prefill_slope_s * n_sent
         changed: L = replace(  # type: ignore[type-var]  # laws are dataclasses
             self,
-            decode_s=self.extend_s(self.decode_context_tokens, n_sent) / n_made,
-            context_slope_s=slope_s / n_made,
-            session_slope_s=self.session_slope_s * n_sent / n_made,
+            decode_s=self.extend_s(context_tokens, n_sent) / n_made,
+            context_slope_s=context_s / n_made,
+            session_slope_s=session_s / n_made,
             others=tuple(other.by_token(n_sent, n_made) for other in self.others),
         )
         return changed
@@ -161,25 +159,23 @@ class StepLaw:
     def extend_s(self, cached_tokens: float, n_tokens: int) -> float:
         """Returns the seconds per block of ``n_tokens`` of one session in one step, after ``cached_tokens``.
 
-        As few as a round of speculative decoding has: a decode that reads the experts of all of them; every
-        further token adds what one of a prompt adds. More (the rest of a prompt whose beginning was kept): like a
-        chunk of a prompt, and so never longer than the whole prompt.
+        One is a decode. Several (a draft that is verified, the rest of a prompt whose beginning was kept, a chunk) take
+        the longer of two times: what a decode that reads all their experts takes, and what so many tokens of a prompt
+        take, attention to all tokens before them included.
         """
-        if not is_verified(n_tokens):
-            return self._chunk_s(cached_tokens, n_tokens)
-        experts_s = self.further_s(n_tokens) - self.session_slope_s * (n_tokens - 1)
-        return self.decode_at_s(cached_tokens) + experts_s + self._verified_s(cached_tokens, n_tokens)
+        if n_tokens == 1:
+            return self.decode_at_s(cached_tokens)
+        return max(self._read_s(cached_tokens, n_tokens), self._together_s(cached_tokens, n_tokens))
 
-    def _chunk_s(self, begin: float, n_tokens: int) -> float:
-        """Returns the seconds per block of ``n_tokens`` of a prompt, the first at position ``begin``."""
+    def _read_s(self, cached_tokens: float, n_tokens: int) -> float:
+        return self.decode_at_s(cached_tokens) + self._more_experts_s(n_tokens)
+
+    def _together_s(self, begin: float, n_tokens: int) -> float:
+        return self._computed_s(n_tokens, self._attended(begin + n_tokens) - self._attended(begin))
+
+    def _computed_s(self, n_tokens: int, pairs: float) -> float:
         straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
-        pairs = self._attended(begin + n_tokens) - self._attended(begin)
         return max(self._least_s(n_tokens), straight_s + self.prefill_curve_s * pairs)
-
-    def _verified_s(self, cached_tokens: float, n_tokens: int) -> float:
-        """Returns the seconds per block that all but the first of ``n_tokens`` add, without reading experts."""
-        pairs = self._attended(cached_tokens + n_tokens) - self._attended(cached_tokens + 1)
-        return self.prefill_slope_s * (n_tokens - 1) + self.prefill_curve_s * pairs
 
     def batch_s(
         self, blocks: Blocks, positions: Sequence[int], prompt: range, sizes: Sequence[int] = ()
@@ -196,15 +192,18 @@ class StepLaw:
     def _block_s(self, positions: Sequence[int], prompt: range, sizes: Sequence[int]) -> float:
         block_s, n, window = 0.0, len(positions), self.window_tokens
         if prompt:
-            block_s += self._chunk_s(prompt.start, len(prompt))
+            n_prompt = len(prompt)
+            block_s += self.extend_s(prompt.start, n_prompt) if prompt.start else self.prefill_s(n_prompt)
         if n:
+            n_tokens = sum(sizes) or n
             n_cached = sum(min(position, window) for position in positions) if window else sum(positions)
-            block_s += self.decode_s + self.further_s(n)
-            block_s += self.context_slope_s * (n_cached - self.decode_context_tokens)
-        n_more = sum(sizes) - n if sizes else 0
-        if n_more:  # further tokens of the sessions' drafts
-            block_s += self.further_s(n + n_more) - self.further_s(n) - self.session_slope_s * n_more
-            block_s += sum(map(self._verified_s, positions, sizes))
+            read_s = self.decode_s + self.session_slope_s * (n - 1) + self._more_experts_s(n_tokens)
+            read_s += self.context_slope_s * (n_cached - self.decode_context_tokens)
+            if n_tokens > n:  # some are drafts
+                ends = map(add, positions, sizes)
+                pairs = sum(map(self._attended, ends)) - sum(map(self._attended, positions))
+                read_s = max(read_s, self._computed_s(n_tokens, pairs))
+            block_s += read_s
         return block_s
 
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from nodes.clock import on_tick
 from policies.bans import Bans
-from policies.decoding import RoundCosts
+from policies.decoding import RoundTimes
 from policies.joining import join
 from policies.link_rates import Passage
 from policies.link_waits import LinkWaits
 from policies.membership import Membership
 from policies.outcomes import Outcomes, Times, WhoAsks, outcome_of
 from policies.prefixes import PrefixMap
-from policies.problem import BlockRange, Hop, Placement, PolicyError, RequestSpec, Route, round_costs
+from policies.problem import BlockRange, Hop, Placement, PolicyError, RequestSpec, Route, round_times_s
 from policies.replay import ServiceTimes
 from policies.subrange import SubrangeRouter
 from policies.waiting import fits
@@ -232,12 +232,12 @@ class Coordinator:
         """The number of sessions that the coordinator believes to be there."""
         return len(self._chains)
 
-    def round_costs(self, index: int, hops: Sequence[Hop]) -> RoundCosts:
-        """Returns what rounds cost a request on a chain; 0 unless clients choose how much they draft."""
+    def round_times_s(self, index: int, hops: Sequence[Hop]) -> RoundTimes:
+        """Returns how long a request's rounds take on a chain; empty unless clients choose how much they draft."""
         decoding, known = self._problem.decoding, self.requests[index].known
         if decoding is None or not decoding.is_auto:
-            return RoundCosts(0.0, 0.0)
-        return round_costs(self._problem, known, hops)
+            return ()
+        return round_times_s(self._problem, known, hops)
 
     def release(self, index: int) -> None:
         """Release a session that has ended or was refused."""

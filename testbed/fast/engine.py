@@ -434,7 +434,7 @@ class _Run:
             parts=parts,
             ready_at_s=ready_at_s,
         )
-        on_chain.costs = self._coordinator.round_costs(plan.index, hops) if held is None else held.costs
+        on_chain.round_s = self._coordinator.round_times_s(plan.index, hops) if held is None else held.round_s
         if held is not None:
             on_chain.earlier, on_chain.seen_tokens = held.step_sizes, held.seen_tokens
             session.preempted_by = held.preempted_by

@@ -15,7 +15,7 @@ from nodes.batching import Batch, Batches, Composition, Step
 from nodes.clock import on_tick
 from nodes.framesizes import FrameSize
 from nodes.records import HOP_COLUMNS
-from policies.decoding import ONE_TOKEN, Decoding, Round, RoundCosts
+from policies.decoding import ONE_TOKEN, Decoding, Round, RoundTimes
 from policies.problem import Hop
 from policies.steps import StepLaw
 from policies.workload import RequestPlan
@@ -92,7 +92,7 @@ class ChainSession:
     decodes: dict[int, Decode] = field(default_factory=dict)
     """Of hops that have had one; all further parts are such decodes."""
     rounds: Rounds = field(default_factory=Rounds)
-    costs: RoundCosts = RoundCosts(0.0, 0.0)  # noqa: RUF009 - immutable
+    round_s: RoundTimes = ()
     round: Round = ONE_TOKEN
     """What the present step makes."""
     seen_tokens: int = 0
@@ -507,7 +507,7 @@ class Steps:
             return
         draft_s = 0.0
         if self._decoding is not None:
-            n_drafted = self._decoding.n_drafted(n_left, session.costs, session.rounds.seen)
+            n_drafted = self._decoding.n_drafted(n_left, session.round_s, session.rounds.seen)
             session.round = self._decoding.drawn(plan.index, session.token, n_drafted)
             draft_s = session.round.drafted * self._decoding.draft_token_s
         session.parts = (Part(plan.n_input_tokens + session.token - 1, session.round.sent),)

@@ -124,7 +124,7 @@ class Reports:
         if not isinstance(found, Route):
             return None
         decision_s = 0.0 if self._stage.is_virtual else self._coordinator.decisions_s[-1]
-        round_s = self._coordinator.round_costs(index, found.hops)
+        round_s = self._coordinator.round_times_s(index, found.hops)
         return Plan(list(found.hops), found.wait_s, decision_s, queued_s, found.cost_s, round_s)
 
     async def _on_record(self, message: messages.Recorded) -> None:

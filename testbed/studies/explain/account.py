@@ -38,7 +38,7 @@ OF_HOPS = (
 links, a connection that lets only a part of a prompt through at once). ``compute_alone_s``: steps as long as the profile says for a
 session alone; ``compute_shared_s``: the time beyond that of steps that met other sessions on their server;
 ``compute_slower_s``: that of steps that met none, and what a slowed server takes for those that did. With several rounds of
-drafts in flight, ``behind_s`` is the time of a round on a server until the one before it was computed there; ``ahead_s``, below 0,
+drafts in flight, ``behind_s`` is the time of a round on a server until earlier ones were computed there; ``ahead_s``, below 0,
 is how much earlier it was sent than the token before it was known.
 """
 PARTS = ("queue_s", "setup_s", "setup_wait_s", *OF_HOPS, "replays_s", "preempted_s", "rest_s")
@@ -179,15 +179,22 @@ class _Slower:
         compute = experiment.compute
         self._all_meet = is_real or compute.batching != "none" or compute.backend != "stub"
         self._servers = {server.name: number for number, server in enumerate(experiment.problem.servers)}
+        decoding = experiment.problem.decoding
+        self._waits_for_own = not is_real and decoding is not None and decoding.in_flight > 1
         self._contention = [server.contention_ratio for server in experiment.problem.servers]
         self._slow = SlowServers(read_events(run_dir, OF_FAULTS), list(self._servers))
 
-    def of(self, hop: Mapping[str, Any], alone_s: float) -> float:
-        """Returns the seconds of ``hop``, which the profile gives ``alone_s``."""
+    def of(self, hop: Mapping[str, Any], alone_s: float) -> tuple[float, float]:
+        """Returns the seconds of ``hop``, which the profile gives ``alone_s``, and those that are the session's own.
+
+        They are of drafts in flight that are given up: a server ends what it has begun of them.
+        """
         server = self._servers[hop["server"]]
+        slow_s = alone_s * (self._slow.factor(server, hop["arrived_at_s"]) - 1.0)
         if hop["has_met"] and (self._all_meet or self._contention[server]):
-            return alone_s * (self._slow.factor(server, hop["arrived_at_s"]) - 1.0)
-        return float(hop["hop_compute_s"]) - alone_s
+            return slow_s, 0.0
+        beyond_s = float(hop["hop_compute_s"]) - alone_s
+        return (slow_s, beyond_s - slow_s) if self._waits_for_own else (beyond_s, 0.0)
 
 
 def _per_hop(
@@ -236,16 +243,16 @@ def _per_hop(
             hop |= {"transmission_s": hop["hop_network_s"] - hop["propagation_s"], "link_wait_s": 0.0}
         else:
             alone_s += profile.overhead_s(row.client, position, n_tokens)
-        slower_s = slower.of(hop, alone_s)
+        slower_s, own_s = slower.of(hop, alone_s)
         explained_s = hop["propagation_s"] + hop["transmission_s"] + hop["link_wait_s"]
         total["n_tokens"] += 1
         for part, value_s in (
             *((part, hop[part]) for part in ("propagation_s", "transmission_s", "link_wait_s")),
             ("network_rest_s", hop["hop_network_s"] - explained_s),
             ("compute_alone_s", alone_s),
-            ("compute_shared_s", hop["hop_compute_s"] - alone_s - slower_s),
+            ("compute_shared_s", hop["hop_compute_s"] - alone_s - slower_s - own_s),
             ("compute_slower_s", slower_s),
-            ("behind_s", behind_s),
+            ("behind_s", behind_s + own_s),
             ("client_s", max(hop["hop_client_s"], 0.0)),
             ("ahead_s", min(hop["hop_client_s"], 0.0)),
         ):

@@ -11,7 +11,7 @@ import pytest
 
 from nodes.blocks.spec import Sampling
 from nodes.request import Generation, Request
-from policies.decoding import Decoding, RoundCosts, Seen
+from policies.decoding import Decoding, Seen
 from tests.support.blocks import BLOOM, CONFIGS, LLAMA, Models, generated, hub_of, need_blocks, served
 
 need_blocks()
@@ -47,7 +47,7 @@ async def tokens_of(
         position = n_drafted = n_accepted = 0
         while len(tokens) < N:
             if position and decoding is not None:
-                most = decoding.n_drafted(N - len(tokens), RoundCosts(0.0, 0.0), Seen())
+                most = decoding.n_drafted(N - len(tokens), (), Seen())
                 n_drafted += await sequence.draft(most)
             states = await sequence.embed()
             n_tokens = len(states) // hub.token_bytes

@@ -200,7 +200,7 @@ def test_what_cannot_be_explained_is_said(tmp_path: Path) -> None:
 
 
 def test_a_request_with_drafts_is_compared_with_its_own_rounds_on_an_idle_chain() -> None:
-    drafts = "decoding.drafter=ngram", "decoding.acceptance=0.7", "decoding.tokens=auto"
+    drafts = "decoding.drafter=ngram", "decoding.acceptance=0.9", "decoding.tokens=auto"
     answer, text = explain_command("clustered", 1, None, [*SHORT, *drafts, "workload.rate=0.01"], None)
     assert answer["own_chain_alone"]["e2e_s"] == pytest.approx(answer["e2e_s"], rel=1e-3)
     assert 0 < answer["n_rounds"] < 15

@@ -96,9 +96,9 @@ def test_a_draft_that_is_verified_goes_with_the_decodes() -> None:
     batches = run([busy, draft, other], chunk_tokens=2)
     assert batches[1].ended == (draft, other)
     assert batches[1].together.tokens == 5
-    draft_s = 3 * 0.5 + 0.03125 * (12**2 - 9**2)
-    further_s = 0.125 + 8 * 0.0625
-    assert batches[1].end_at_s - batches[1].together.began_at_s == 0.25 + 2 * (1.0 + further_s + draft_s)
+    pairs = 12**2 - 8**2 + 9**2 - 8**2
+    took_s = batches[1].end_at_s - batches[1].together.began_at_s
+    assert took_s == 0.25 + 2 * (TIMES.prefill_base_s + 5 * 0.5 + 0.03125 * pairs)
 
 
 def test_many_short_sessions_take_longer_than_one_of_the_length_that_the_law_is_for() -> None:

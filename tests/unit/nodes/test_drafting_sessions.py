@@ -20,7 +20,7 @@ from nodes.prefixes import page_ids
 from nodes.records import Drafted
 from nodes.request import Request, WrongTokenError
 from nodes.session import HubSession
-from policies.decoding import Decoding, RoundCosts, Seen
+from policies.decoding import Decoding, Seen
 from policies.rules import PagingRules
 from policies.steps import StepTimes
 from tests.support.data_plane import (
@@ -40,7 +40,6 @@ from tests.unit.nodes.test_session_recovery import RANGES, Kill
 
 N_OUTPUT = 24
 TOKENS = expected_tokens(6, n_output_tokens=N_OUTPUT)
-FREE = RoundCosts(0.0, 0.0)
 DECODING = Decoding("ngram", 4, 0.7, seed=1)
 KINDS = {"hub-spoke": (HubSession, farm), "forwarding": (ForwardingSession, forwarding_farm)}
 
@@ -72,7 +71,7 @@ async def test_tokens_are_the_whole_models_and_rounds_as_drawn(
     drafted = [(record.tokens, record.accepted) for record in records if isinstance(record, Drafted)]
     n_done, expected, sent = 1, [], [(0, 5)]
     while n_done < N_OUTPUT:
-        drawn = decoding.drawn(3, n_done, decoding.n_drafted(N_OUTPUT - n_done, FREE, Seen()))
+        drawn = decoding.drawn(3, n_done, decoding.n_drafted(N_OUTPUT - n_done, (), Seen()))
         expected.append((drawn.drafted, drawn.accepted))
         sent.append((4 + n_done, drawn.sent))
         n_done += drawn.made

@@ -8,13 +8,12 @@ from itertools import pairwise
 import pytest
 
 from policies import Hop, RequestSpec, service_s
-from policies.decoding import MOST_TOKENS, Decoding, RoundCosts, Seen, measured_rates
+from policies.decoding import MOST_TOKENS, Decoding, RoundTimes, Seen, measured_rates
 from policies.problem import decode_step_s
 from policies.steps import StepTimes
 from tests.support.problems import forwarded, make_problem
 
 DRAFTERS = ["ngram", "petals"]
-FREE = RoundCosts(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def test_rounds_end_with_the_request(drafter: str) -> None:
     decoding = Decoding(drafter, 5, 1.0)
     n_done, n_rounds = 1, 0
     while n_done < 24:
-        drawn = decoding.drawn(0, n_done, decoding.n_drafted(24 - n_done, FREE, Seen()))
+        drawn = decoding.drawn(0, n_done, decoding.n_drafted(24 - n_done, (), Seen()))
         assert drawn.accepted == drawn.drafted
         n_done, n_rounds = n_done + drawn.made, n_rounds + 1
     assert n_done == 24
@@ -76,34 +75,38 @@ def test_the_models_token_follows_those_that_agree_and_under_petals_rule_only_if
     assert petals.kept([4, 5, 6], [9, 5, 6]) == (0, [4])
 
 
-def test_verified_tokens_add_to_a_decode_what_tokens_of_a_prompt_add() -> None:
-    times = StepTimes(0.25, 2.0, 0.125, 0.5, 2**-6, 2**-4)
-    pairs = (5 + 3) ** 2 - (5 + 1) ** 2
-    assert times.step_s(5, 3, 2) == 0.5 + 2 * (0.25 + 5 * 2**-6 + 2 * 0.125 + pairs * 2**-4)
-    experts = replace(times, experts_s=8.0, experts_ratio=0.5, prefill_curve_s=0.0)
-    assert experts.extend_s(5, 3) == 0.25 + 5 * 2**-6 + 2 * 0.125 + 8.0 * (0.5 - 0.5**3)
-    assert times.extend_s(5, 1) == times.decode_at_s(5)
+def test_verified_tokens_take_what_a_decode_or_so_many_tokens_of_a_prompt_take() -> None:
+    """As with prompts, more tokens cost nothing while reading weights and caches takes longer."""
+    computed = StepTimes(0.25, 2.0, 0.125, 0.5, 2**-6, 2**-4)
+    pairs = (5 + 3) ** 2 - 5**2
+    assert computed.step_s(5, 3, 2) == 0.5 + 2 * (2.0 + 3 * 0.125 + pairs * 2**-4)
+    assert computed.extend_s(5, 1) == computed.decode_at_s(5)
+    read = replace(computed, decode_s=8.0)
+    assert read.extend_s(5, 3) == read.extend_s(5, 2) == read.decode_at_s(5) == 8.0 + 5 * 2**-6
+    experts = replace(read, experts_s=8.0, experts_ratio=0.5)
+    assert experts.extend_s(5, 3) == 8.0 + 5 * 2**-6 + 8.0 * (0.5 - 0.5**3)
 
 
 def test_a_draft_alone_in_a_batch_takes_what_it_takes_without_and_drafts_read_their_experts_once() -> None:
     times = StepTimes(
-        0.25, 2.0, 0.125, 0.5, 2**-6, 2**-4, session_slope_s=0.5, experts_s=8.0, experts_ratio=0.5
+        8.0, 2.0, 0.125, 0.5, 2**-6, 2**-4, session_slope_s=0.5, experts_s=8.0, experts_ratio=0.5
     )
     assert times.batch_s(2, [5], range(0), [3]) == times.step_s(5, 3, 2)
     both_s = times.batch_s(2, [5, 9], range(0), [3, 1])
-    without_experts = replace(times, experts_s=0.0)
-    alone_s = sum(without_experts.extend_s(*of) for of in ((5, 3), (9, 1)))
-    experts_s = 8.0 * (0.5 - 0.5**4)
-    assert both_s == 0.5 + 2 * (alone_s - 0.25 + 0.5 + experts_s)
+    assert both_s == 0.5 + 2 * (8.0 + 14 * 2**-6 + 0.5 + 8.0 * (0.5 - 0.5**4))
+    computed = replace(times, decode_s=0.25, experts_s=0.0)
+    pairs = 8**2 - 5**2 + 10**2 - 9**2
+    assert computed.batch_s(2, [5], range(0), [3]) == computed.step_s(5, 3, 2)
+    assert computed.batch_s(2, [5, 9], range(0), [3, 1]) == 0.5 + 2 * (2.0 + 4 * 0.125 + pairs * 2**-4)
 
 
 @pytest.mark.parametrize("window_tokens", [0, 40])
 @pytest.mark.parametrize("prefill_least_s", [0.0, 4.0])
-def test_the_rest_of_a_prompt_takes_as_long_alone_as_in_a_batch_and_no_longer_than_the_whole(
+def test_the_rest_of_a_prompt_takes_as_long_alone_as_in_a_batch(
     prefill_least_s: float, window_tokens: int
 ) -> None:
     times = StepTimes(
-        9.0, 2.0, 0.125, 0.5, 2**-6, 2**-12, prefill_least_s=prefill_least_s, window_tokens=window_tokens
+        1.0, 2.0, 0.125, 0.5, 2**-6, 2**-12, prefill_least_s=prefill_least_s, window_tokens=window_tokens
     )
     for n_cached in (1, 30, 100):
         for n_tokens in (MOST_TOKENS + 2, 60):
@@ -111,8 +114,8 @@ def test_the_rest_of_a_prompt_takes_as_long_alone_as_in_a_batch_and_no_longer_th
             assert rest_s == times.batch_s(2, [], range(n_cached, n_cached + n_tokens))
             assert times.step_s(0, n_tokens, 2) <= rest_s <= times.step_s(0, n_cached + n_tokens, 2)
     drafted = times.by_token(40, 8.0)
-    if not (window_tokens or prefill_least_s):
-        for n_cached in (0, 50):
+    if not window_tokens:
+        for n_cached in (1, 50):
             assert drafted.decode_at_s(n_cached) == times.extend_s(n_cached, 40) / 8
 
 
@@ -120,7 +123,11 @@ def test_the_rest_of_a_prompt_takes_as_long_alone_as_in_a_batch_and_no_longer_th
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_requests_time_is_that_of_its_rounds_shared_by_their_tokens(kind: str, drafter: str) -> None:
     problem = make_problem(
-        [99.0, 99.0], rtt_s=[[0.1, 0.4]], prefill_slope_s=0.01, server_rtt_s=[[0.0, 0.3]] * 2
+        [99.0, 99.0],
+        rtt_s=[[0.1, 0.4]],
+        prefill_slope_s=0.01,
+        server_rtt_s=[[0.0, 0.3]] * 2,
+        decode_s=[0.1] * 2,
     )
     servers = tuple(replace(s, context_slope_s=0.125, decode_context_tokens=3.0) for s in problem.servers)
     decoding = Decoding(drafter, 4, 0.8, draft_token_s=0.02)
@@ -151,13 +158,15 @@ def test_the_saving_per_token_is_that_of_dsd() -> None:
 
 def test_how_much_to_draft_follows_costs_and_what_was_seen() -> None:
     auto = Decoding("ngram", MOST_TOKENS, 0.5, is_auto=True)
-    far, near = RoundCosts(1.0, 0.01), RoundCosts(0.01, 0.01)
-    for costs, acceptance in ((far, 0.0), (far, 0.5), (far, 0.9), (near, 0.5), (near, 0.95)):
+    far, near = line(1.0, 0.01), line(0.01, 0.01)
+    dearer = (1.0, *line(3.0, 0.01)[1:])
+    for round_s, acceptance in ((far, 0.0), (far, 0.5), (far, 0.9), (near, 0.5), (near, 0.95), (dearer, 0.9)):
         law = [
-            Decoding("ngram", MOST_TOKENS, acceptance).expected_tokens(n) / (costs.base_s + n * costs.token_s)
+            Decoding("ngram", MOST_TOKENS, acceptance).expected_tokens(n) / round_s[n]
             for n in range(MOST_TOKENS + 1)
         ]
-        assert auto.best_tokens(costs, acceptance) == law.index(max(law))
+        assert auto.best_tokens(round_s, acceptance) == law.index(max(law))
+    assert auto.best_tokens(dearer, 0.6) == 0 < auto.best_tokens(dearer, 0.9)
     assert auto.best_tokens(near, 0.5) == 0 < auto.best_tokens(far, 0.5) < auto.best_tokens(far, 0.9)
     assert auto.n_drafted(100, far, Seen()) == auto.best_tokens(far, 0.5)
     seen = Seen()
@@ -180,24 +189,28 @@ def test_measured_rounds_give_each_drafted_token_its_rate() -> None:
     assert measured_rates([0, 0]) == (0.0,)
 
 
-def total_s(decoding: Decoding, acceptance: float, costs: RoundCosts) -> float:
+def line(base_s: float, token_s: float) -> RoundTimes:
+    return tuple(base_s + n * token_s for n in range(MOST_TOKENS + 1))
+
+
+def total_s(decoding: Decoding, acceptance: float, round_s: RoundTimes) -> float:
     """The seconds of 16 requests of 128 tokens, of whose drafted tokens ``acceptance`` agree."""
     found_s, truth = 0.0, Decoding("ngram", MOST_TOKENS, acceptance, seed=5)
     for request in range(16):
         n_done, seen = 1, Seen()
         while n_done < 128:
-            drawn = truth.drawn(request, n_done, decoding.n_drafted(128 - n_done, costs, seen))
+            drawn = truth.drawn(request, n_done, decoding.n_drafted(128 - n_done, round_s, seen))
             seen.add(drawn.drafted, drawn.accepted)
             n_done += drawn.made
-            found_s += costs.base_s + drawn.drafted * costs.token_s
+            found_s += round_s[drawn.drafted]
     return found_s
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.7, 0.9])
 def test_a_session_that_expects_half_of_its_drafts_to_agree_is_near_the_best(acceptance: float) -> None:
-    costs = RoundCosts(0.436, 0.0143)  # of `clustered`
-    fixed_s = [total_s(Decoding("ngram", n, acceptance), acceptance, costs) for n in (1, 2, 3, 5, 8, 16)]
-    none_s = 16 * 127 * costs.base_s
-    auto_s = total_s(Decoding("ngram", MOST_TOKENS, 0.5, is_auto=True), acceptance, costs)
+    round_s = line(0.436, 0.0143)
+    fixed_s = [total_s(Decoding("ngram", n, acceptance), acceptance, round_s) for n in (1, 2, 3, 5, 8, 16)]
+    none_s = 16 * 127 * round_s[0]
+    auto_s = total_s(Decoding("ngram", MOST_TOKENS, 0.5, is_auto=True), acceptance, round_s)
     assert auto_s <= 1.02 * none_s
     assert auto_s <= 1.05 * min(none_s, *fixed_s)

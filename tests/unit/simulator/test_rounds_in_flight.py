@@ -29,6 +29,7 @@ cache_per_token = "100 kB"
 [hardware.gpu]
 base = "a100"
 decode = "5 ms"
+prefill_base = "1 ms"
 [[servers]]
 hardware = "gpu"
 site = "a"
@@ -153,9 +154,7 @@ def test_a_run_says_what_was_sent_ahead(tmp_path: Path) -> None:
     assert sum(parts.values()) == pytest.approx(answer["e2e_s"])
     assert parts["ahead_s"] < 0 <= parts["behind_s"]
     assert abs(parts["rest_s"]) < 1e-6
-    assert (
-        abs(parts["compute_slower_s"]) < 0.05
-    )  # a server ends what it has begun of a round that is given up
+    assert abs(parts["compute_slower_s"]) < 1e-6
     flight_s = parts["ahead_s"] + parts["behind_s"]
     assert answer["e2e_s"] - flight_s == pytest.approx(answer["own_chain_alone"]["e2e_s"], rel=0.01)
 
