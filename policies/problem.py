@@ -198,6 +198,7 @@ class ServerSpec(StepLaw):
     prefill_least_s: float = 0.0
     experts_s: float = 0.0
     experts_ratio: float = 0.0
+    exchange_s: float = 0.0
     window_tokens: int = 0
     others: tuple[StepTimes, ...] = ()
     pattern: tuple[int, ...] = ()

@@ -29,6 +29,9 @@ class StepLaw:
     ``experts_ratio`` of them, and n tokens together touch ``1 - (1 - experts_ratio)^n`` of them, as if each
     chose at random. ``decode_s`` reads those of one token, ``prefill_least_s`` all experts.
 
+    GPUs that compute a step together exchange every token's hidden states in ``exchange_s``, after reading and computing.
+    ``decode_s`` and ``session_slope_s`` contain it.
+
     A block may attend to the last ``window_tokens`` only (0: to all).
 
     Where a model's blocks differ, ``pattern`` has the kind of each: 0 for blocks like this law's own, which
@@ -47,6 +50,7 @@ class StepLaw:
     prefill_least_s: float
     experts_s: float
     experts_ratio: float
+    exchange_s: float
     window_tokens: int
     others: tuple[StepTimes, ...]
     pattern: tuple[int, ...]
@@ -146,7 +150,8 @@ class StepLaw:
         context_tokens = self.decode_context_tokens
         context_s, session_s = self.context_slope_s, self.session_slope_s * n_sent
         if n_sent > 1 and self._together_s(context_tokens, n_sent) > self._read_s(context_tokens, n_sent):
-            context_s, session_s = 2 * n_sent * self.prefill_curve_s, self.prefill_slope_s * n_sent
+            context_s = 2 * n_sent * self.prefill_curve_s
+            session_s = (self.prefill_slope_s + self.exchange_s) * n_sent
         changed: L = replace(  # type: ignore[type-var]  # laws are dataclasses
             self,
             decode_s=self.extend_s(context_tokens, n_sent) / n_made,
@@ -168,14 +173,16 @@ class StepLaw:
         return max(self._read_s(cached_tokens, n_tokens), self._together_s(cached_tokens, n_tokens))
 
     def _read_s(self, cached_tokens: float, n_tokens: int) -> float:
-        return self.decode_at_s(cached_tokens) + self._more_experts_s(n_tokens)
+        exchange_s = self.exchange_s * (n_tokens - 1)
+        return self.decode_at_s(cached_tokens) + self._more_experts_s(n_tokens) + exchange_s
 
     def _together_s(self, begin: float, n_tokens: int) -> float:
         return self._computed_s(n_tokens, self._attended(begin + n_tokens) - self._attended(begin))
 
     def _computed_s(self, n_tokens: int, pairs: float) -> float:
         straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
-        return max(self._least_s(n_tokens), straight_s + self.prefill_curve_s * pairs)
+        computed_s = max(self._least_s(n_tokens), straight_s + self.prefill_curve_s * pairs)
+        return computed_s + self.exchange_s * n_tokens
 
     def batch_s(
         self, blocks: Blocks, positions: Sequence[int], prompt: range, sizes: Sequence[int] = ()
@@ -202,6 +209,7 @@ class StepLaw:
             if n_tokens > n:  # some are drafts
                 ends = map(add, positions, sizes)
                 pairs = sum(map(self._attended, ends)) - sum(map(self._attended, positions))
+                read_s += self.exchange_s * (n_tokens - n)
                 read_s = max(read_s, self._computed_s(n_tokens, pairs))
             block_s += read_s
         return block_s
@@ -228,6 +236,7 @@ class StepTimes(StepLaw):
     prefill_least_s: float = 0.0
     experts_s: float = 0.0
     experts_ratio: float = 0.0
+    exchange_s: float = 0.0
     window_tokens: int = 0
     others: tuple[StepTimes, ...] = ()
     pattern: tuple[int, ...] = ()

@@ -54,11 +54,12 @@ def parallel(
         times,
         decode_s=shared_s(times.decode_s) + token_s,
         prefill_base_s=shared_s(times.prefill_base_s),
-        prefill_slope_s=times.prefill_slope_s / gpus + token_s,
+        prefill_slope_s=times.prefill_slope_s / gpus,
         prefill_curve_s=times.prefill_curve_s / gpus,
         prefill_least_s=shared_s(times.prefill_least_s) if times.prefill_least_s else 0.0,
         context_slope_s=times.context_slope_s / min(gpus, kv_heads or 1),
         session_slope_s=times.session_slope_s / gpus + token_s,
         experts_s=times.experts_s / gpus,
+        exchange_s=token_s,
         others=tuple(parallel(other, gpus, interconnect, token_bytes, kv_heads) for other in times.others),
     )

@@ -80,6 +80,12 @@ def test_several_gpus_share_what_one_computes_and_pay_two_all_reduces_per_block(
     thousand_s = [server.prefill_s(3000) - server.prefill_s(2000) for server in (one, four)]
     reduces_s = 1000 * 2 * 1.5 * token_bytes / (0.8 * 32e9)
     assert thousand_s[1] == pytest.approx(thousand_s[0] / 4 + reduces_s, rel=1e-4)
+    # A short prompt, a chunk and the further tokens of a draft take as long as reading, and exchange theirs.
+    short_s = [server.prefill_s(20) - server.prefill_s(10) for server in (one, four)]
+    assert short_s == pytest.approx([0.0, reduces_s / 100])
+    assert four.extend_s(0, 4) - four.extend_s(0, 2) == pytest.approx(reduces_s / 500)
+    drafted_s = four.batch_s(1, [1, 1], range(0), [4, 1]) - four.batch_s(1, [1, 1], range(0), [2, 1])
+    assert drafted_s == pytest.approx(reduces_s / 500)
 
 
 def test_an_nvlink_costs_less_than_pcie_and_caches_of_few_heads_are_read_by_more_gpus(
