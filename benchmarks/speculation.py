@@ -1,6 +1,7 @@
 """What speculative decoding brings by network, acceptance and policy, and how near `tokens = "auto"` is to the best number.
 
-``python -m benchmarks speculation prompts DIR`` drafts with a checkpoint's blocks, by prompt lookup.
+``python -m benchmarks speculation prompts DIR`` drafts with a checkpoint's blocks, by prompt lookup; ``steps MODEL`` measures how
+long blocks take for drafts (random weights of a shipped model).
 ``python -m benchmarks speculation [law] [tokens] [rtt] [policies] [flight]`` prints the tables of docs/speculation.md; all take
 about a quarter of an hour. Every run is simulated; the same drafted tokens agree in all runs of a table's row.
 """
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from nodes.blocks.files import read_config
-from nodes.blocks.spec import BlocksSpec, HubSpec, WeightSource
-from nodes.compute import open_session
+from nodes.blocks.spec import BlocksSpec, HubSpec, Weights, WeightSource
+from nodes.compute import Compute, open_session
 from nodes.request import Generation, Request
 from policies.decoding import Decoding, Seen
 from testbed.control.placing import RememberedPlacements
@@ -23,6 +25,7 @@ from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import simulate
+from testbed.studies.calibrate.backend import WEIGHTS, Device, hidden_states, open_blocks, read_source
 
 HOMES = """
 name = "homes"
@@ -261,13 +264,55 @@ def prompts(folder: str, n_tokens: int = 48, drafted: int = 5) -> Iterator[str]:
     yield from asyncio.run(all_rows())
 
 
+def steps(model: str) -> Iterator[str]:
+    """Yields a row per kind of weights, cached and drafted tokens: how long two blocks take beside the law, on one CPU."""
+    yield "| weights | cached | tokens | decode | prompt of so many | measured | law's error |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    source = read_source(model, random_weights=True)
+
+    async def took_ms(compute: Compute, cached: int, n_tokens: int) -> float:
+        found = []
+        for _ in range(8):
+            session = await open_session(compute, "c", 0, 2, cached + n_tokens)
+            if cached:
+                await compute.step(session, 0, cached, states(cached), 0.0)
+            began_at_s = time.perf_counter()
+            await compute.step(session, cached, n_tokens, states(n_tokens), 0.0)
+            found.append(time.perf_counter() - began_at_s)
+            compute.close_session(session)
+        return 500 * median(found[1:])
+
+    def states(n_tokens: int) -> bytes:
+        return hidden_states(n_tokens, source.sizes.hidden_size, "float32")
+
+    async def rows(weights: Weights, cached: int) -> list[str]:
+        compute, _ = open_blocks(source, Device("cpu", "float32", weights, 1, 1))
+        await compute.host(0, 2)
+        decode_ms, found = await took_ms(compute, cached, 1), []
+        for n_tokens in (2, 3, 5, 9, 17, 33):
+            prompt_ms = await took_ms(compute, 0, n_tokens)
+            measured_ms = await took_ms(compute, cached, n_tokens)
+            error = max(decode_ms, prompt_ms) / measured_ms - 1
+            times = " | ".join(f"{ms:.1f}" for ms in (decode_ms, prompt_ms, measured_ms))
+            found.append(f"| {weights} | {cached} | {n_tokens} | {times} | {error:+.0%} |")
+        compute.close()
+        return found
+
+    for weights in WEIGHTS:
+        for cached in (100, 400):
+            yield from asyncio.run(rows(weights, cached))
+
+
 TABLES = {"law": law, "tokens": tokens, "rtt": rtt, "policies": policies, "flight": flight}
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Prints the tables named, or all; ``prompts DIR``: that of a real model."""
+    """Prints the tables named, or all; ``prompts DIR`` and ``steps MODEL``: those of real blocks."""
     if arguments and arguments[0] == "prompts":
         print("\n".join(prompts(arguments[1])))
+        return 0
+    if arguments and arguments[0] == "steps":
+        print("\n".join(steps(arguments[1])))
         return 0
     for name in arguments or TABLES:
         for line in TABLES[name]():

@@ -234,6 +234,8 @@ def load(path: str | os.PathLike[str]) -> Run:
 
     Raises ``UserError`` if it is not one, or has no tables (yet).
     """
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"a run is its directory's path, not {path!r}")
     folder = Path(path)
     plan = find_plan(folder)
     if plan is None:

@@ -248,6 +248,8 @@ def sweep(
     given = _listed(policies, "policies")
     if None in given:
         raise UserError("None is no policy: give names, pairs or objects, or leave policies out")
+    if over is not None and not isinstance(over, Mapping):
+        raise UserError(f"over must be a dict of values by key, not {over!r}")
     axes = tuple(_axis(key, values) for key, values in (over or {}).items())
     stopped = Event()
 

@@ -77,7 +77,7 @@ def hours_of(group: ServersTable, index: int, begins_at: str) -> Hours | None:
     Raises ``KeyedError`` for what is no time, and for keys that contradict it.
     """
     begin_s = time_of_day(begins_at)
-    if begin_s is None:
+    if begin_s is None or begin_s == DAY_S:
         raise KeyedError(
             ("begins_at",), f'must be a time of day in UTC such as "08:30", not {shown(begins_at)}'
         )

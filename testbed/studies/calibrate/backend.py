@@ -32,7 +32,7 @@ from testbed.studies.calibrate.measure import CLIENT
 from testbed.studies.calibrate.memory import MemorySample
 from testbed.studies.calibrate.plan import Plan
 
-_WEIGHTS: tuple[Weights, ...] = ("plain", "int8", "nf4")
+WEIGHTS: tuple[Weights, ...] = ("plain", "int8", "nf4")
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def open_blocks(source: Source, device: Device, *, is_batched: bool = False) -> 
     require_blocks("testbed calibrate")
     if device.dtype not in VALUE_BYTES:
         raise UserError(f'--dtype must be one of {", ".join(VALUE_BYTES)}, not "{device.dtype}"')
-    if device.weights not in _WEIGHTS:
-        raise UserError(f'--weights must be one of {", ".join(_WEIGHTS)}, not "{device.weights}"')
+    if device.weights not in WEIGHTS:
+        raise UserError(f'--weights must be one of {", ".join(WEIGHTS)}, not "{device.weights}"')
     for option, value in (("--threads", device.n_threads), ("--streams", device.n_streams)):
         if value < 1:
             raise UserError(f"{option} must be at least 1, not {value}")

@@ -178,6 +178,8 @@ def test_values_of_numpy_tuples_and_paths_are_values_of_a_scenario() -> None:
         (lambda: tb.sweep("clustered", policies=3), "policies must be a list, not 3"),
         (lambda: tb.sweep("clustered", {"workload.rate": 0.5}), "give a list of values for a key"),
         (lambda: tb.sweep("clustered", {("seed", "workload.rate"): [1, 2]}), "must be a tuple of 2"),
+        (lambda: tb.sweep("clustered", 3), "over must be a dict of values by key, not 3"),
+        (lambda: tb.load(3), "a run is its directory's path, not 3"),
         (lambda: tb.sweep("clustered", {3: [1]}), "give a list of values for a key"),
         (lambda: tb.sweep("clustered", runs="3"), "runs must be a whole number, not '3'"),
         (lambda: tb.sweep("clustered", seed=10**30), "--seed must be at most"),
