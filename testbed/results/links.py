@@ -32,8 +32,8 @@ class OnLink(NamedTuple):
     """What messages did on one link; columns with a row per message.
 
     ``row``: the message's row in the ``HopTable``. ``n_bits``: its bits on the wire. ``left_at_s``: when the last of
-    them left the link. ``busy_s``: how long the link took for them. ``wait_s``: how much longer the message took from
-    its sending to its arrival than with nothing else on the link.
+    them left the link. ``busy_s``: how long the link took for them. With nothing else on the link, which may change
+    meanwhile, the message takes ``transmission_s`` and ``delay_s`` to its arrival; it took ``wait_s`` longer.
     """
 
     row: NDArray[np.int64]
@@ -41,6 +41,8 @@ class OnLink(NamedTuple):
     sent_at_s: Array
     left_at_s: Array
     busy_s: Array
+    delay_s: Array
+    transmission_s: Array
     wait_s: Array
 
 
@@ -155,4 +157,5 @@ class LinkOverTime:
         began_at_s = self._carried_at_s(self._carried(left_at_s) - n_bits, "right")
         busy_s = self._since_start(self._is_up, left_at_s) - self._since_start(self._is_up, began_at_s)
         busy_s = busy_s.clip(0.0, np.maximum(left_at_s - sent.sent_at_s, 0.0))
-        return OnLink(sent.row, n_bits, sent.sent_at_s, left_at_s, busy_s, took_s - idle_s)
+        waits = delay_s, idle_s - delay_s, took_s - idle_s
+        return OnLink(sent.row, n_bits, sent.sent_at_s, left_at_s, busy_s, *waits)

@@ -5,8 +5,8 @@ blocks, plus the calibration's overheads; context and contention count as in the
 a message goes one way from the server before, and from the last server back to the client. The client's part
 of a token comes after its last hop.
 
-- A link that changes has the delay and rate at the instant when the message goes out. A message that meets a
-  cut link goes out when the link is up again.
+- A message is transmitted at the rates that its link has meanwhile, and has the delay at their beginning. On a cut link it waits
+  until the link is up again.
 - Links are FIFO in the order in which messages were sent in the run. So waiting for another session's message
   is part of the model and not an error of the emulation, and so is waiting for a server that computes
   serially.
@@ -274,8 +274,6 @@ class _Links:
     def carry(self, pair: tuple[str, str], messages: Messages) -> tuple[Array, Array]:
         """Return when each of ``messages``, given in the order of their sending, goes out and arrives."""
         mtu, timeline = self._experiment.network.mtu, self._timeline
-        link = timeline.link(pair, 0.0)
-        times_s: dict[int, float] = {}
         starts_at_s, arrives_at_s = [], []
         free_at_s = -math.inf
         columns = (messages.sent_at_s, messages.arrived_at_s, messages.n_bytes)
@@ -283,13 +281,9 @@ class _Links:
             start_s = max(sent_at_s, free_at_s)
             if self._is_changing:
                 start_s = self._up_again(pair, start_s, arrived_at_s)
-                link, times_s = timeline.link(pair, start_s), {}
-            took_s = times_s.get(n_bytes)
-            if took_s is None:
-                took_s = times_s[n_bytes] = link.transmission_s(n_bytes, mtu)
-            free_at_s = start_s + took_s
+            free_at_s = timeline.through_at_s(pair, start_s, n_bytes, mtu, arrived_at_s)
             starts_at_s.append(start_s)
-            arrives_at_s.append(free_at_s + link.delay_s)
+            arrives_at_s.append(free_at_s + timeline.link(pair, start_s).delay_s)
         return np.array(starts_at_s), np.array(arrives_at_s)
 
     def _up_again(self, pair: tuple[str, str], ready_at_s: float, arrived_at_s: float) -> float:

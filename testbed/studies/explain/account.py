@@ -18,7 +18,7 @@ from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.stub import stub_profile
 from testbed.faultkinds import KINDS
-from testbed.records.events import OF_FAULTS, Detected, FaultHappened, Replayed, read_events
+from testbed.records.events import OF_FAULTS, Detected, FaultHappened, LinksChanged, Replayed, read_events
 from testbed.records.plan import REFERENCE, Plan, find_plan, read_plan
 from testbed.records.requests import RequestRow
 from testbed.results.model import model_setup_s
@@ -102,7 +102,10 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     kept_s = _saved_by_kept_caches_s(experiment, row, own["setup_s"] - setup_s)
     flight_s = parts["behind_s"] + parts["ahead_s"]
     beyond_s = times.e2e_s - (own["e2e_s"] - kept_s) - parts["compute_slower_s"] - flight_s
-    has_company = bool(losses or down) or _has_met(row, run.requests)
+    end_s = math.inf if row.ended_at_s is None else row.ended_at_s
+    has_changed = any(change.at_s < end_s for change in experiment.network.changes)
+    has_changed |= any(event.at_s < end_s for event in read_events(run_dir, LinksChanged))
+    has_company = bool(losses or down) or has_changed or _has_met(row, run.requests)
     return {
         "request": request,
         "client": row.client,
@@ -126,6 +129,7 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
         "best_chain_alone": best,
         "losses": losses,
         "down_meanwhile": sorted(down),
+        "links_changed": has_changed,
         "lost_to_others_s": beyond_s if has_company else 0.0,
         "lost_to_machine_s": 0.0 if has_company else beyond_s,
         "lost_to_chain_s": None if best is None else own["e2e_s"] - kept_s - best["e2e_s"],

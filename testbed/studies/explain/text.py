@@ -84,7 +84,7 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     due = (
         "due to frames and this machine: no other request was there"
         if machine_s
-        else "due to others and to failures"
+        else f"due to others{', to links that changed' if answer['links_changed'] else ''} and to failures"
     )
     slower_s = answer["parts"]["compute_slower_s"]
     slower = f", {slower_s:.3f} s to servers slower than their profile" if abs(slower_s) >= LEAST_S else ""

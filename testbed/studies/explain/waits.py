@@ -58,13 +58,9 @@ def hop_waits(
         has_met = _overlap([on_link], on_link)
         for name in network.shared_paths.get(pair, ()):
             has_met |= _overlap(together[name], on_link)
-        rate_bps = min(
-            (network.shared_bps[name] for name in network.shared_paths.get(pair, ())), default=np.inf
-        )
-        rate_bps = min(rate_bps, network.links[pair].rate_bps)
         # A row's two messages are on two links: each row comes once per link.
-        propagation_s[on_link.row] += network.links[pair].delay_s
-        transmission_s[on_link.row] += on_link.n_bits / rate_bps
+        propagation_s[on_link.row] += on_link.delay_s
+        transmission_s[on_link.row] += on_link.transmission_s
         wait_s[on_link.row] += np.where(has_met, on_link.wait_s, 0.0)
     has_met = np.zeros(len(chosen), dtype=bool)
     for server in np.unique(table.server[chosen]):

@@ -82,7 +82,11 @@ def test_a_stored_scenario_keeps_its_hours_and_a_longer_workload_has_more_of_the
             'time_zone: must be an offset from UTC such as "+09:00"',
         ),
         (night("22:00-18:00", "present = false"), (), "say when the server is there, and so does present"),
-        (NIGHT, ("begins_at='24:00'",), 'begins_at: must be a time of day in UTC such as "08:30", not "24:00"'),
+        (
+            NIGHT,
+            ("begins_at='24:00'",),
+            'begins_at: must be a time of day in UTC such as "08:30", not "24:00"',
+        ),
         (NIGHT, ("begins_at='noon'",), 'begins_at: must be a time of day in UTC such as "08:30", not "noon"'),
         (
             NIGHT,

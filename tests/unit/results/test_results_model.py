@@ -165,6 +165,20 @@ def test_a_link_that_changes_counts_as_it_is_when_a_message_goes_out(make_run: M
     assert_allclose(table.model_link_queue_s, 0, atol=1e-12)
 
 
+def test_a_message_is_transmitted_at_the_rates_that_its_link_has_meanwhile(make_run: MakeRun) -> None:
+    """A tenth of a second at the full rate: half of it, a quarter at half the rate, a pause, and the last quarter."""
+    to_server = ("c0", "s0")
+    slow, cut = Link(0.25, LINK.rate_bps / 2), Link(0.05, LINK.rate_bps, 0.0, 1.0)
+    links = ((1.05, slow), (1.1, cut), (1.5, LINK))
+    run = make_run()
+    changes = tuple(NetworkChange(at_s, {to_server: link}, "changes") for at_s, link in links)
+    run.experiment = replace(run.experiment, network=replace(run.experiment.network, changes=changes))
+    note_changes(run, *(at_s for at_s, _ in links))
+    run.arrive(0, 0.0)
+    step(run, 0, 1.0, arrived=1.575, departed=1.615, received=1.765)
+    assert_allclose(table_of(run).model_network_s, [0.525 + 0.05 + 0.15])
+
+
 def test_a_message_that_meets_a_cut_link_goes_out_in_the_model_when_it_is_up_again(make_run: MakeRun) -> None:
     cut = {("c0", "s0"): Link(0.05, 84_160.0, 0.0, 1.0)}
     run = make_run()
