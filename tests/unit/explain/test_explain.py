@@ -219,3 +219,11 @@ def test_of_a_prompt_only_what_no_server_has_kept_is_computed() -> None:
     for part in ("compute_slower_s", "compute_shared_s"):
         assert answer["parts"][part] == pytest.approx(0.0, abs=1e-9)
     assert answer["e2e_s"] < answer["own_chain_alone"]["e2e_s"], "which computes all of the prompt"
+
+
+def test_links_that_change_are_neither_the_machines_nor_below_zero() -> None:
+    trace = "{link=['client-0','a100-0'],kind='listed',times=[0,4],rates=[2e6,4e6],length='10 s',repeat=true}"
+    answer = explain(0, "workload.n_requests=1", f"network.trace=[{trace}]")
+    check_sums(answer)
+    assert answer["links_changed"] and answer["lost_to_machine_s"] == 0 < answer["lost_to_others_s"]
+    assert all(answer["parts"][name] > -1e-9 for name in ("transmission_s", "network_rest_s", "rest_s"))
