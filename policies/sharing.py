@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from policies.problem import Hop, Problem, RequestSpec, decode_step_s
+from policies.problem import Hop, Problem, RequestSpec, ServerSpec, SharedRounds, decode_step_s
 from policies.remember import remember
 
 _MOST_CYCLES = 2_000
@@ -41,17 +41,23 @@ class _Times(NamedTuple):
     decode_s: float
     prompt_s: float
     further_s: float
-    """For each further session in a step."""
-    experts_s: float
-    """For all experts of a mixture."""
-    experts_ratio: float
+    """For each further session in a step, apart from experts and from what drafts need to be computed."""
+    spec: ServerSpec
+    shared: SharedRounds
+    pairs: float
+    """Twice the pairs of tokens in the attention of a session's step."""
 
     def mean_further_s(self, n_others: int) -> float:
         """Returns the seconds per block and further session, if all ``n_others`` >= 1 are in the step."""
-        if not self.experts_s:
-            return self.further_s
-        idle = 1 - self.experts_ratio
-        return self.further_s + self.experts_s * (idle - idle ** (n_others + 1)) / n_others
+        spec, (n_sent, n_made), n = self.spec, self.shared, n_others + 1
+        found_s = self.further_s
+        if spec.experts_s:
+            more_s = spec.more_experts_s(n * n_sent) - spec.more_experts_s(n_sent)
+            found_s += more_s / (n_others * n_made)
+        if n_sent > 1:
+            computed_s = spec.computed_s(n * n_sent, n * self.pairs) / n_made
+            found_s = max(found_s, (computed_s - self.decode_s) / n_others)
+        return found_s
 
 
 class Sharing:
@@ -83,8 +89,9 @@ class Sharing:
                 spec.decode_at_s(self._context),
                 spec.prefill_s(self._n_input),
                 spec.session_slope_s + spec.context_slope_s * self._context,
-                spec.experts_s,
-                spec.experts_ratio,
+                spec,
+                problem.shared,
+                spec.attended(self._context + problem.shared.n_sent) - spec.attended(self._context),
             )
             for spec in problem.servers
         ]

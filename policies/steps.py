@@ -57,14 +57,14 @@ class StepLaw:
 
     def prefill_s(self, n_tokens: int) -> float:
         """Returns the seconds per block of a prefill of ``n_tokens`` tokens."""
-        return self._computed_s(n_tokens, self._attended(n_tokens))
+        return self.computed_s(n_tokens, self.attended(n_tokens))
 
     def _least_s(self, n_tokens: int) -> float:
         if not self.experts_s:
             return self.prefill_least_s
         return self.prefill_least_s - self.experts_s * (1 - self.experts_ratio) ** n_tokens
 
-    def _attended(self, n_tokens: float) -> float:
+    def attended(self, n_tokens: float) -> float:
         """Returns twice the number of pairs of tokens that a prompt's attention has: n² without a window."""
         beyond = max(0, n_tokens - self.window_tokens) if self.window_tokens else 0
         return n_tokens**2 - beyond**2
@@ -74,9 +74,10 @@ class StepLaw:
 
         Each adds its arithmetic, and together they read the experts that the first has not read.
         """
-        return self.session_slope_s * (n_sessions - 1) + self._more_experts_s(n_sessions)
+        return self.session_slope_s * (n_sessions - 1) + self.more_experts_s(n_sessions)
 
-    def _more_experts_s(self, n_tokens: int) -> float:
+    def more_experts_s(self, n_tokens: int) -> float:
+        """Returns the seconds per block in which a step of ``n_tokens`` reads the experts that one token does not."""
         if not self.experts_s:
             return 0.0
         idle = 1 - self.experts_ratio
@@ -145,10 +146,10 @@ class StepLaw:
         """Returns a law whose decode is a token's share of a step with ``n_sent`` tokens that makes ``n_made``.
 
         It is exact where no window ends and the longer one of a step's two times (``extend_s``) is the same with any
-        number of cached tokens; in a batch, as far as sessions do not share experts.
+        number of cached tokens; in a batch, where it is the same for all of them, and sessions do not share experts.
         """
         context_tokens = self.decode_context_tokens
-        context_s, session_s = self.context_slope_s, self.session_slope_s * n_sent
+        context_s, session_s = self.context_slope_s, self.session_slope_s + self.exchange_s * (n_sent - 1)
         if n_sent > 1 and self._together_s(context_tokens, n_sent) > self._read_s(context_tokens, n_sent):
             context_s = 2 * n_sent * self.prefill_curve_s
             session_s = (self.prefill_slope_s + self.exchange_s) * n_sent
@@ -157,6 +158,7 @@ class StepLaw:
             decode_s=self.extend_s(context_tokens, n_sent) / n_made,
             context_slope_s=context_s / n_made,
             session_slope_s=session_s / n_made,
+            step_base_s=self.step_base_s / n_made,
             others=tuple(other.by_token(n_sent, n_made) for other in self.others),
         )
         return changed
@@ -174,12 +176,13 @@ class StepLaw:
 
     def _read_s(self, cached_tokens: float, n_tokens: int) -> float:
         exchange_s = self.exchange_s * (n_tokens - 1)
-        return self.decode_at_s(cached_tokens) + self._more_experts_s(n_tokens) + exchange_s
+        return self.decode_at_s(cached_tokens) + self.more_experts_s(n_tokens) + exchange_s
 
     def _together_s(self, begin: float, n_tokens: int) -> float:
-        return self._computed_s(n_tokens, self._attended(begin + n_tokens) - self._attended(begin))
+        return self.computed_s(n_tokens, self.attended(begin + n_tokens) - self.attended(begin))
 
-    def _computed_s(self, n_tokens: int, pairs: float) -> float:
+    def computed_s(self, n_tokens: int, pairs: float) -> float:
+        """Returns the seconds per block of as many tokens of prompts, with twice as many ``pairs`` in their attention."""
         straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
         computed_s = max(self._least_s(n_tokens), straight_s + self.prefill_curve_s * pairs)
         return computed_s + self.exchange_s * n_tokens
@@ -204,13 +207,13 @@ class StepLaw:
         if n:
             n_tokens = sum(sizes) or n
             n_cached = sum(min(position, window) for position in positions) if window else sum(positions)
-            read_s = self.decode_s + self.session_slope_s * (n - 1) + self._more_experts_s(n_tokens)
+            read_s = self.decode_s + self.session_slope_s * (n - 1) + self.more_experts_s(n_tokens)
             read_s += self.context_slope_s * (n_cached - self.decode_context_tokens)
             if n_tokens > n:  # some are drafts
                 ends = map(add, positions, sizes)
-                pairs = sum(map(self._attended, ends)) - sum(map(self._attended, positions))
+                pairs = sum(map(self.attended, ends)) - sum(map(self.attended, positions))
                 read_s += self.exchange_s * (n_tokens - n)
-                read_s = max(read_s, self._computed_s(n_tokens, pairs))
+                read_s = max(read_s, self.computed_s(n_tokens, pairs))
             block_s += read_s
         return block_s
 
