@@ -387,6 +387,13 @@ class Problem:
         decoding = self.decoding
         if decoding is None or not decoding.is_auto:
             return 0 if decoding is None else decoding.tokens
+        return decoding.best_tokens(self.usual_round_s, decoding.acceptance)
+
+    @property
+    def usual_round_s(self) -> RoundTimes:
+        """How long rounds take alone on a chain of servers of medium speed, with up to ``Decoding.tokens`` drafted tokens."""
+        decoding = self.decoding
+        assert decoding is not None, "clients draft"
         least_bytes = self.model.cache_bytes_per_token
         n_held = median(self.model.most_blocks(s.memory_bytes, least_bytes) for s in self.servers)
         n_hops = max(1.0, self.model.n_blocks / max(n_held, 1))
@@ -397,13 +404,12 @@ class Problem:
 
         one_s = median(map(self.hub_s, range(len(self.clients)))) + on_chain_s(self.token_rtt_s)
         further_s = decoding.draft_token_s + on_chain_s(self.further_token_s or ((0.0,),))
-        round_s = tuple(
+        return tuple(
             one_s
             + n * further_s
             + n_blocks * median(server.extend_s(context, n + 1) for server in self.servers)
             for n in range(decoding.tokens + 1)
         )
-        return decoding.best_tokens(round_s, decoding.acceptance)
 
     def as_seen(self, *, counts_drafts: bool) -> Problem:
         """Returns the problem without ``decoding``: ``by_token`` for policies that count drafts."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from policies.decoding import MOST_TOKENS, Decoding, measured_rates
+from policies.problem import Problem
 from testbed.errors import UserError
 from testbed.experiments.checkpoints import find_checkpoint, read_config
 from testbed.experiments.compute_tables import DecodingTable
@@ -13,6 +15,7 @@ from testbed.experiments.limits import MAX_DRAFTED
 from testbed.experiments.problems import Key, KeyedError
 from testbed.experiments.schema import Scenario
 
+_log = logging.getLogger(__name__)
 _USUAL_TOKENS = 5
 _EXPECTED = 0.5
 """The share of drafted tokens that policies expect to agree if real blocks draft and nothing is stated."""
@@ -76,6 +79,22 @@ def resolve_decoding(
         drafter, most, acceptance, draft_s, seed, is_auto=is_auto, rates=rates, in_flight=table.in_flight
     )
     return table.model_copy(update=update), decoding
+
+
+def warn_of_costs(problem: Problem) -> None:
+    """Warn if a fixed number of drafted tokens makes tokens slower than none."""
+    decoding = problem.decoding
+    if decoding is None or decoding.is_auto:
+        return
+    round_s = problem.usual_round_s
+    with_s = round_s[-1] / decoding.expected_tokens()
+    if with_s > round_s[0]:
+        _log.warning(
+            "decoding: with %d drafted tokens per round a token takes about %.3g times as long as without, on a chain of servers "
+            "of medium speed: these take as long for a draft as for a prompt of its length; draft where that is less, or set "
+            'tokens = "auto"',
+            *(decoding.tokens, with_s / round_s[0]),
+        )
 
 
 def _check_in_flight(scenario: Scenario, table: DecodingTable) -> None:

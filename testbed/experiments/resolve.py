@@ -17,7 +17,7 @@ from policies.rules import PagingRules, PrefixRules
 from policies.workload import Backoff, QueueRules, RequestPlan, Turn, longest_tokens
 from testbed.experiments.blocks import check_steps, resolve_blocks
 from testbed.experiments.compute_tables import CacheTable, ComputeTable
-from testbed.experiments.decoding import resolve_decoding
+from testbed.experiments.decoding import resolve_decoding, warn_of_costs
 from testbed.experiments.demand import demand_of, objectives_in, own_objectives
 from testbed.experiments.events import check_changes, network_changes
 from testbed.experiments.experiment import (
@@ -205,7 +205,7 @@ def resolve(
     served, source = _served(
         scenario.endpoint, requests, workload_source(workload, demand), len(where.clients)
     )
-    return Experiment(
+    found = Experiment(
         name=scenario.name or stem,
         description=scenario.description,
         seed=scenario.seed,
@@ -302,6 +302,9 @@ def resolve(
             for node in programs
         ),
     )
+    if blocks is None and not scenario.resolved:
+        warn_of_costs(found.problem)
+    return found
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     beyond_s = times.e2e_s - (own["e2e_s"] - kept_s) - parts["compute_slower_s"] - flight_s
     end_s = math.inf if row.ended_at_s is None else row.ended_at_s
     has_changed = any(change.at_s < end_s for change in experiment.network.changes)
-    has_changed |= any(event.at_s < end_s for event in read_events(run_dir, LinksChanged))
+    has_changed |= any((event.at_s or 0.0) < end_s for event in read_events(run_dir, LinksChanged))
     has_company = bool(losses or down) or has_changed or _has_met(row, run.requests)
     return {
         "request": request,

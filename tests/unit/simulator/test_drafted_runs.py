@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,16 @@ def test_acceptance_may_be_what_was_measured(tmp_path: Path) -> None:
 def test_what_a_run_stores_has_its_drafts(key: str) -> None:
     experiment = load_experiment("clustered", [*DRAFTS, f"decoding.{key}"])
     assert changed(experiment, {}) == experiment
+
+
+@pytest.mark.parametrize(("tokens", "acceptance", "warns"), [("5", 0.7, True), ("auto", 0.7, False)])
+def test_drafts_that_cost_more_than_they_bring_are_named(
+    tokens: str, acceptance: float, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    how = "decoding.drafter=ngram", f"decoding.tokens={tokens}", f"decoding.acceptance={acceptance}"
+    with caplog.at_level(logging.WARNING, logger="testbed"):
+        load_experiment("clustered", how)
+        assert ("a token takes about 2.3 times as long as without" in caplog.text) is warns
+        caplog.clear()
+        load_experiment("helix-24", how)
+        assert "decoding" not in caplog.text
