@@ -15,7 +15,7 @@ from testbed.studies.score.measures import figures_of
 from testbed.studies.score.suite import all_changes, read_suite, shipped_suites
 from testbed.studies.sweep.runs import Runner, Setup
 
-AGAIN = ("clustered-design", "abovenet-design", "clustered-drafts")
+AGAIN = ("clustered-design", "abovenet-design", "homes-drafts")
 """Settings that are quickly served again."""
 
 

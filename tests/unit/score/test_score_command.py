@@ -202,10 +202,7 @@ def test_a_bundled_leaderboard_is_checked_by_one_command(
 def test_a_part_of_the_leaderboard_is_scored_as_a_suite_of_its_own() -> None:
     settings = read_suite("geo-dev").settings
     groups = groups_of(settings)
-    assert (
-        groups["clustered"] == {"clustered", "clustered-prompts", "clustered-drafts"}
-        and "homes" not in groups
-    )
+    assert groups["clustered"] == {"clustered", "clustered-prompts"} and "homes" not in groups
     rows = [{"name": name, "score": score} for name, score in (("clustered", 0.5), ("homes", 0.1))]
     answer = {"policy": "a", "seeds": [1, 2], "combined_score": 0.3, "settings": rows}
     runs = [
