@@ -139,14 +139,18 @@ def tokens() -> Iterator[str]:
 
 
 def rtt() -> Iterator[str]:
-    """Yields a row per round trip between the clusters: how many times as fast tokens come, by acceptance."""
-    yield f"| RTT | no drafts, ms | {' | '.join(f'a = {a}' for a in ACCEPTANCES[1:])} |"
-    yield f"| --- | --- | {' | '.join('---' for _ in ACCEPTANCES[1:])} |"
-    for ms in (2, 10, 30, 100, 300):
-        links = tuple(f"network.pairs.{pair}.rtt={ms} ms" for pair in (3, 4, 5))
-        plain_s = tpot_s("clustered", *links)
-        gains = (plain_s / tpot_s("clustered", *links, *drafts(a, "auto")) for a in ACCEPTANCES[1:])
-        yield f"| {ms} ms | {plain_s * 1e3:.1f} | {' | '.join(f'{gain:.2f}' for gain in gains)} |"
+    """Yields a row per scenario and round trip: how many times as fast tokens come, by acceptance."""
+    yield f"| scenario | RTT | no drafts, ms | {' | '.join(f'a = {a}' for a in ACCEPTANCES[1:])} |"
+    yield f"| --- | --- | --- | {' | '.join('---' for _ in ACCEPTANCES[1:])} |"
+    for scenario in ("clustered", "homes"):
+        for ms in (2, 10, 30, 100, 300):
+            links = tuple(f"network.pairs.{pair}.rtt={ms} ms" for pair in (3, 4, 5))
+            if scenario == "homes":
+                links = tuple(f"network.pairs.{pair}.delay={ms / 2} ms" for pair in range(6))
+            plain_s = tpot_s(scenario, *links)
+            gains = (plain_s / tpot_s(scenario, *links, *drafts(a, "auto")) for a in ACCEPTANCES[1:])
+            row = f"{plain_s * 1e3:.1f} | {' | '.join(f'{gain:.2f}' for gain in gains)}"
+            yield f"| {scenario} | {ms} ms | {row} |"
 
 
 def policies() -> Iterator[str]:
