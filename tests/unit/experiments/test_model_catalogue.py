@@ -286,8 +286,8 @@ def test_blocks_that_differ_take_their_own_memory_and_time(tmp_path: Path) -> No
     assert beyond[0] > 0 == beyond[1]
     assert server.prefill_of_s(4000, range(3, 4)) < server.prefill_of_s(4000, range(2, 3))
     chunked = [range(0, 30), range(30, 70), range(70, 100)]
-    curves_s = [server._attended(chunk.stop) - server._attended(chunk.start) for chunk in chunked]
-    assert sum(curves_s) == server._attended(100)
+    curves_s = [server.attended(chunk.stop) - server.attended(chunk.start) for chunk in chunked]
+    assert sum(curves_s) == server.attended(100)
 
 
 def test_as_many_blocks_are_placed_as_fit_wherever_they_are() -> None:

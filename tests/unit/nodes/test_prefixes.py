@@ -18,7 +18,6 @@ from nodes.records import AnyRecord, Plan, Reused, Token
 from nodes.request import Generation, Request, WrongTokenError
 from nodes.session import HubSession, SessionRules
 from policies.rules import PagingRules
-from policies.steps import StepTimes
 from tests.support.data_plane import INSTANT, PATIENT, TOKEN_BYTES, JumpClock, connected, make_server
 
 PAGE = 4
@@ -117,11 +116,6 @@ def test_the_caches_at_marks_are_those_of_the_tokens_up_to_there(n: int) -> None
         alone = [0, 0, 0]
         apply_to_rows(values[: mark + 1], 2, alone)
         assert caches == alone
-
-
-def test_the_rest_of_a_prompt_takes_a_decode_and_what_each_further_token_adds_to_a_prompt() -> None:
-    times = StepTimes(0.25, 2.0, 0.125, step_base_s=0.5, context_slope_s=2**-6, prefill_curve_s=2**-4)
-    assert times.step_s(5, 3, 2) == 0.5 + 2 * (0.25 + 5 * 2**-6 + 2 * 0.125 + (8**2 - 6**2) * 2**-4)
 
 
 class Forgetful(StubCompute):
