@@ -32,11 +32,6 @@ ONE_TOKEN = Round(0, 0, 1, 1)
 """A step without drafting."""
 MOST_TOKENS = 16
 """Most tokens that are drafted per round where their number is chosen."""
-_TRUSTED = 1
-"""How many drafted tokens the expected acceptance counts for beside those that were seen.
-
-More would cost a session that expects the wrong one up to a tenth of its time (``tests/unit/policies/test_decoding.py``).
-"""
 
 
 RoundTimes = tuple[float, ...]
@@ -69,7 +64,9 @@ class Decoding:
     ``rates`` has the probability of each drafted token of a round, if all before it agree, where these differ; the last
     one is that of all further tokens. ``acceptance`` is their mean then.
 
-    With ``is_auto``, ``tokens`` is the most that a session drafts: see ``best_tokens``.
+    With ``is_auto``, ``tokens`` is the most that a session drafts: see ``best_tokens``. It expects ``acceptance``, which counts
+    for ``acceptance_weight`` drafted tokens beside those that it has seen. Much weight costs a session that expects the wrong
+    acceptance up to a tenth of its time; little weight lets one give up for ever where drafts that pay begin badly.
 
     ``in_flight``: at most so many rounds of a session are on their way through the chain at a time; those behind the first are
     drafted on the guess that all drafted tokens before them agree. What a round is expected to cost does not count on them.
@@ -83,6 +80,7 @@ class Decoding:
     is_auto: bool = False
     rates: tuple[float, ...] = ()
     in_flight: int = 1
+    acceptance_weight: float = 1.0
 
     @property
     def is_petals(self) -> bool:
@@ -96,8 +94,8 @@ class Decoding:
         """
         most = self.tokens
         if self.is_auto:
-            known = self.acceptance * _TRUSTED + seen.n_accepted
-            most = self.best_tokens(round_s, known / (_TRUSTED + seen.n_tested))
+            known = self.acceptance * self.acceptance_weight + seen.n_accepted
+            most = self.best_tokens(round_s, known / (self.acceptance_weight + seen.n_tested))
         return min(most, n_left if self.is_petals else n_left - 1)
 
     def best_tokens(self, round_s: RoundTimes, acceptance: float) -> int:

@@ -146,6 +146,8 @@ class DecodingTable(Table):
     - ``acceptance``: the probability that a drafted token agrees, for the stub, which drafts no text; or how many agreed
       in each of some measured rounds, as a list or a file with a number per line. With real blocks it is what policies
       expect (default 0.5).
+    - ``acceptance_weight``: for how many compared drafted tokens ``acceptance`` counts beside those that a session has seen,
+      with ``tokens`` "auto"; default 64 where it is stated, else 1.
     - ``draft_token``: the client's time per drafted token (default 0). Real blocks take the time that they need.
     - ``draft_model``: the folder of the small model's checkpoint, for real blocks with "model" or "petals".
     - ``in_flight``: how many rounds of a session may be away at a time (default 1). Those behind the first are drafted on
@@ -155,6 +157,7 @@ class DecodingTable(Table):
     drafter: Literal["none", "ngram", "model", "petals"] = "none"
     tokens: Annotated[int | Literal["auto"], int_or("auto", most=MAX_DRAFTED)] | None = None
     acceptance: Annotated[float | list[int] | str, BeforeValidator(_acceptance)] | None = None
+    acceptance_weight: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] | None = None
     draft_token: Seconds | None = None
     draft_model: Annotated[str, Field(min_length=1)] | None = None
     in_flight: Annotated[int, Field(ge=1, le=MAX_IN_FLIGHT)] = 1

@@ -17,6 +17,8 @@ from testbed.experiments.schema import Scenario
 
 _log = logging.getLogger(__name__)
 _USUAL_TOKENS = 5
+_STATED_WEIGHT = 64.0
+"""The default ``acceptance_weight`` of a stated ``acceptance``."""
 _EXPECTED = 0.5
 """The share of drafted tokens that policies expect to agree if real blocks draft and nothing is stated."""
 
@@ -36,6 +38,7 @@ def resolve_decoding(
     if drafter == "none":
         return None, None
     is_real = scenario.compute.backend == "blocks"
+    weight = table.acceptance_weight or (_STATED_WEIGHT if table.acceptance is not None else 1.0)
     tokens, acceptance = table.tokens or min(_USUAL_TOKENS, longest_output), table.acceptance
     if isinstance(acceptance, str):
         acceptance = _counts(acceptance, folder)
@@ -64,6 +67,7 @@ def resolve_decoding(
     update = {
         "tokens": tokens,
         "acceptance": acceptance,
+        "acceptance_weight": weight,
         "draft_token": table.draft_token or 0.0,
         "draft_model": draft_model,
         "in_flight": table.in_flight,
@@ -76,7 +80,15 @@ def resolve_decoding(
         acceptance = sum(rates) / len(rates)
     draft_s, seed = table.draft_token or 0.0, scenario.seed
     decoding = Decoding(
-        drafter, most, acceptance, draft_s, seed, is_auto=is_auto, rates=rates, in_flight=table.in_flight
+        drafter,
+        most,
+        acceptance,
+        draft_s,
+        seed,
+        is_auto=is_auto,
+        rates=rates,
+        in_flight=table.in_flight,
+        acceptance_weight=weight,
     )
     return table.model_copy(update=update), decoding
 

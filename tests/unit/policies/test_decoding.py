@@ -214,3 +214,14 @@ def test_a_session_that_expects_half_of_its_drafts_to_agree_is_near_the_best(acc
     auto_s = total_s(Decoding("ngram", MOST_TOKENS, 0.5, is_auto=True), acceptance, round_s)
     assert auto_s <= 1.02 * none_s
     assert auto_s <= 1.05 * min(none_s, *fixed_s)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 0.9, 0.95])
+@pytest.mark.parametrize("jump_s", [0.0, 2.1])
+def test_a_session_that_trusts_a_true_acceptance_is_near_the_best_also_where_any_draft_is_dear(
+    acceptance: float, jump_s: float
+) -> None:
+    round_s = 0.436, *(0.436 + jump_s + 0.0143 * n for n in range(1, MOST_TOKENS + 1))
+    fixed_s = [total_s(Decoding("ngram", n, acceptance), acceptance, round_s) for n in (1, 2, 3, 5, 8, 16)]
+    auto = Decoding("ngram", MOST_TOKENS, acceptance, is_auto=True, acceptance_weight=64)
+    assert total_s(auto, acceptance, round_s) <= 1.03 * min(16 * 127 * round_s[0], *fixed_s)
