@@ -151,17 +151,17 @@ class _Run:
                 most=most_steps,
             )
         self._connections: Connections | None = None
-        """``None``: no session loses its server."""
-        if recovers:
+        """``None``: no server ends or begins."""
+        if recovers or experiment.faults.planned or experiment.faults.absent:
             absent = experiment.faults.absent
             ways = queue, self._problem, self._send, self._links
             self._connections = Connections(*ways, absent, placed.placement)
         self._chains = Chains(
-            *(experiment.problem, queue, self._send, self._servers, self._machines, self._free_at),
+            *(experiment.problem, queue, self._send, self._servers, self._free_at),
             *(self._released, experiment.faults.recovery.connect_timeout_s, self._connections),
         )
         self._recovering: Recovering | None = None
-        if self._connections is not None and self._steps is not None:
+        if recovers and self._connections is not None and self._steps is not None:
             self._recovering = Recovering(
                 *(experiment, queue, self._coordinator, self._machines, self._connections, self._chains),
                 *(self._steps, self._send, self._servers, self._delays),
@@ -472,8 +472,9 @@ class _Run:
 
     def _ends(self, server: int) -> None:
         """A server ends now, with all that it has."""
-        if self._connections is not None and self._steps is not None:
+        if self._connections is not None:
             self._connections.end(server)
+        if self._steps is not None:
             self._steps.end(server)
 
     def _unreachable(self, session: Session, servers: Sequence[int]) -> None:

@@ -183,10 +183,6 @@ class Machines:
             assert at_s is not None, "a fault after a token is not carried out here"
             queue.at(at_s, self._apply, fault, at_s)
 
-    def ended_at_s(self, server: int) -> float | None:
-        """Returns when a server that is not there ended; ``None`` if it is there."""
-        return None if self._servers[server].is_up else self._servers[server].failed_at_s
-
     def failed_at_s(self, server: int) -> float:
         """Returns when a server last ended; -inf if it never did."""
         return self._servers[server].failed_at_s

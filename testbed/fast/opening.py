@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +14,6 @@ from policies.problem import Hop, Problem
 from testbed.fast.connections import Connections, Wire
 from testbed.fast.events import EventQueue
 from testbed.fast.links import Heard
-from testbed.fast.machines import Machines
 from testbed.fast.outcome import Disturbed
 from testbed.fast.sending import Sending
 from testbed.fast.steps import Key
@@ -99,7 +97,6 @@ class Chains:
         queue: EventQueue,
         send: Sending,
         admissions: Sequence[Admission[Key]],
-        machines: Machines,
         free_at: Callable[..., float],
         released: Callable[[int], None],
         limit_s: float,
@@ -109,7 +106,6 @@ class Chains:
         self._queue = queue
         self._send = send
         self._admissions = admissions
-        self._machines = machines
         self._free_at = free_at
         self._released = released
         self._limit_s = limit_s
@@ -145,25 +141,18 @@ class Chains:
             *(opening, hop, wire, number, asked),
         )
 
-    def _lost(
-        self, opening: Opening, server: int, heard_at_s: float = -math.inf, asked: _Asked | None = None
-    ) -> None:
-        """No answer can come from a server. The client knows it at ``heard_at_s``, or now."""
+    def _lost(self, opening: Opening, server: int, asked: _Asked | None = None) -> None:
+        """No answer can come from a server, as the client knows now."""
         if asked is not None:
             asked.ended(self._queue.now_s)
         opening.refusal = f"{self._problem.servers[server].name}: the connection was lost"
         opening.refused += (server,)
         opening.broken += (server,)
-        self._queue.at(max(heard_at_s, self._queue.now_s), self._ended, opening)
+        self._queue.at(self._queue.now_s, self._ended, opening)
 
     def _arrive(self, opening: Opening, hop: Hop, wire: Wire | None, number: int, asked: _Asked) -> None:
         """An opening reaches a server. What the answer is, is known as soon as it is sent."""
         if wire is not None and not wire.is_served:
-            return
-        ended_at_s = None if wire is not None else self._machines.ended_at_s(hop.server)
-        if ended_at_s is not None:  # the client learns it when the end of its connection arrives
-            heard_at_s = ended_at_s + self._problem.down_s(opening.client, hop.server)
-            self._lost(opening, hop.server, heard_at_s, asked)
             return
         size = framesizes.FOUND if opening.pages else framesizes.OK
         answer = opening, wire, number, asked

@@ -35,6 +35,8 @@ DIES_IDLE = "fault=[{kind='kill', server='a100-0', at='0.01 s', for='20 s'}, {ki
 SLOWER = (
     "network.event=[{at='6 s', for='20 s', link=['Cluster0', 'Cluster1'], rate='5 Mbit/s', rtt='300 ms'}]"
 )
+SLOWER_NOW = ("network.event=[{at='0 s', link=['Cluster0', 'Cluster1'], rate='50 Mbit/s'}]",)
+ENDS = {"leave": ", for='3 s'", "kill": ", for='3 s'", "restart": ""}
 CUT = "network.event=[{at='6 s', for='4 s', link=['Cluster0', 'Cluster2'], down=true}]"
 KINDS = {kind.__struct_config__.tag for kind in (*OF_FAULTS, ServerLeft, Moved)}
 
@@ -79,6 +81,27 @@ def test_what_is_planned_happens_as_in_the_testbed_itself(options: tuple[str, ..
     assert counts[0].n_faults == counts[1].n_faults
     assert counts[0].n_faults_without_effect == counts[1].n_faults_without_effect
     assert counts[0].n_faults_never_came == counts[1].n_faults_never_came
+
+
+@pytest.mark.parametrize("kind", ["leave", "kill", "restart"])
+@pytest.mark.parametrize("more", [(), ("compute.batching='continuous'",), SLOWER_NOW])
+def test_the_first_session_on_a_server_that_was_away_connects_again(
+    kind: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Setup takes the handshakes' round trips more, in both engines alike; nobody was on the servers meanwhile."""
+    faults = ", ".join(
+        f"{{kind='{kind}', server='{server}', at='{at} s'{ENDS[kind]}}}"
+        for server, at in (("a100-0", 45), ("a100-1", 45))
+    )
+    calm = "workload.arrivals='constant'", "workload.rate=0.02", "workload.n_requests=2"
+    fast, virtual = both(*calm, *more, f"fault=[{faults}]", folder=tmp_path)
+    assert (fast.engine, virtual.engine) == ("fast", "virtual"), fast.why
+    setups_s = [[row.times.setup_s for row in run.rows] for run in (fast, virtual)]
+    assert setups_s[0][1] > setups_s[0][0] + 0.1
+    assert setups_s[0] == pytest.approx(setups_s[1], abs=1e-5)
+    assert [row.times.e2e_s for row in fast.rows] == pytest.approx(
+        [row.times.e2e_s for row in virtual.rows], rel=1e-4
+    )
 
 
 def test_events_are_those_of_the_testbed_itself(tmp_path: Path) -> None:
