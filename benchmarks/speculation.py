@@ -3,7 +3,7 @@
 ``python -m benchmarks speculation prompts DIR`` drafts with a checkpoint's blocks, by prompt lookup; ``steps MODEL`` measures how
 long blocks take for drafts (random weights of a shipped model).
 ``python -m benchmarks speculation [law] [tokens] [rtt] [policies] [flight]`` prints the tables of docs/speculation.md; all take
-about a quarter of an hour. Every run is simulated; the same drafted tokens agree in all runs of a table's row.
+about 50 minutes of CPU, most of it ``flight``. Every run is simulated; the same drafted tokens agree in all runs of a table's row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
@@ -308,15 +308,13 @@ def steps(model: str) -> Iterator[str]:
 
 
 TABLES = {"law": law, "tokens": tokens, "rtt": rtt, "policies": policies, "flight": flight}
+OF_BLOCKS: dict[str, Callable[[str], Iterator[str]]] = {"prompts": prompts, "steps": steps}
 
 
 def run(arguments: Sequence[str]) -> int:
     """Prints the tables named, or all; ``prompts DIR`` and ``steps MODEL``: those of real blocks."""
-    if arguments and arguments[0] == "prompts":
-        print("\n".join(prompts(arguments[1])))
-        return 0
-    if arguments and arguments[0] == "steps":
-        print("\n".join(steps(arguments[1])))
+    if arguments and arguments[0] in OF_BLOCKS:
+        print("\n".join(OF_BLOCKS[arguments[0]](arguments[1])))
         return 0
     for name in arguments or TABLES:
         for line in TABLES[name]():

@@ -403,12 +403,13 @@ class Problem:
             return n_hops * median(time_s for row in rows for time_s in row)
 
         one_s = median(map(self.hub_s, range(len(self.clients)))) + on_chain_s(self.token_rtt_s)
-        further_s = decoding.draft_token_s + on_chain_s(self.further_token_s or ((0.0,),))
+        further_s = on_chain_s(self.further_token_s or ((0.0,),))
         return tuple(
             one_s
-            + n * further_s
-            + n_blocks * median(server.extend_s(context, n + 1) for server in self.servers)
-            for n in range(decoding.tokens + 1)
+            + n * decoding.draft_token_s
+            + (n_sent - 1) * further_s
+            + n_blocks * median(server.extend_s(context, n_sent) for server in self.servers)
+            for n, n_sent in enumerate(map(decoding.n_sent, range(decoding.tokens + 1)))
         )
 
     def as_seen(self, *, counts_drafts: bool) -> Problem:

@@ -46,8 +46,8 @@ class Timeline:
         A cut holds what is left of it, but not one that ends only after it ``arrived_at_s``.
         """
         since_s, share = self._since_s.get(pair, ()), 1.0
-        for next_s in since_s[bisect_right(since_s, at_s) :]:
-            link = self.link(pair, at_s)
+        for n in range(bisect_right(since_s, at_s), len(since_s)):
+            next_s, link = since_s[n], self._links[pair][n]
             if link.loss_ratio < 1 or next_s > arrived_at_s:
                 took_s = share * link.transmission_s(n_bytes, mtu)
                 if at_s + took_s <= next_s:
