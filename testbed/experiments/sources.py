@@ -195,7 +195,9 @@ def code_in_file(source: Source) -> tuple[str, ...]:
 
 
 def value_of(text: str) -> Any:
-    """Parse the value of ``--set``: TOML, or else plain text."""
+    """Parse the value of ``--set``: TOML, a number such as .5, which TOML does not have, or else plain text."""
+    if re.fullmatch(r"[+-]?(\.\d+|\d+\.)", text):
+        return float(text)
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):

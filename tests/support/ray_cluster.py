@@ -71,6 +71,7 @@ class Machine:
                 | {
                     "HOME": str(folder),
                     "RAY_USAGE_STATS_ENABLED": "0",
+                    "RAY_worker_niceness": "1",  # not 15, with which nothing begins beside other tests
                     "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
                     "RAY_health_check_initial_delay_ms": "0",
                     "RAY_health_check_period_ms": "200",
@@ -93,7 +94,7 @@ class Machine:
             assert self._process.poll() is None, said
             return "Ray runtime started" in said
 
-        wait_until(is_up, f"Ray on {self.address}", 60)
+        wait_until(is_up, f"Ray on {self.address}")
 
     def entered(self, *command: str) -> list[str]:
         """``command`` with this machine's network."""

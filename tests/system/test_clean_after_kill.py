@@ -133,7 +133,7 @@ def test_kill_9_at_random_moments_leaves_nothing_that_clean_does_not_remove(
                 clock = LONG_VIRTUAL if chosen.virtual else SCALED
                 run = testbed.start_up(small, "--network", "fabric", "--no-report", *clock, env=env)
                 out = Path(str(run.process.args[-1]))  # type: ignore[index]
-        wait_until(lambda: reached(chosen.phase, run, out), chosen.phase, 60)
+        wait_until(lambda: reached(chosen.phase, run, out), chosen.phase)
         try:
             run.process.wait(chosen.later_s)
         except subprocess.TimeoutExpired:
@@ -178,14 +178,14 @@ def test_a_run_that_loses_any_of_its_processes_at_any_moment_keeps_its_record_an
         with starting:
             run = testbed.start_up(small, "--network", "fabric", "--no-report", "--no-twin", *SCALED)
             out = Path(str(run.process.args[-1]))  # type: ignore[index]
-        wait_until(lambda: reached(phase, run, out), phase, 60)
+        wait_until(lambda: reached(phase, run, out), phase)
         with contextlib.suppress(subprocess.TimeoutExpired):
             run.process.wait(later_s)
         pids = [pid for pid, name in processes(out).items() if name == f"tb:{victim}"[:15]]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):  # the run has just ended
                 os.kill(pid, signal.SIGKILL)
-        return run.wait(120).code, out, bool(pids)
+        return run.wait().code, out, bool(pids)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         ended = list(pool.map(kill, moments))

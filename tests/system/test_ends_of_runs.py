@@ -39,7 +39,7 @@ def test_an_interrupt_right_after_the_start_exits_130(testbed: Testbed) -> None:
     run = testbed.start_up("clustered", *LONG)
     run_dir = run.run_dir()
     run.interrupt()
-    outcome = run.wait(10)
+    outcome = run.wait()
     assert outcome.code == 130
     assert "Traceback" not in outcome.stderr
     assert outcome.stdout == ""
@@ -51,7 +51,7 @@ def test_an_interrupt_while_nodes_start_exits_130_and_ends_them(testbed: Testbed
     run_dir = run.run_dir()
     wait_until(lambda: "tb:fabric" in processes(run_dir).values(), "the network")
     run.interrupt()
-    outcome = run.wait(10)
+    outcome = run.wait()
     assert outcome.code == 130
     assert "Traceback" not in outcome.stderr
     assert event_names(run_dir)[-2:] == ["interrupted", "stopped"]
@@ -62,7 +62,7 @@ def test_an_interrupt_while_serving_keeps_the_record_up_to_that_moment(testbed: 
     run_dir = run.serving()
     before = logged_tokens(run_dir)
     run.interrupt()
-    outcome = run.wait(10)
+    outcome = run.wait()
     assert outcome.code == 130
     assert "interrupted" in outcome.stdout and "Traceback" not in outcome.stderr
     assert f"interrupted: the record up to now is in {run_dir}" in outcome.stderr
@@ -86,7 +86,7 @@ def test_hold_keeps_the_testbed_up_until_an_interrupt(testbed: Testbed) -> None:
     assert sum(name.startswith("tb:") for name in processes(run_dir).values()) >= 11
     held = namespaces(list(processes(run_dir))) - namespaces([run.process.pid])
     run.interrupt()
-    outcome = run.wait(10)
+    outcome = run.wait()
     assert outcome.code == 0
     assert outcome.json()["n_completed"] == 3
     assert "interrupted" not in outcome.stderr and "interrupted" not in event_names(run_dir)
@@ -120,7 +120,7 @@ def test_kill_9_of_the_launcher_ends_the_run_with_a_message(testbed: Testbed) ->
     run_dir = run.serving()
     launcher = next(pid for pid, name in processes(run_dir).items() if name == "tb:launcher")
     os.kill(launcher, 9)
-    outcome = run.wait(10)
+    outcome = run.wait()
     assert outcome.code == 1
     assert "launcher ended unexpectedly (status -9)" in outcome.stderr and "Traceback" not in outcome.stderr
     assert_tables_hold_the_whole_log(run_dir)
@@ -143,4 +143,4 @@ def test_clean_does_not_touch_a_live_run(testbed: Testbed) -> None:
     clean_finds_nothing()
     elsewhere.rename(run_dir)
     run.interrupt()
-    assert run.wait(10).code == 0
+    assert run.wait().code == 0

@@ -53,7 +53,7 @@ def test_a_node_that_dies_at_the_start_is_named_with_its_last_lines(testbed: Tes
         if "nodes up" not in run.stderr:
             break
         run.kill()
-    assert_broken(run.wait(20), "a100-0 ended unexpectedly (status -9)", "first words | last words")
+    assert_broken(run.wait(), "a100-0 ended unexpectedly (status -9)", "first words | last words")
 
 
 @pytest.mark.usefixtures("fabric")
@@ -63,7 +63,7 @@ def test_what_dies_while_serving_is_named_and_the_rows_before_it_stay(name: str,
     run_dir = run.serving()
     before = logged_tokens(run_dir)
     os.kill(node_pid(run_dir, name), signal.SIGKILL)
-    outcome = run.wait(20)
+    outcome = run.wait()
     assert_broken(outcome, f"{name} ended unexpectedly (status -9)")
     assert_tables_hold_the_whole_log(run_dir)
     assert set(before) <= set(logged_tokens(run_dir))

@@ -22,7 +22,7 @@ import pytest
 from benchmarks.gpu_parts.run import SHARES, Options, run_parts
 from testbed.experiments import load_experiment
 from tests.support.blocks import need_blocks, source_of
-from tests.support.runs import processes
+from tests.support.runs import PATIENCE_S, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = [sys.executable, str(ROOT / "benchmarks" / "gpu.py")]
@@ -266,7 +266,7 @@ def test_a_command_that_is_cut_leaves_what_it_has_as_one_archive(tmp_path: Path)
             assert command.poll() is None
             time.sleep(0.05)
         command.send_signal(signal.SIGTERM)
-        assert command.wait(60) == 0
+        assert command.wait(PATIENCE_S) == 0
     assert not processes(folder)
     with tarfile.open(tmp_path / "cut.tar.gz") as packed:
         member = packed.extractfile("out/results.json")

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,9 @@ from testbed.rundir import owner_alive, scratch_folders
 from tests.support.forked import COMMAND
 from tests.support.ray_cluster import Machine, cluster, need_ray
 from tests.support.runs import (
+    PATIENCE_S,
+    Running,
+    Testbed,
     assert_tables_hold_the_whole_log,
     logged_tokens,
     rows_of,
@@ -95,32 +97,17 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@dataclass
-class Run:
-    code: int
-    summary: dict[str, Any]
-    stderr: str
+def begin(testbed: Testbed, head: Machine, scenario: str, run_dir: Path, *options: str) -> Running:
+    """``testbed up`` on the first machine, which ends with the test."""
+    quiet = ("--no-page", "--no-report", "--json", "--out", str(run_dir))
+    return testbed.start("up", scenario, *quiet, *options, wrapper=head.inside([]))
 
 
-def begin(head: Machine, scenario: str, run_dir: Path, *options: str) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "testbed",
-        "up",
-        scenario,
-        "--no-page",
-        "--no-report",
-        "--json",
-        *options,
-    ]
-    inside = head.inside([*command, "--out", str(run_dir)])
-    return subprocess.Popen(inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ended(process: subprocess.Popen[str]) -> Run:
-    out, err = process.communicate(timeout=240)
-    return Run(process.returncode, json.loads(out) if out else {}, err)
+def logs_tokens(run: Running, run_dir: Path, n_tokens: int) -> None:
+    wait_until(
+        lambda: run.ended() or ((run_dir / "events").exists() and len(logged_tokens(run_dir)) >= n_tokens),
+        f"{n_tokens} tokens",
+    )
 
 
 def left_on(machine: Machine) -> list[str]:
@@ -135,12 +122,12 @@ def left_on(machine: Machine) -> list[str]:
 
 def assert_nothing_left(machines: Sequence[Machine]) -> None:
     for machine in machines:
-        wait_until(lambda machine=machine: not left_on(machine), f"nothing on {machine.address}", 20)
+        wait_until(lambda machine=machine: not left_on(machine), f"nothing on {machine.address}")
 
 
-def assert_instants_are_in_order(run: Run, run_dir: Path) -> None:
+def assert_instants_are_in_order(summary: dict[str, Any], run_dir: Path) -> None:
     """A step arrives after it was sent and departs before it is received, as far as the clocks are known."""
-    known_s = max(machine["uncertainty_s"] for machine in run.summary["machines"])
+    known_s = max(machine["uncertainty_s"] for machine in summary["machines"])
     assert known_s < 0.1
     hops = rows_of(run_dir / "hops.parquet")
     assert {hop["server"] for hop in hops} >= {"a100-0", "a100-2"}
@@ -149,10 +136,10 @@ def assert_instants_are_in_order(run: Run, run_dir: Path) -> None:
         assert hop["arrived_at_s"] <= hop["departed_at_s"] <= hop["received_at_s"] + known_s
 
 
-def assert_clocks_are_known(run: Run) -> None:
-    assert [machine["name"] for machine in run.summary["machines"]] == ["second", "third"]
-    assert [machine["n_nodes"] for machine in run.summary["machines"]] == [2, 1]
-    for number, machine in enumerate(run.summary["machines"], 1):
+def assert_clocks_are_known(summary: dict[str, Any]) -> None:
+    assert [machine["name"] for machine in summary["machines"]] == ["second", "third"]
+    assert [machine["n_nodes"] for machine in summary["machines"]] == [2, 1]
+    for number, machine in enumerate(summary["machines"], 1):
         assert abs(machine["offset_s"] - number * AHEAD_S) <= machine["uncertainty_s"] < 0.1
 
 
@@ -170,43 +157,42 @@ for port in sorted({int(p) for p in re.findall(r"10\\.77\\.0\\.2:(\\d+)", said)}
 def answers_to_a_stranger(machine: Machine) -> list[str]:
     """What the ports of the second machine answer to a program that is not of the run."""
     command = machine.inside([sys.executable, "-c", _ASK])
-    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split()
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S).stdout.split()
 
 
 @pytest.mark.parametrize("network", ["hosts", "fabric"])
 def test_a_run_over_three_machines(
-    machines: list[Machine], scenario: str, run_dir: Path, network: str
+    testbed: Testbed, machines: list[Machine], scenario: str, run_dir: Path, network: str
 ) -> None:
     is_real = network == "hosts"
     longer = ("--set", "workload.n_output_tokens=150") if is_real else ()
-    process = begin(machines[0], scenario, run_dir, "--network", network, *longer)
+    running = begin(testbed, machines[0], scenario, run_dir, "--network", network, *longer)
     if is_real:
-        wait_until(
-            lambda: (run_dir / "events").exists() and len(logged_tokens(run_dir)) >= 10, "some tokens", 60
-        )
+        logs_tokens(running, run_dir, 10)
         assert answers_to_a_stranger(machines[1]).count("401") == 4
-    run = ended(process)
+    run = running.wait()
     assert run.code == 0, run.stderr
-    assert run.summary["n_completed"] == 4
-    assert run.summary["network"] == network
-    assert run.summary["leaks"] == {"sessions": 0, "cache_bytes": 0, "descriptors": 0, "namespaces": 0}
-    assert_clocks_are_known(run)
-    assert_instants_are_in_order(run, run_dir)
+    summary = run.json()
+    assert summary["n_completed"] == 4
+    assert summary["network"] == network
+    assert summary["leaks"] == {"sessions": 0, "cache_bytes": 0, "descriptors": 0, "namespaces": 0}
+    assert_clocks_are_known(summary)
+    assert_instants_are_in_order(summary, run_dir)
     assert_tables_hold_the_whole_log(run_dir)
     assert {f"{server}.log" for server in SERVERS} <= {path.name for path in (run_dir / "logs").iterdir()}
     assert (run_dir / "twin").exists() == (network == "fabric")
     if network == "fabric":
         ways_s = [hop["arrived_at_s"] - hop["sent_at_s"] for hop in rows_of(run_dir / "hops.parquet")]
-        known_s = sum(machine["uncertainty_s"] for machine in run.summary["machines"])
+        known_s = sum(machine["uncertainty_s"] for machine in summary["machines"])
         assert 0.0245 - known_s < min(ways_s) < 0.050 + known_s, "a link's 25 ms, as far as clocks are known"
     assert_nothing_left(machines)
 
 
 def test_a_link_that_is_shorter_than_the_real_one_is_refused(
-    machines: list[Machine], scenario: str, run_dir: Path
+    testbed: Testbed, machines: list[Machine], scenario: str, run_dir: Path
 ) -> None:
     short = ("--network", "fabric", "--set", "network.pairs.1.rtt=10 us")
-    run = ended(begin(machines[0], scenario, run_dir, *short))
+    run = begin(testbed, machines[0], scenario, run_dir, *short).wait()
     assert run.code == 2, run.stderr
     assert "give the link a longer delay" in run.stderr and "Traceback" not in run.stderr
     assert_nothing_left(machines)
@@ -214,25 +200,25 @@ def test_a_link_that_is_shorter_than_the_real_one_is_refused(
 
 @pytest.mark.usefixtures("orphans")
 def test_a_kill_9_of_the_command_ends_everything_on_all_machines(
-    machines: list[Machine], scenario: str, run_dir: Path
+    testbed: Testbed, machines: list[Machine], scenario: str, run_dir: Path
 ) -> None:
     longer = ("--set", "workload.n_output_tokens=500", "--set", "network.keep_cpus_awake=true")
-    process = begin(machines[0], scenario, run_dir, "--network", "fabric", *longer)
-    wait_until(lambda: (run_dir / "events").exists() and len(logged_tokens(run_dir)) >= 10, "some tokens", 60)
+    running = begin(testbed, machines[0], scenario, run_dir, "--network", "fabric", *longer)
+    logs_tokens(running, run_dir, 10)
     assert all(left_on(machine) for machine in machines)
     driver = json.loads((run_dir / "owner.json").read_text())["pid"]
     subprocess.run(machines[0].inside(["kill", "-9", str(driver)]), check=True)
-    process.communicate(timeout=60)
+    running.wait()
     assert_nothing_left(machines)
     assert_clean_removes_the_rest(run_dir)
 
 
 def test_what_the_cluster_does_not_have_is_one_sentence(
-    machines: list[Machine], scenario: str, run_dir: Path
+    testbed: Testbed, machines: list[Machine], scenario: str, run_dir: Path
 ) -> None:
     other = Path(scenario).read_text(encoding="utf-8").replace("10.77.0.3", "10.77.0.9")
     Path(scenario).write_text(other, encoding="utf-8")
-    run = ended(begin(machines[0], scenario, run_dir))
+    run = begin(testbed, machines[0], scenario, run_dir).wait()
     assert (
         run.code == 2
         and "no machine of the Ray cluster has the resources of third: 1 CPU, 0.001 node" in run.stderr
@@ -241,20 +227,21 @@ def test_what_the_cluster_does_not_have_is_one_sentence(
 
 @pytest.mark.usefixtures("orphans")
 def test_sessions_recover_from_the_loss_of_a_machine(
-    machines: list[Machine], scenario: str, run_dir: Path
+    testbed: Testbed, machines: list[Machine], scenario: str, run_dir: Path
 ) -> None:
     """The last one here: the machine does not come back."""
     longer = ("--set", "workload.n_output_tokens=60", "--no-twin")
     soon = ("--set", "recovery.request_timeout=5 s")  # nobody is left to reset the clients' connections
-    process = begin(machines[0], scenario, run_dir, "--network", "fabric", *longer, *soon)
-    wait_until(lambda: (run_dir / "events").exists() and len(logged_tokens(run_dir)) >= 40, "some tokens", 60)
+    running = begin(testbed, machines[0], scenario, run_dir, "--network", "fabric", *longer, *soon)
+    logs_tokens(running, run_dir, 40)
     machines[1].kill()
-    run = ended(process)
+    run = running.wait()
     assert run.code == 0, run.stderr
-    assert run.summary["n_completed"] == 4
-    assert run.summary["n_replays"] >= 1
+    summary = run.json()
+    assert summary["n_completed"] == 4
+    assert summary["n_replays"] >= 1
     assert run.stderr.count("the machine second (10.77.0.2) is lost") == 1
-    assert [machine["is_lost"] for machine in run.summary["machines"]] == [True, False]
+    assert [machine["is_lost"] for machine in summary["machines"]] == [True, False]
     events = map(json.loads, (run_dir / "events.jsonl").read_text(encoding="utf-8").splitlines())
     died = {event["server"] for event in events if event["event"] == "fault"}
     assert died == {"a100-1", "a100-2"}

@@ -49,7 +49,7 @@ def test_a_network_that_dies_is_named_and_leaves_a_complete_record(testbed: Test
     run_dir = run.serving()
     before = set(logged_tokens(run_dir))
     os.kill(node_pid(run_dir, "fabric"), signal.SIGKILL)
-    outcome = run.wait(30)
+    outcome = run.wait()
     assert outcome.stderr.splitlines()[-1] == "testbed: fabric ended unexpectedly (status -9)"
     assert_ends_with_a_complete_record(outcome, run_dir, before)
 
@@ -63,7 +63,7 @@ def test_a_device_that_vanishes_ends_the_run_with_a_complete_record(node: str, t
     enter = ["nsenter", "--target", str(node_pid(run_dir, node)), *rootless, "--net"]
     deleted = subprocess.run([*enter, "ip", "link", "delete", DEVICE])
     assert deleted.returncode in (0, -signal.SIGTERM), "a run that has ended ends programs on its nodes"
-    outcome = run.wait(30)
+    outcome = run.wait()
     last = outcome.stderr.splitlines()[-1]
     # Whoever notices first: the forwarder, or the node.
     assert (
@@ -79,7 +79,7 @@ def test_links_says_which_part_of_the_network_died(testbed: Testbed, tmp_path: P
     run = testbed.start("links", "clustered", "--network", "fabric", env={"TMPDIR": str(temporary)})
     run.says("9 pairs")
     os.kill(node_pid(temporary, "fabric"), signal.SIGKILL)
-    outcome = run.wait(30)
+    outcome = run.wait()
     assert (outcome.code, outcome.stdout) == (1, "")
     assert outcome.stderr.splitlines()[-1].startswith("testbed: ")
     assert "fabric ended unexpectedly (status -9)" in outcome.stderr.splitlines()[-1]

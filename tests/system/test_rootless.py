@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from netem.probe import probe_rootless
-from tests.support.runs import COMMAND, FAST, REAL, require
+from tests.support.runs import COMMAND, FAST, PATIENCE_S, REAL, require
 
 _USER = 65534
 _ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +82,7 @@ def test_an_unprivileged_user_runs_the_same_command(
     require("rootless", probe_rootless())
     arguments = ["up", "clustered", *FAST, *clock, "--network", network, "--json"]
     command = _as_user(folder, [*arguments, "--out", str(folder / "run")])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert (summary["network"], summary["clock"]) == (network, "real" if clock else "virtual")
@@ -108,7 +108,7 @@ def test_an_unprivileged_user_runs_programs_on_the_nodes_of_a_testbed(folder: Pa
     script = ["bash", "-m", "-c", _HELD_AND_USED, "held", COMMAND, str(folder / "run")]
     options = [*FAST, "--set", "workload.n_requests=1", *REAL]
     done = subprocess.run(
-        _run_as_user(folder, [*script, *options]), capture_output=True, text=True, timeout=60
+        _run_as_user(folder, [*script, *options]), capture_output=True, text=True, timeout=PATIENCE_S
     )
     lines = done.stdout.splitlines()
     assert lines[:4] == ["0", "a100-0", "198.18.0.1      client-0", "code 5"], done.stdout + done.stderr
@@ -117,7 +117,9 @@ def test_an_unprivileged_user_runs_programs_on_the_nodes_of_a_testbed(folder: Pa
 
 def test_the_doctor_tells_an_unprivileged_user_that_no_root_is_needed(folder: Path) -> None:
     require("rootless", probe_rootless())
-    done = subprocess.run(_as_user(folder, ["doctor", "--json"]), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        _as_user(folder, ["doctor", "--json"]), capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     works = {row["name"]: row["works"] for row in json.loads(done.stdout)["capabilities"]}
     assert works["rootless"] and works["network fabric"]

@@ -20,6 +20,7 @@ from nodes.records import Token
 from testbed.serving.app import CLIENT_HEADER, INDEX_HEADER
 from testbed.serving.text import SMALL, StubCodec
 from tests.support.runs import (
+    PATIENCE_S,
     Testbed,
     assert_one_sentence,
     assert_tables_hold_the_whole_log,
@@ -55,7 +56,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 @contextlib.contextmanager
 def streaming(testbed: Serving, **fields: Any) -> Iterator[http.client.HTTPResponse]:
     """A stream that is read by the body, line by line."""
-    connection = http.client.HTTPConnection(*testbed.address, timeout=60)
+    connection = http.client.HTTPConnection(*testbed.address, timeout=PATIENCE_S)
     try:
         body = json.dumps({**HELLO, "stream": True, **fields})
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
@@ -226,7 +227,7 @@ def test_what_is_wrong_is_said_in_openais_form(
 
 def test_a_page_of_an_allowed_origin_may_ask_from_a_browser(quick: Serving) -> None:
     def preflight(origin: str) -> tuple[int, dict[str, str | None]]:
-        connection = http.client.HTTPConnection(*quick.address, timeout=60)
+        connection = http.client.HTTPConnection(*quick.address, timeout=PATIENCE_S)
         asks = {
             "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "authorization,x-a",
@@ -357,7 +358,7 @@ def test_ctrl_c_ends_streams_with_an_error_and_keeps_the_trace_whole(tmp_path: P
             stream.readline()
             testbed.command.process.send_signal(2)
             rest = stream.read().decode()
-        assert testbed.command.process.wait(60) == 0
+        assert testbed.command.process.wait(PATIENCE_S) == 0
     *_, error, done = [line.removeprefix("data: ") for line in rest.splitlines() if line]
     assert json.loads(error)["error"]["message"] == "the testbed ends"
     assert done == "[DONE]"
@@ -375,7 +376,7 @@ def test_without_room_requests_wait_or_are_rejected(tmp_path: Path) -> None:
     ):
         answers = []
         for _ in range(100):
-            connection = http.client.HTTPConnection(*testbed.address, timeout=60)
+            connection = http.client.HTTPConnection(*testbed.address, timeout=PATIENCE_S)
             open_streams.callback(connection.close)
             body = json.dumps({**HELLO, "stream": True, "max_tokens": 120})
             connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import require, rows_of, wait_until
+from tests.support.runs import PATIENCE_S, require, rows_of, wait_until
 from tests.support.serving import Serving, serving
 
 OPTIONS = ("--network", "loopback", "--time-scale", "20", "--no-report", "--no-twin")
@@ -66,7 +66,11 @@ def test_hey_loads_it(served: Serving) -> None:
     body = json.dumps({"model": MODEL, "prompt": "Hello", "max_tokens": 3})
     command = ["hey", "-n", "12", "-c", "4", "-m", "POST", "-T", "application/json", "-d", body]
     done = subprocess.run(
-        [*command, f"{served.url}/completions"], capture_output=True, text=True, check=True, timeout=120
+        [*command, f"{served.url}/completions"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     assert "[200]\t12 responses" in done.stdout
     served.end()

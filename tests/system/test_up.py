@@ -19,6 +19,7 @@ from tests.support.runs import (
     COMMAND,
     FAST,
     MEMORY,
+    PATIENCE_S,
     REAL,
     Outcome,
     Testbed,
@@ -300,7 +301,7 @@ def test_progress_is_shown_on_a_terminal(testbed: Testbed, tmp_path: Path) -> No
         while part := os.read(ours, 4096):
             shown += part
     os.close(ours)
-    assert process.wait(10) == 0, shown
+    assert process.wait(PATIENCE_S) == 0, shown
     for text in (b"serving", b"/3 done", b"tokens/s", b"TTFT"):
         assert text in shown
     assert (tmp_path / "stdout").read_text().startswith("clustered: 3 of 3 requests completed\n")

@@ -321,7 +321,7 @@ def test_an_interrupt_ends_a_policy_that_never_decides(
     run = testbed.start_up("clustered", "--network", virtual, *names, *FAST, env=env)
     wait_until(deciding.exists, "the decision that never ends")
     run.interrupt()
-    outcome = run.wait(10)
+    outcome = run.wait()
     assert outcome.code == 130, outcome.stderr
     assert "Traceback" not in outcome.stderr
     summary = json.loads((outcome.run_dir / "summary.json").read_text(encoding="utf-8"))
@@ -337,7 +337,7 @@ def test_an_interrupt_in_virtual_time_keeps_the_record_up_to_that_moment(
     run_dir = run.serving()
     before = logged_tokens(run_dir)
     run.interrupt()
-    outcome = run.wait(30)
+    outcome = run.wait()
     assert outcome.code == 130, outcome.stderr
     assert "interrupted" in outcome.stdout and "Traceback" not in outcome.stderr
     assert_tables_hold_the_whole_log(run_dir)

@@ -31,6 +31,18 @@ _TAIL_BYTES = 4096
 """Bytes from the end of a log that the orchestrator gets when a process ends."""
 
 
+def usual_priority() -> int:
+    """Give this process the niceness 0, since Ray begins its workers with 15; return the one that it has, where it may not.
+
+    Each thread has a niceness of its own. What is started from now on has that of the thread that starts it.
+    """
+    if os.getpriority(os.PRIO_PROCESS, 0) > 0:
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(PermissionError, ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, int(thread), 0)
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
 @dataclass(frozen=True)
 class AgentOptions:
     """An agent's run:

@@ -17,10 +17,10 @@ from testbed.codeversion import code_version
 from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiments.experiment import Machine
 from testbed.experiments.machines import ANY_SHARE
-from testbed.runtime.hosts.agent import Agent, AgentOptions
+from testbed.runtime.hosts.agent import Agent, AgentOptions, usual_priority
 
-_BEGIN_S = 60.0
-"""Seconds that the cluster has to provide the machines, and a machine to start its agent."""
+_BEGIN_S = 120.0
+"""Seconds that the cluster has to provide the machines, and a machine to start its agent, which Ray starts with a niceness of 15."""
 
 
 class _Actor(Agent):
@@ -35,9 +35,12 @@ class _Actor(Agent):
     async def about(self) -> str:
         return code_version()
 
-    async def begin_for(self, options: AgentOptions) -> None:
+    async def begin_for(self, options: AgentOptions) -> int:
+        """Return the niceness of this agent and its nodes."""
+        niceness = usual_priority()
         super().__init__(options)
         await self.begin()
+        return niceness
 
 
 @dataclass

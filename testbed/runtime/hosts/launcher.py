@@ -157,7 +157,12 @@ class HostsLauncher:
     async def _begin(self, remote: _Remote, port: int) -> None:
         assert self._cluster is not None, "asked after it was closed"
         options = AgentOptions(remote.name, self._cluster.address, port, self.key, self.n_threads)
-        await remote.host.call("begin_for", options)
+        niceness = await remote.host.call("begin_for", options)
+        if niceness > 0:
+            say(
+                f"{remote.label}: its nodes yield the CPUs to all other programs there (niceness {niceness}); start Ray "
+                "with RAY_worker_niceness=0"
+            )
         try:
             async with asyncio.timeout(SILENCE_S):
                 await remote.here.wait()

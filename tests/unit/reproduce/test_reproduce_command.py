@@ -145,13 +145,13 @@ def test_ctrl_c_and_sigterm_on_the_command_end_it_with_130_and_one_line(
     command = Running(["reproduce", "paper", "--out", str(out), "--jobs", "2"], tmp_path / "said")
     try:
         results = out / RESULTS
-        wait_until(lambda: results.exists() and results.stat().st_size > 0, "the first result", 60)
+        wait_until(lambda: results.exists() and results.stat().st_size > 0, "the first result")
         workers = below(command.process.pid)
         assert len(workers) >= 2
         for pid in (command.process.pid, *(workers if to_workers_too else ())):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        ended = command.wait(60)
+        ended = command.wait()
     finally:
         command.kill()
     assert ended.code == 130, ended.stderr

@@ -215,3 +215,8 @@ def test_a_study_file_with_a_mistake_gets_one_sentence(tmp_path: Path, text: str
 def test_axes_of_the_same_key_are_refused() -> None:
     with pytest.raises(UserError, match=r"the axis workload\.rate is given twice"):
         read_study("clustered", Options(over=("workload.rate=1,2", "workload.rate=3,4", "workload.rate=3,4")))
+
+
+@pytest.mark.parametrize(("text", "value"), [(".5", 0.5), ("-.25", -0.25), ("3.", 3.0), (".5 ms", ".5 ms")])
+def test_a_number_without_a_zero_is_a_number(text: str, value: object) -> None:
+    assert value_of(text) == value
