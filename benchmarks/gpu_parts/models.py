@@ -47,7 +47,7 @@ def run(record: Record) -> None:
 def _cases(record: Record) -> list[Case]:
     model = model_of(record.job)
     if record.job.is_small:
-        return [(model, "plain", 1), (dataclasses.replace(model, dtype="bfloat16"), "int8", 3)]
+        return [(dataclasses.replace(model, dtype="bfloat16"), "int8", 3)]  # "serving" has plain weights
     kinds: list[Weights] = ["plain", "int8", "nf4"] if quantised_here() else ["plain", "int8"]
     if len(kinds) == 2:
         record.find("Not here: weights in nf4, which need bitsandbytes.")
