@@ -1,10 +1,8 @@
-"""Runs all benchmarks, or those named on the command line, and prints their figures.
-
-The names in ``COMMANDS`` have options of their own: see their modules.
-"""
+"""Runs all benchmarks, or those named on the command line, and prints their figures."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -48,17 +46,24 @@ COMMANDS = {name: f"benchmarks.{name}" for name in _OWN} | {
 def main() -> int:
     if sys.argv[1:] and sys.argv[1] in COMMANDS:
         return int(importlib.import_module(COMMANDS[sys.argv[1]]).run(sys.argv[2:]))
-    wanted = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or list(NAMES)
-    unknown = [name for name in wanted if name not in NAMES]
-    if unknown:
-        print(f"benchmarks: there is no {unknown[0]!r}; choose of {', '.join(NAMES)}", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        epilog=f"Others take minutes or hours, or need a device, and have options of their own: {', '.join(sorted(COMMANDS))}.",
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; default: all of them"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object per benchmark")
+    options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in NAMES]:
+        parser.error(f"there is no {unknown[0]!r}; choose of {', '.join(NAMES)}")
     machine = f"{os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}"
-    if "--json" not in sys.argv:
+    if not options.json:
         print(f"machine: {machine}")
-    for name in wanted:
+    for name in options.names or NAMES:
         figures = importlib.import_module(f"benchmarks.{name}").measure()
-        if "--json" in sys.argv:
+        if options.json:
             print(json.dumps({"benchmark": name, "machine": machine, "figures": figures}))
             continue
         print(f"\n{name}")
