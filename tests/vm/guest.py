@@ -41,21 +41,17 @@ KILL = [
     "--set", "workload.n_output_tokens=6",
     "--set", 'fault=[{kind="kill", server="a100-0", after={request=0, tokens=2}, for="20 s"}]',
 ]  # fmt: skip
+ON_MEMORY = ["up", "clustered", "--network", "memory", *SHORT[2:]]
+"""The same as "virtual" on a network that no kernel is asked about."""
 # "virtual" is virtual time, whose TCP must do without a setting that this older kernel lacks.
 COMMANDS = {
-    "clustered": ["up", "clustered", *SHORT],
     "gts-ce": ["up", "gts-ce", *SHORT],
     "faults": ["up", "clustered", *SHORT, *KILL],
     "forwarding": ["up", "clustered", *SHORT, *KILL, "--set", "policy.communication='server-to-server'"],
     "virtual": ["up", "clustered", "--network", "fabric", *SHORT[2:], "--clock", "virtual"],
-    "memory": ["up", "clustered", "--network", "memory", *SHORT[2:]],
     "links": ["links", "gts-ce", *NETEM, "--pairs", "3", "--echoes", "10"],
 }
-RUNS = [
-    *(("clustered", 0), ("gts-ce", NOBODY), ("links", NOBODY)),
-    *(("faults", 0), ("forwarding", NOBODY)),
-    *(("virtual", NOBODY), ("memory", NOBODY)),
-]
+RUNS = [("faults", 0), ("gts-ce", NOBODY), ("links", NOBODY), ("forwarding", NOBODY), ("virtual", NOBODY)]
 IMPORTED = (
     *(
         "testbed.cli.main",
