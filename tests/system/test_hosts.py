@@ -20,7 +20,6 @@ from tests.support.runs import (
     Running,
     Testbed,
     assert_tables_hold_the_whole_log,
-    logged_tokens,
     rows_of,
     wait_until,
 )
@@ -103,13 +102,6 @@ def begin(testbed: Testbed, head: Machine, scenario: str, run_dir: Path, *option
     return testbed.start("up", scenario, *quiet, *options, wrapper=head.inside([]))
 
 
-def logs_tokens(run: Running, run_dir: Path, n_tokens: int) -> None:
-    wait_until(
-        lambda: run.ended() or ((run_dir / "events").exists() and len(logged_tokens(run_dir)) >= n_tokens),
-        f"{n_tokens} tokens",
-    )
-
-
 def left_on(machine: Machine) -> list[str]:
     """What there is of a run on a machine: processes and network devices."""
     # The first process of these machines waits for no children but its own.
@@ -168,7 +160,7 @@ def test_a_run_over_three_machines(
     longer = ("--set", "workload.n_output_tokens=150") if is_real else ()
     running = begin(testbed, machines[0], scenario, run_dir, "--network", network, *longer)
     if is_real:
-        logs_tokens(running, run_dir, 10)
+        running.serving(10)
         assert answers_to_a_stranger(machines[1]).count("401") == 4
     run = running.wait()
     assert run.code == 0, run.stderr
@@ -204,7 +196,7 @@ def test_a_kill_9_of_the_command_ends_everything_on_all_machines(
 ) -> None:
     longer = ("--set", "workload.n_output_tokens=500", "--set", "network.keep_cpus_awake=true")
     running = begin(testbed, machines[0], scenario, run_dir, "--network", "fabric", *longer)
-    logs_tokens(running, run_dir, 10)
+    running.serving(10)
     assert all(left_on(machine) for machine in machines)
     driver = json.loads((run_dir / "owner.json").read_text())["pid"]
     subprocess.run(machines[0].inside(["kill", "-9", str(driver)]), check=True)
@@ -233,7 +225,7 @@ def test_sessions_recover_from_the_loss_of_a_machine(
     longer = ("--set", "workload.n_output_tokens=60", "--no-twin")
     soon = ("--set", "recovery.request_timeout=5 s")  # nobody is left to reset the clients' connections
     running = begin(testbed, machines[0], scenario, run_dir, "--network", "fabric", *longer, *soon)
-    logs_tokens(running, run_dir, 40)
+    running.serving(40)
     machines[1].kill()
     run = running.wait()
     assert run.code == 0, run.stderr
