@@ -62,7 +62,7 @@ IMPORTED = (
         "testbed.runtime.real.launcher",
     ),
     *("testbed.studies.links.check", "testbed.runtime.real.handle", "testbed.runtime.guests"),
-    *("testbed.runtime.virtual.memory", "testbed.runtime.virtual.processes", "testbed.runtime.nodeset"),
+    *("testbed.runtime.virtual.processes", "testbed.runtime.nodeset"),
     *("testbed.experiments.resolve", "testbed.control.mover", "testbed.control.faults.recoveries"),
     *("testbed.results.summary", "testbed.results.tables", "testbed.results.text", "testbed.results.trace"),
     *("policies.foresight", "policies.milp", "nodes.server", "nodes.recovery", "networkx"),

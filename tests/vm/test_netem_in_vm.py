@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.runs import Running
 from tests.vm.guest import CONTRACT, NOBODY, ON_MEMORY
 from tests.vm.lane import ROOT, GuestResult, missing, run_in_vm
 
@@ -99,9 +98,9 @@ def test_sessions_outlive_a_server_over_netem_and_leave_nothing(
 def test_virtual_time_is_as_exact_on_a_kernel_whose_timers_only_a_route_can_put_off(
     guest: GuestResult, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "testbed", *ON_MEMORY, "--out", str(tmp_path / "run")]
-    here = subprocess.run(command, check=True, capture_output=True, text=True)
-    answer, memory = run_of(guest, "virtual", NOBODY)["answer"], json.loads(here.stdout)
+    here = Running([*ON_MEMORY, "--out", str(tmp_path / "run")], tmp_path / "said").wait()
+    assert here.code == 0, here.stderr
+    answer, memory = run_of(guest, "virtual", NOBODY)["answer"], here.json()
     assert (answer["clock"], answer["network"], memory["network"]) == ("virtual", "fabric", "memory")
     assert answer["n_completed"] == memory["n_completed"] == 2
     assert answer["emulation_error"]["hop_s"]["max_abs_ratio"] < 1e-3
