@@ -19,7 +19,7 @@ from testbed.runtime.quota import why_cpus_may_sleep
 
 T = TypeVar("T")
 _LOG_TAIL_LINES = 5
-_REPORT_S = 2.0
+_REPORT_S = 5.0
 """The launcher reports the end of a process within this time, also on a busy machine."""
 
 
@@ -182,4 +182,8 @@ class Processes:
 
 
 def _is_unconnected(task: asyncio.Future[Any]) -> bool:
-    return task.done() and not task.cancelled() and isinstance(task.exception(), control.ControlError)
+    """Whether a node did not answer, or could not reach another node."""
+    if not task.done() or task.cancelled():
+        return False
+    error = task.exception()
+    return error is not None and any(isinstance(e, control.ControlError) for e in (error, error.__cause__))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,13 +24,18 @@ async def unconnected() -> None:
     raise ControlError("the control connection was closed")
 
 
-async def test_a_death_is_named_though_its_connection_ended_before_the_launcher_said_so(
-    tmp_path: Path,
+async def unreachable() -> None:
+    raise RunError("client-0 cannot reach the servers") from ControlError("ClientConnectorError")
+
+
+@pytest.mark.parametrize("work", [unconnected, unreachable])
+async def test_a_death_is_named_though_its_connections_ended_before_the_launcher_said_so(
+    tmp_path: Path, work: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
     nodes = made(tmp_path, asyncio.Event())
     asyncio.get_running_loop().call_later(0.05, nodes.give_up, RunError("a100-0 ended unexpectedly"))
     with pytest.raises(RunError, match="a100-0 ended unexpectedly"):
-        await nodes.guard(unconnected())
+        await nodes.guard(work())
 
 
 async def test_an_answer_that_is_an_error_is_that_error(
