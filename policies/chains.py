@@ -8,7 +8,7 @@ server-to-server forwarding a hop's delay depends on the previous server, so the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -35,6 +35,8 @@ class Link(NamedTuple):
     service_s: float
     need_bytes: float
     ends: tuple[int | None, int | None]
+    server: int
+    """That of the hop; -1 for the way back."""
 
 
 _Entry = tuple[int, Hop | None, int | None]
@@ -121,7 +123,7 @@ class Chains:
                 if hop is None:
                     assert ends[0] is not None, "the last server sends the result"
                     way_s = returns_s(self._problem, request, ends[0])
-                    groups[group].append(Link(tail, None, way_s, 0.0, ends))
+                    groups[group].append(Link(tail, None, way_s, 0.0, ends, -1))
                 elif fits(room, need_bytes := n_blocks * token_bytes):
                     if (compute_s := computed_s.get(computed)) is None:
                         computed_s[computed] = compute_s = self._compute_s(request, hop)
@@ -131,7 +133,7 @@ class Chains:
                         )
                     input_s = hop_input_s(self._problem, request, ends[0], hop.server)
                     service_s = input_s + (request.n_output_tokens - 1) * token_s + compute_s
-                    link = Link(tail, hop, service_s, need_bytes, ends)
+                    link = Link(tail, hop, service_s, need_bytes, ends, hop.server)
                     groups[group].append(link)
                     by_server.setdefault(hop.server, []).append(link)
             into.append(tuple(_ordered(links) for links in groups if links))
@@ -186,12 +188,13 @@ def cheapest(
     into: tuple[Groups, ...],
     wait_s: Callable[[Link], float] | None = None,
     keep: Callable[[Link], bool] | None = None,
+    added_s: Sequence[float] | None = None,
 ) -> tuple[float, list[Link]]:
     """Returns (cost in seconds, links) of the cheapest path from node 0 to the last node.
 
-    The cost is infinite, and there are no links, if there is no path. ``wait_s`` of a link is added to its
-    cost; links for which ``keep`` is False are left out. Of paths with equal cost, the one whose last server
-    is listed first is kept.
+    The cost is infinite, and there are no links, if there is no path. What is added to a link's cost, none of it negative:
+    ``wait_s`` of it, and that of its server in ``added_s``, the last of which is for the way back. Links for which ``keep`` is
+    False are left out. Of paths with equal cost, the one whose last server is listed first is kept.
     """
     dist_s = [math.inf] * len(into)
     dist_s[0] = 0.0
@@ -206,9 +209,11 @@ def cheapest(
                     break  # the rest of the group is not cheaper
                 if keep is not None and not keep(link):
                     continue
+                if added_s is not None:
+                    total_s += added_s[link.server]
                 if wait_s is not None:
                     total_s += wait_s(link)
-                if total_s < best_s or (total_s == best_s and best and _server(link) < _server(best)):
+                if total_s < best_s or (total_s == best_s and best and link.server < best.server):
                     best_s, best = total_s, link
         dist_s[node] = best_s
         entered[node] = best
@@ -218,10 +223,6 @@ def cheapest(
         chain.append(step)
         step = entered[step.tail]
     return dist_s[-1], chain[::-1]
-
-
-def _server(link: Link) -> int:
-    return -1 if link.hop is None else link.hop.server
 
 
 def route_of(chain: list[Link], wait_s: float, cost_s: float) -> Route:

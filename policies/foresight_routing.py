@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -12,13 +12,16 @@ from policies.interfaces import RoutingPolicy
 from policies.link_waits import LinkWaits, Way
 from policies.prefixes import saved_s
 from policies.problem import Hop, Placement, Problem, RequestSpec, Route, service_s
+from policies.remember import remember
 from policies.replay import backoff_s
-from policies.sharing import Sharing
+from policies.sharing import ByNumber, SharedSteps, Sharing
 from policies.state import SystemState
-from policies.waiting import fits
+from policies.waiting import fits, waiting_s
 from policies.workload import Backoff
-from policies.wsrr import has_room, link_wait_s
+from policies.wsrr import has_room
 
+_MOST_CYCLES = 2_000
+"""What sessions add to each other is kept for at most this many cycles."""
 WEIGHED = ("ttft", "tpot")
 """The objectives that say how the first token and the further ones weigh."""
 
@@ -84,6 +87,8 @@ class ForesightRouter:
         self._backoff = backoff
         self._sharing = None if problem.batching == "none" else sharing or Sharing(problem)
         self._link_waits = waits
+        self._added_s: dict[SharedSteps, list[ByNumber]] = {}
+        """What one session more costs per token, by server."""
         self._n_counted = [
             None if self._sharing is None else counted_tokens(problem, client)
             for client in range(len(problem.clients))
@@ -95,11 +100,14 @@ class ForesightRouter:
         graph = self._chains.of(request)
         if graph.idle is None:
             return None
-        load_s = self._added(graph.idle, request, state, now_s)
+        ways_s = self._on_ways(graph.idle.hops, request, state, now_s)
         kept = () if state.asking is None else state.asking.chains
-        is_free = load_s is None or not any(map(load_s, graph.idle_links))
+        n_active = state.all_active()
+        is_free = self._sharing is None or not any(n_active[hop.server] for hop in graph.idle.hops)
+        is_free = is_free and (ways_s is None or not any(map(ways_s, graph.idle_links)))
         if not kept and is_free and has_room(graph, state):
             return graph.idle  # nothing beats the idle optimum if it has no wait
+        loads_s = self._loads(graph.idle.hops, request, n_active)
         waits_s, steps_s = self._waits(graph, state, now_s)
         best: Route | None = None
         best_s = math.inf
@@ -112,7 +120,7 @@ class ForesightRouter:
             def keep(link: Link, longer: set[int] = longer) -> bool:
                 return id(link) not in longer
 
-            service_s, chain = cheapest(graph.into, load_s, keep if longer else None)
+            service_s, chain = cheapest(graph.into, ways_s, keep if longer else None, loads_s)
             if most_s + service_s < best_s:
                 best_s = most_s + service_s
                 best = route_of(chain, max(waits_s.get(id(link), 0.0) for link in chain), best_s)
@@ -121,7 +129,7 @@ class ForesightRouter:
             def is_of(link: Link, hops: tuple[Hop, ...] = hops) -> bool:
                 return link.hop is None or link.hop in hops
 
-            service_s, chain = cheapest(graph.into, load_s, is_of)
+            service_s, chain = cheapest(graph.into, ways_s, is_of, loads_s)
             if not chain:  # some server holds other blocks by now
                 continue
             cost_s = max(steps_s.get(id(link), 0.0) for link in chain) + service_s
@@ -138,31 +146,13 @@ class ForesightRouter:
             return request
         return replace(request, n_output_tokens=n_counted, held_tokens=request.cache_tokens)
 
-    def _added(
-        self, idle: Route, request: RequestSpec, state: SystemState, now_s: float
-    ) -> Callable[[Link], float] | None:
-        """Returns the function that computes how many seconds other sessions add to a link's cost; ``None``: none."""
-        sharing, waits = self._sharing, self._link_waits
-        on_server_s = None if sharing is None else self._loads(sharing, idle.hops, request, state)
-        if waits is None:
-            return on_server_s
-        on_ways_s = self._on_ways(waits, idle.hops, request, state, now_s)
-        known_s: dict[tuple[int | None, int | None], float] = {}
-
-        def load_s(link: Link) -> float:
-            found_s = known_s.get(link.ends)
-            if found_s is None:
-                found_s = 0.0 if on_server_s is None else on_server_s(link)
-                found_s += on_ways_s(*link.ends)
-                known_s[link.ends] = found_s
-            return found_s
-
-        return load_s
-
     def _on_ways(
-        self, waits: LinkWaits, idle: tuple[Hop, ...], request: RequestSpec, state: SystemState, now_s: float
-    ) -> Callable[[int | None, int | None], float]:
-        """As ``_loads``, for the ways from a server or the client to a server, and back from it."""
+        self, idle: tuple[Hop, ...], request: RequestSpec, state: SystemState, now_s: float
+    ) -> Callable[[Link], float] | None:
+        """As ``_loads``, for the ways from a server or the client to a server, and back from it; a function of links."""
+        waits = self._link_waits
+        if waits is None:
+            return None
         problem, client = self._problem, request.client
         n_decoded = request.n_output_tokens - 1
         pace = waits.pace(client, idle)
@@ -181,8 +171,12 @@ class ForesightRouter:
             return found_s
 
         ranges, forwarding = self._placement.ranges, problem.forwarding
+        known_s: dict[tuple[int | None, int | None], float] = {}
 
-        def ways_s(previous: int | None, server: int | None) -> float:
+        def ways_s(link: Link) -> float:
+            if (found_s := known_s.get(link.ends)) is not None:
+                return found_s
+            previous, server = link.ends
             found_s = 0.0
             if server is not None:
                 # Whatever block it enters at: servers are passed in the order of their ranges.
@@ -190,33 +184,27 @@ class ForesightRouter:
             last = previous if server is None else server
             if last is not None and (server is None or not forwarding):
                 found_s += on_way_s(waits.back(client, last), ranges[last].last)
+            known_s[link.ends] = found_s
             return found_s
 
         return ways_s
 
     def _loads(
-        self, sharing: Sharing, idle: tuple[Hop, ...], request: RequestSpec, state: SystemState
-    ) -> Callable[[Link], float]:
-        """Returns the function that computes how many seconds sharing a server adds to the cost of a hop there.
+        self, idle: tuple[Hop, ...], request: RequestSpec, n_active: Sequence[int]
+    ) -> list[float] | None:
+        """Returns how many seconds sharing each server adds to the cost of a hop there, and 0 for the way back.
 
-        It is what the server's sessions add to this request's time, and what this request adds to theirs.
+        It is what the server's sessions add to this request's time, and what this request adds to theirs. ``None``: servers
+        are not shared. ``n_active``: the number of sessions on every server.
         """
-        n_decoded, ranges = request.n_output_tokens - 1, self._placement.ranges
-        steps = sharing.on(request.client, idle)
-        known_s: dict[int | None, float] = {None: 0.0}
-
-        def load_s(link: Link) -> float:
-            server = link.ends[1]
-            found_s = known_s.get(server)
-            if found_s is None:
-                assert server is not None, "the client shares nothing"
-                n, found_s = state.n_active(server), 0.0
-                if n:
-                    found_s = n_decoded * steps.added_s(server, ranges[server].n_blocks, n)
-                known_s[server] = found_s
-            return found_s
-
-        return load_s
+        if self._sharing is None:
+            return None
+        n_decoded, steps = request.n_output_tokens - 1, self._sharing.on(request.client, idle)
+        if (added_s := self._added_s.get(steps)) is None:
+            held = enumerate(self._placement.ranges)
+            added_s = [steps.added_s(server, blocks.n_blocks) for server, blocks in held]
+            remember(self._added_s, steps, added_s, _MOST_CYCLES)
+        return [*(n_decoded * by_number[n] for by_number, n in zip(added_s, n_active, strict=True)), 0.0]
 
     def _waits(
         self, graph: ChainGraph, state: SystemState, now_s: float
@@ -230,9 +218,12 @@ class ForesightRouter:
         for server, most_bytes, links in graph.of_servers:
             if fits(state.free_bytes(server), most_bytes):
                 continue
+            of_need: dict[float, tuple[float, float]] = {}
             for link in links:
-                wait_s = link_wait_s(link, state, now_s)
-                if wait_s:
-                    waits_s[id(link)] = wait_s
-                    steps_s[id(link)] = backoff_s(wait_s, self._backoff) if wait_s < math.inf else wait_s
+                if (found := of_need.get(link.need_bytes)) is None:
+                    wait_s = waiting_s(state, server, link.need_bytes, now_s)
+                    step_s = backoff_s(wait_s, self._backoff) if wait_s < math.inf else wait_s
+                    found = of_need[link.need_bytes] = wait_s, step_s
+                if found[0]:
+                    waits_s[id(link)], steps_s[id(link)] = found
         return waits_s, steps_s

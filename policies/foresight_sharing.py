@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -63,6 +63,13 @@ class Cost(NamedTuple):
 
 _IMPOSSIBLE = Cost(1.0, math.inf)
 """The cost if some request has no chain."""
+_ANY = Cost(math.inf, math.inf)
+_ROUNDING_RATIO = 1e-9
+"""More than what sums of times are rounded by."""
+
+
+class _TooCostly(Exception):
+    """A placement's cost on trial is above its limits."""
 
 
 def ranked(costs: Mapping[Ranges, Cost]) -> list[Ranges]:
@@ -76,6 +83,20 @@ def ranked(costs: Mapping[Ranges, Cost]) -> list[Ranges]:
         return (0.0 if cost.missed <= least else cost.missed, cost.time)
 
     return sorted(costs, key=rank)
+
+
+def limits_of_best(costs: Collection[Cost], n: int) -> Cost:
+    """Returns what a further placement may miss and take at most to be among the ``n`` best by ``ranked``.
+
+    What misses more is behind ``n`` of ``costs`` however fast it is. Once one of them misses nothing, so is what is slower
+    than ``n`` that meet the objectives: no further one can miss less, which would change what counts as as often.
+    """
+    if len(costs) < n:
+        return _ANY
+    missed = sorted(cost.missed for cost in costs)
+    met = sorted(cost.time for cost in costs if cost.missed <= _UNCLEAR_MISSED)
+    most_time = met[n - 1] if not missed[0] and len(met) >= n else math.inf
+    return Cost(max(missed[0] + _UNCLEAR_MISSED, missed[n - 1]), most_time)
 
 
 class SharedSearch:
@@ -114,9 +135,12 @@ class SharedSearch:
         check_design_concurrency(design_concurrency)
         seeds = self._seeds(design_concurrency)
         of = {placement.ranges: placement for placement in seeds}
-        best = ranked({ranges: self.cost(placement, _FITTING) for ranges, placement in of.items()})[
-            :_N_FINALISTS
-        ]
+        costs: dict[Ranges, Cost] = {}
+        for ranges, placement in of.items():
+            limits = limits_of_best(costs.values(), _N_FINALISTS)
+            if (cost := self.cost(placement, _FITTING, limits)) is not None:
+                costs[ranges] = cost
+        best = ranked(costs)[:_N_FINALISTS]
         improved = self._improved(of[best[0]])
         of[improved.ranges] = improved
         first = seeds[
@@ -152,39 +176,55 @@ class SharedSearch:
 
     def judged(self, placement: Placement) -> Cost:
         """Returns the mean cost on requests that were not used in the search."""
-        costs = [self.cost(placement, stream) for stream in _VALIDATION]
+        costs = [cost for stream in _VALIDATION if (cost := self.cost(placement, stream)) is not None]
         return Cost(*map(fmean, zip(*costs, strict=True)))
 
-    def cost(self, placement: Placement, stream: str) -> Cost:
-        """Returns the placement's cost on a stream of requests; infinite if some request has no chain."""
-        key = placement.ranges, stream
-        if key not in self._known:
-            self._known[key] = self._replayed(placement, stream)
-        return self._known[key]
+    def cost(self, placement: Placement, stream: str, limits: Cost = _ANY) -> Cost | None:
+        """Returns the placement's cost on a stream of requests; infinite if some request has no chain.
 
-    def _replayed(self, placement: Placement, stream: str) -> Cost:
+        ``None``: it is above one of the ``limits``, which may be known long before the last request is served.
+        """
+        key = placement.ranges, stream
+        if (known := self._known.get(key)) is None:
+            if (known := self._replayed(placement, stream, limits)) is None:
+                return None
+            self._known[key] = known
+        return known
+
+    def _replayed(self, placement: Placement, stream: str, limits: Cost) -> Cost | None:
+        requests = self._streams[stream]
+        most_missed = limits.missed * len(requests)
+        most_time = (1 + _ROUNDING_RATIO) * limits.time * len(requests)
+        n_missed, time = 0, 0.0
+
+        def check(done: ReplayedRequest) -> None:
+            nonlocal n_missed, time
+            n_missed += self._is_missed(done)
+            time += self._time(done)
+            if n_missed > most_missed or time > most_time:
+                raise _TooCostly
+
         router = ForesightRouter(self._problem, placement, Backoff(), self._sharing, self._waits)
         try:
             done = replay_shared(
-                self._problem, placement, router, self._streams[stream], self._sharing, self._waits
+                *(self._problem, placement, router, requests, self._sharing, self._waits), on_end=check
             )
         except PolicyError:
             return _IMPOSSIBLE
+        except _TooCostly:
+            return None
         return self._cost_of(done)
 
     def _cost_of(self, done: Sequence[ReplayedRequest]) -> Cost:
-        n_missed = sum(
-            any(
-                _METRICS[name](d) > _SAFE_RATIO * limit_s
-                for name, limit_s in self._objectives_s[d.plan.client]
-            )
-            for d in done
-        )
-        times = (
-            fmean(_METRICS[name](d) / limit_s for name, limit_s in self._weighed_s[d.plan.client])
-            for d in done
-        )
-        return Cost(n_missed / len(done), fmean(times))
+        return Cost(sum(map(self._is_missed, done)) / len(done), fmean(map(self._time, done)))
+
+    def _is_missed(self, done: ReplayedRequest) -> bool:
+        objectives_s = self._objectives_s[done.plan.client]
+        return any(_METRICS[name](done) > _SAFE_RATIO * limit_s for name, limit_s in objectives_s)
+
+    def _time(self, done: ReplayedRequest) -> float:
+        weighed_s = self._weighed_s[done.plan.client]
+        return fmean(_METRICS[name](done) / limit_s for name, limit_s in weighed_s)
 
     def _seeds(self, design_concurrency: int | None) -> list[Placement]:
         problem = self._problem
@@ -213,14 +253,18 @@ class SharedSearch:
 
     def _improved(self, placement: Placement) -> Placement:
         neighbours = Neighbours(self._problem, random.Random("foresight"))
-        cost = self.cost(placement, _FITTING)
+        cost = self._known[placement.ranges, _FITTING]
         least = cost.missed
         for _ in range(self._n_draws):
             ranges = neighbours.draw(placement.ranges)
             if ranges is None:
                 continue
             changed = self._placed(ranges, placement.design_concurrency)
-            changed_cost = self.cost(changed, _FITTING)
+            # With a least share of 0 missed, and no more than that in doubt, one that is slower is not taken.
+            most_time = cost.time if not least and cost.missed <= _UNCLEAR_MISSED else math.inf
+            changed_cost = self.cost(changed, _FITTING, Cost(least + _UNCLEAR_MISSED, most_time))
+            if changed_cost is None:
+                continue
             least = min(least, changed_cost.missed)
             is_as_good = changed_cost.missed <= least + _UNCLEAR_MISSED
             if is_as_good and (cost.missed > least + _UNCLEAR_MISSED or changed_cost.time < cost.time):

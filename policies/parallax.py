@@ -104,14 +104,15 @@ def _fewest(order: Sequence[int], most: Sequence[int], n_blocks: int, k: int) ->
         left -= most[j]
         came: dict[_Residuals, tuple[_Residuals, int]] = {}
         for state in states:
+            open_blocks = sum(state)
             for need in dict.fromkeys(state):
+                if open_blocks - min(need, most[j]) > left:
+                    continue
                 after = list(state)
                 after.remove(need)
                 if need > most[j]:
                     after.append(need - most[j])
-                key = tuple(sorted(after))
-                if sum(key) <= left and key not in came:
-                    came[key] = state, need
+                came.setdefault(tuple(sorted(after)), (state, need))
         steps.append(came)
         if () in came:
             return _traced(order, steps, most, n_blocks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -65,6 +65,10 @@ class _Path:
     """Seconds per token at the present pace."""
     alone: dict[tuple[RequestSpec, int], _Alone] = field(default_factory=dict)
     """By what routing knows of a request, and the length of its prompt."""
+    decoding: list[tuple[float, int, _Session]] = field(default_factory=list)
+    """Heap of its sessions that decode: (``n_decoded`` when the last token is there, index, session)."""
+    n_decoded: float = 0.0
+    """Tokens that each session has decoded that has been on it since there was none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,9 +81,6 @@ class _Session:
     asked_at_s: float
     """When it was opened."""
     ttft_s: float
-    n_left: float
-    """Tokens still to decode."""
-    is_decoding: bool = False
 
 
 def replay_shared(
@@ -89,13 +90,14 @@ def replay_shared(
     requests: Sequence[RequestPlan],
     sharing: Sharing | None = None,
     waits: LinkWaits | None = None,
+    on_end: Callable[[ReplayedRequest], None] | None = None,
 ) -> list[ReplayedRequest]:
     """Serves ``requests`` (ascending arrivals); those without room wait, first come, first served.
 
     ``sharing`` is that of ``problem``; it can be passed to several replays, as it keeps its results. ``waits``: messages
-    also wait for links. Raises ``PolicyError`` if a request has no chain.
+    also wait for links. ``on_end`` is called with each request that is completed; what it raises ends the replay. Raises ``PolicyError`` if a request has no chain.
     """
-    return _Run(problem, placement, router, sharing or Sharing(problem), waits).serve(requests)
+    return _Run(problem, placement, router, sharing or Sharing(problem), waits).serve(requests, on_end)
 
 
 class _Run:
@@ -121,10 +123,11 @@ class _Run:
         self._link_pace = Pace(0.0, 0.0, 0)
         """As ``_cycle``, for waits on links."""
         self._state = SystemState(placement.cache_bytes)
-        self._active: list[_Session] = []
         self._paths: dict[tuple[int, tuple[Hop, ...]], _Path] = {}
         self._used: dict[_Path, None] = {}
         """The paths that have sessions now."""
+        self._decoding: dict[_Path, None] = {}
+        """Those of them on which some session decodes."""
         self._waiting: deque[RequestPlan] = deque()
         self._prompts: list[tuple[float, int, _Session]] = []
         """Heap of (instant of the first token, index, session)."""
@@ -137,43 +140,51 @@ class _Run:
         self._now_s = 0.0
         self._done: dict[int, ReplayedRequest] = {}
 
-    def serve(self, requests: Sequence[RequestPlan]) -> list[ReplayedRequest]:
+    def serve(
+        self, requests: Sequence[RequestPlan], on_end: Callable[[ReplayedRequest], None] | None = None
+    ) -> list[ReplayedRequest]:
         coming = deque(requests)
         while len(self._done) < len(requests):
             arrives_at_s = coming[0].arrival_at_s if coming else math.inf
             decodes_at_s = self._prompts[0][0] if self._prompts else math.inf
-            first, ends_at_s = self._next_end()
+            on, ends_at_s = self._next_end()
             self._go_on(min(arrives_at_s, decodes_at_s, ends_at_s))
-            if first is not None and self._now_s == ends_at_s:
-                self._end(first)
+            if on is not None and self._now_s == ends_at_s:
+                done = self._end(on)
+                if on_end is not None:
+                    on_end(done)
             elif self._now_s == decodes_at_s:
-                heappop(self._prompts)[2].is_decoding = True
+                self._decode(heappop(self._prompts)[2])
             else:
                 self._waiting.append(coming.popleft())
                 if len(self._waiting) == 1:
                     self._let_in()
         return [self._done[plan.index] for plan in requests]
 
-    def _next_end(self) -> tuple[_Session | None, float]:
-        """Returns the session that ends first at the present pace, and when."""
+    def _next_end(self) -> tuple[_Path | None, float]:
+        """Returns the path whose first session ends before all others at the present pace, and when."""
         first, first_left_s = None, math.inf
-        for session in self._active:
-            if session.is_decoding:
-                n_left = session.n_left
-                left_s = n_left * session.path.token_s if n_left > 0 else 0.0
-                if left_s < first_left_s:
-                    first, first_left_s = session, left_s
+        for path in self._decoding:
+            left_s = max(path.decoding[0][0] - path.n_decoded, 0.0) * path.token_s
+            if left_s < first_left_s:
+                first, first_left_s = path, left_s
         return first, self._now_s + first_left_s
 
     def _go_on(self, to_s: float) -> None:
         passed_s = to_s - self._now_s
-        for session in self._active:
-            if session.is_decoding:
-                session.n_left -= passed_s / session.path.token_s
+        for path in self._decoding:
+            path.n_decoded += passed_s / path.token_s
         self._now_s = to_s
 
+    def _decode(self, session: _Session) -> None:
+        path, plan = session.path, session.plan
+        if not path.decoding:
+            path.n_decoded = 0.0
+            self._decoding[path] = None
+        heappush(path.decoding, (path.n_decoded + plan.n_output_tokens - 1, plan.index, session))
+
     def _let_in(self) -> None:
-        n_before = len(self._active)
+        n_before = len(self._waiting)
         while self._waiting:
             plan = self._waiting[0]
             route = self._router.route(plan.known, self._state, self._now_s)
@@ -183,7 +194,7 @@ class _Run:
                 break
             self._waiting.popleft()
             self._open(plan, route)
-        if len(self._active) > n_before:
+        if len(self._waiting) < n_before:
             self._pace()
 
     def _has_room(self, plan: RequestPlan, hops: Sequence[Hop]) -> bool:
@@ -212,11 +223,10 @@ class _Run:
             ahead = steps.prompts_ahead(server, n_blocks, n_active)
             ttft_s += on_way_s + n_blocks * self._block_s[server] / 3 + ahead * prompt_s / 2
         ttft_s += found.return_s
-        session = _Session(plan, route, path, self._now_s, ttft_s, plan.n_output_tokens - 1)
+        session = _Session(plan, route, path, self._now_s, ttft_s)
         path.n_sessions += 1
         path.token_s = self._token_s(path)
         self._used[path] = None
-        self._active.append(session)
         heappush(self._prompts, (self._now_s + ttft_s, plan.index, session))
 
     def _alone(self, plan: RequestPlan, path: _Path, hops: tuple[Hop, ...]) -> _Alone:
@@ -256,20 +266,24 @@ class _Run:
         path = self._paths[plan.client, hops] = _Path(on_links_s, on, ways)
         return path
 
-    def _end(self, session: _Session) -> None:
+    def _end(self, path: _Path) -> ReplayedRequest:
+        """Ends the first session of a path."""
+        session = heappop(path.decoding)[2]
         plan = session.plan
         waited_s = session.asked_at_s - plan.arrival_at_s
-        self._done[plan.index] = ReplayedRequest(
+        done = self._done[plan.index] = ReplayedRequest(
             plan, session.route, waited_s, waited_s + session.ttft_s, self._now_s - plan.arrival_at_s
         )
-        self._active.remove(session)
-        session.path.n_sessions -= 1
-        if not session.path.n_sessions:
-            del self._used[session.path]
+        if not path.decoding:
+            del self._decoding[path]
+        path.n_sessions -= 1
+        if not path.n_sessions:
+            del self._used[path]
         self._state.close(plan.index)
-        self._changed(session.route.hops, session.path.ways, -1)
+        self._changed(session.route.hops, path.ways, -1)
         self._let_in()
         self._pace()
+        return done
 
     def _changed(self, hops: Sequence[Hop], ways: Sequence[Way], n_more: int) -> None:
         """Updates the times of these servers and links after their number of sessions changed by ``n_more``."""

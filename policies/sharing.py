@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from policies.problem import Hop, Problem, RequestSpec, ServerSpec, SharedRounds, decode_step_s
@@ -12,6 +13,8 @@ _MOST_CYCLES = 2_000
 """The times of steps are kept for at most this many cycles."""
 _MOST_ON_PROMPTS = 0.95
 _HALVINGS = 20
+_NEAR_RATIO = 1e-9
+_MOST_GUESSES = 30
 _APART = 2.0
 """Of n other sessions, exp(-n prompt / (this x cycle)) have not yet met in a wait for a prompt."""
 
@@ -134,8 +137,8 @@ class Sharing:
         further_s = n_blocks * times.mean_further_s(n_others) if is_batched else alone_s
         prompts_s = n_others * prompt_s
 
-        def is_longer(than_s: float) -> bool:
-            """Whether a step with its wait takes longer than ``than_s`` if the others' take ``than_s``."""
+        def longer_s(than_s: float) -> float:
+            """Returns by how many seconds a step with its wait is longer than ``than_s`` if the others' take ``than_s``."""
             cycle_s = cycle.slower(than_s / alone_s)
             on_prompts = min(prompts_s / (cycle_s * n_output), _MOST_ON_PROMPTS)
             rate = n_others / cycle_s
@@ -146,16 +149,19 @@ class Sharing:
             step_s = alone_s + further_s * n_with
             busy = min(1.0, rate * step_s / max(n_with, 1.0))
             away_s = cycle_s - than_s
-            return step_s + busy * max(step_s - away_s, 0.0) + on_prompts * prompt_s / 2 > than_s
+            return step_s + busy * max(step_s - away_s, 0.0) + on_prompts * prompt_s / 2 - than_s
 
         # Slower sessions send steps less often: the longer the cycle, the shorter the step. So bisection
-        # works.
+        # works, and close bounds leave next to nothing of it to be computed.
         low_s = high_s = alone_s
-        while is_longer(high_s):
-            low_s, high_s = high_s, 2 * high_s
+        over_s = under_s = longer_s(alone_s)
+        while under_s > 0:
+            low_s, over_s, high_s = high_s, under_s, 2 * high_s
+            under_s = longer_s(high_s)
+        above_s, below_s = _close_bounds(longer_s, low_s, over_s, high_s, under_s)
         for _ in range(_HALVINGS):
             middle_s = (low_s + high_s) / 2
-            if is_longer(middle_s):
+            if middle_s <= above_s or (middle_s < below_s and longer_s(middle_s) > 0):
                 low_s = middle_s
             else:
                 high_s = middle_s
@@ -170,6 +176,42 @@ class Sharing:
         return min(prompts_s / (cycle.slower(slower) * self._n_output), _MOST_ON_PROMPTS)
 
 
+def _close_bounds(
+    longer_s: Callable[[float], float], low_s: float, over_s: float, high_s: float, under_s: float
+) -> tuple[float, float]:
+    """Returns closer bounds of the root of ``longer_s``, which falls by a second per second or more.
+
+    ``over_s`` and ``under_s`` are its values at the bounds. By false position (the Illinois algorithm).
+    """
+    was_over: bool | None = None
+    for _ in range(_MOST_GUESSES):
+        if not under_s < 0 < over_s:
+            break
+        found_s = high_s - under_s * (high_s - low_s) / (under_s - over_s)
+        rest_s = longer_s(found_s)
+        if abs(rest_s) <= _NEAR_RATIO * found_s:
+            return max(low_s, min(found_s, found_s + rest_s)), min(high_s, max(found_s, found_s + rest_s))
+        if is_over := rest_s > 0:
+            low_s, over_s = found_s, rest_s
+            under_s /= 2 if was_over else 1
+        else:
+            high_s, under_s = found_s, rest_s
+            over_s /= 2 if was_over is False else 1
+        was_over = is_over
+    return low_s, high_s
+
+
+class ByNumber(dict[int, float]):
+    """Seconds by the number of sessions, computed when they are first asked for; 0 for none."""
+
+    def __init__(self, of: Callable[[int], float]) -> None:
+        self._of = of
+
+    def __missing__(self, n: int) -> float:
+        found_s = self[n] = self._of(n) if n else 0.0
+        return found_s
+
+
 class SharedSteps:
     """The expected steps of sessions that have the same cycle. Servers with equal times share what was computed before.
 
@@ -180,7 +222,7 @@ class SharedSteps:
         self._sharing, self._cycle = sharing, cycle
         self._alike = sharing.alike
         self._step_s: dict[_Kind, float] = {}
-        self._added_s: dict[_Kind, float] = {}
+        self._added_s: dict[tuple[int, int], ByNumber] = {}
         self._prompts_ahead: dict[_Kind, float] = {}
 
     def step_s(self, server: int, n_blocks: int, n_sessions: int) -> float:
@@ -192,15 +234,16 @@ class SharedSteps:
             self._step_s[key] = found_s
         return found_s
 
-    def added_s(self, server: int, n_blocks: int, n_sessions: int) -> float:
+    def added_s(self, server: int, n_blocks: int) -> ByNumber:
         """Returns the seconds that one session more costs per token: it because of the others, and they because of it."""
-        key = self._alike[server], n_blocks, n_sessions
-        found_s = self._added_s.get(key)
-        if found_s is None:
-            alone_s, now_s, with_s = (
-                self.step_s(server, n_blocks, among) for among in (1, n_sessions, n_sessions + 1)
-            )
-            found_s = self._added_s[key] = max(with_s - alone_s + n_sessions * (with_s - now_s), 0.0)
+        key = self._alike[server], n_blocks
+        if (found_s := self._added_s.get(key)) is None:
+
+            def with_one_more_s(n: int) -> float:
+                alone_s, now_s, with_s = (self.step_s(server, n_blocks, among) for among in (1, n, n + 1))
+                return max(with_s - alone_s + n * (with_s - now_s), 0.0)
+
+            found_s = self._added_s[key] = ByNumber(with_one_more_s)
         return found_s
 
     def prompts_ahead(self, server: int, n_blocks: int, n_sessions: int) -> float:

@@ -25,7 +25,7 @@ def guest() -> GuestResult:
     lacking = missing()
     if lacking is not None:
         pytest.fail(f"the VM lane must run here, but: {lacking}")
-    return run_in_vm("python3 -m tests.vm.guest", timeout_s=2400)
+    return run_in_vm("python3 -m tests.vm.guest", timeout_s=3600)
 
 
 def part(guest: GuestResult, name: str) -> str:

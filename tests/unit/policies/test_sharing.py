@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,12 +13,14 @@ from hypothesis import strategies as st
 
 from benchmarks.foresight import SCARCE, drawn
 from policies import Hop, InfeasiblePlacement, Problem, RequestSpec, SystemState, foresight_sharing
+from policies import sharing as sharing_module
 from policies.cgbp import CgBp
 from policies.checks import check_placement
 from policies.foresight import ForesightPlacement
 from policies.foresight_routing import ForesightRouting
-from policies.foresight_sharing import SharedSearch
-from policies.problem import Batching, Route
+from policies.foresight_sharing import Cost, SharedSearch, limits_of_best, ranked
+from policies.neighbours import Ranges
+from policies.problem import Batching, BlockRange, Route
 from policies.replay import ReplayedRequest, replay
 from policies.search import likely_requests, typical_lengths
 from policies.shared_replay import replay_shared
@@ -27,6 +31,7 @@ from testbed.experiments import load_experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.fast.engine import simulate_fast
 from testbed.simulator.cases import scenario_case
+from testbed.studies.score.suite import read_suite
 from tests.support.effort import n_drawn
 from tests.support.problems import make_problem, placed, problems
 
@@ -168,6 +173,70 @@ def test_placements_hold_and_are_no_worse_than_the_proposed_ones(
     if rival is not None:
         search = SharedSearch(problem, "foresight")
         assert search.judged(placement) <= search.judged(rival)
+
+
+@settings(max_examples=n_drawn(300))
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.004, 0.008, 0.012, 0.3, 1.0]), st.integers(1, 9)), min_size=1),
+    st.integers(1, 4),
+)
+def test_none_of_the_best_is_above_the_limits_that_those_before_it_set(
+    drawn_costs: list[tuple[float, int]], n: int
+) -> None:
+    costs: dict[Ranges, Cost] = {}
+    for i, (missed, time) in enumerate(drawn_costs):
+        costs[(BlockRange(0, i + 1),)] = Cost(missed, time)
+    under: dict[Ranges, Cost] = {}
+    for ranges, cost in costs.items():
+        limits = limits_of_best(under.values(), n)
+        if cost.missed <= limits.missed and cost.time <= limits.time:
+            under[ranges] = cost
+    assert ranked(under)[:n] == ranked(costs)[:n]
+
+
+@pytest.mark.parametrize("name", ["helix-24-light", "homes-design"])
+def test_the_placement_is_the_one_that_whole_replays_of_all_decide(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foresight_sharing, "_MOST", 120)
+    (setting,) = (one for one in read_suite("geo-1").settings if one.name == name)
+    problem = load_experiment(setting.target, setting.changes).problem
+    replayed, n_cut = SharedSearch._replayed, 0
+
+    def counted(search: SharedSearch, *arguments: Any) -> Cost | None:
+        nonlocal n_cut
+        cost = replayed(search, *arguments)
+        n_cut += cost is None
+        return cost
+
+    monkeypatch.setattr(SharedSearch, "_replayed", counted)
+    placement = SharedSearch(problem, "foresight").run(None)
+    assert n_cut > 0
+    unlimited = Cost(math.inf, math.inf)
+    monkeypatch.setattr(
+        SharedSearch, "_replayed", lambda search, tried, stream, _: replayed(search, tried, stream, unlimited)
+    )
+    assert SharedSearch(problem, "foresight").run(None) == placement
+
+
+@given(
+    st.integers(1, 60),
+    st.sampled_from(["serial", "continuous"]),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0, 0.05),
+)
+def test_expected_times_are_those_that_bisection_alone_finds(
+    n_others: int, batching: Batching, elsewhere_s: float, more_s: float, prefill_slope_s: float
+) -> None:
+    problem = make_problem([100.0], n_output_tokens=10, prefill_slope_s=prefill_slope_s)
+    cycle = Cycle(elsewhere_s, 0.04 + more_s)
+    found_s = Sharing(shared(problem, batching)).expected_s(0, 4, n_others, cycle)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            sharing_module, "_close_bounds", lambda longer_s, low_s, over_s, high_s, under_s: (low_s, high_s)
+        )
+        assert Sharing(shared(problem, batching)).expected_s(0, 4, n_others, cycle) == found_s
 
 
 def test_a_placement_at_the_edge_is_not_taken() -> None:
