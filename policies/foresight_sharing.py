@@ -195,36 +195,40 @@ class SharedSearch:
         requests = self._streams[stream]
         most_missed = limits.missed * len(requests)
         most_time = (1 + _ROUNDING_RATIO) * limits.time * len(requests)
-        n_missed, time = 0, 0.0
+        n_missed, total_time = 0, 0.0
+        times = []
 
         def check(done: ReplayedRequest) -> None:
-            nonlocal n_missed, time
+            nonlocal n_missed, total_time
             n_missed += self._is_missed(done)
-            time += self._time(done)
-            if n_missed > most_missed or time > most_time:
+            times.append(time := self._time(done))
+            total_time += time
+            if n_missed > most_missed or total_time > most_time:
                 raise _TooCostly
 
         router = ForesightRouter(self._problem, placement, Backoff(), self._sharing, self._waits)
         try:
-            done = replay_shared(
+            replay_shared(
                 *(self._problem, placement, router, requests, self._sharing, self._waits), on_end=check
             )
         except PolicyError:
             return _IMPOSSIBLE
         except _TooCostly:
             return None
-        return self._cost_of(done)
+        return Cost(n_missed / len(times), fmean(times))
 
     def _cost_of(self, done: Sequence[ReplayedRequest]) -> Cost:
         return Cost(sum(map(self._is_missed, done)) / len(done), fmean(map(self._time, done)))
 
     def _is_missed(self, done: ReplayedRequest) -> bool:
-        objectives_s = self._objectives_s[done.plan.client]
-        return any(_METRICS[name](done) > _SAFE_RATIO * limit_s for name, limit_s in objectives_s)
+        for name, limit_s in self._objectives_s[done.plan.client]:
+            if _METRICS[name](done) > _SAFE_RATIO * limit_s:
+                return True
+        return False
 
     def _time(self, done: ReplayedRequest) -> float:
         weighed_s = self._weighed_s[done.plan.client]
-        return fmean(_METRICS[name](done) / limit_s for name, limit_s in weighed_s)
+        return sum([_METRICS[name](done) / limit_s for name, limit_s in weighed_s]) / len(weighed_s)
 
     def _seeds(self, design_concurrency: int | None) -> list[Placement]:
         problem = self._problem

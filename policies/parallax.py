@@ -6,6 +6,7 @@ After github.com/GradientHQ/parallax, ``src/scheduling``.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -98,25 +99,29 @@ def _pipelines(most: Sequence[int], n_blocks: int) -> list[list[int]]:
 def _fewest(order: Sequence[int], most: Sequence[int], n_blocks: int, k: int) -> list[list[int]]:
     """Returns the first servers of ``order`` that make k pipelines, by pipeline; empty if all cannot."""
     left = sum(most[j] for j in order)
-    states: dict[_Residuals, None] = {(n_blocks,) * k: None}
+    states = [(k * n_blocks, (n_blocks,) * k)]
+    """The states that are tried further: (their sum, the blocks that each unfinished pipeline needs, ascending)."""
     steps: list[dict[_Residuals, tuple[_Residuals, int]]] = []
     for j in order:
         left -= most[j]
         came: dict[_Residuals, tuple[_Residuals, int]] = {}
-        for state in states:
-            open_blocks = sum(state)
+        sums: dict[_Residuals, int] = {}
+        for total, state in states:
             for need in dict.fromkeys(state):
-                if open_blocks - min(need, most[j]) > left:
+                after_total = total - min(need, most[j])
+                if after_total > left:
                     continue
                 after = list(state)
                 after.remove(need)
                 if need > most[j]:
-                    after.append(need - most[j])
-                came.setdefault(tuple(sorted(after)), (state, need))
+                    insort(after, need - most[j])
+                key = tuple(after)
+                if key not in came:
+                    came[key], sums[key] = (state, need), after_total
         steps.append(came)
         if () in came:
             return _traced(order, steps, most, n_blocks)
-        states = dict.fromkeys(sorted(came, key=lambda state: (sum(state), state))[:_MOST_STATES])
+        states = sorted(zip(sums.values(), sums, strict=True))[:_MOST_STATES]
     return []
 
 

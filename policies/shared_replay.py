@@ -112,7 +112,7 @@ class _Run:
         waits: LinkWaits | None,
     ) -> None:
         self._problem = problem
-        self._placement = placement
+        self._n_blocks = [held.n_blocks for held in placement.ranges]
         self._router = router
         self._sharing = sharing
         self._waits = waits
@@ -217,9 +217,10 @@ class _Run:
         self._changed(hops, path.ways, 1)
         ttft_s = waited_s + problem.initial_delay_s + found.rtt_s
         ttft_s += problem.hub_s(plan.client)
+        n_of = self._state.all_active()
         for hop, (on_way_s, prompt_s) in zip(hops, found.prompts_s, strict=True):
-            server, n_active = hop.server, self._state.n_active(hop.server)
-            n_blocks = self._placement.ranges[server].n_blocks
+            server, n_active = hop.server, n_of[hop.server]
+            n_blocks = self._n_blocks[server]
             ahead = steps.prompts_ahead(server, n_blocks, n_active)
             ttft_s += on_way_s + n_blocks * self._block_s[server] / 3 + ahead * prompt_s / 2
         ttft_s += found.return_s
@@ -293,9 +294,10 @@ class _Run:
                 n_others = max(n - 1, 0)
                 self._link_s[queue] = self._waits.token_wait_s(queue, n_others, self._link_pace)
                 self._is_uneven = True
+        n_of = self._state.all_active()
         for hop in hops:
-            server, n_active = hop.server, self._state.n_active(hop.server)
-            n_blocks = self._placement.ranges[server].n_blocks
+            server, n_active = hop.server, n_of[hop.server]
+            n_blocks = self._n_blocks[server]
             if n_active:
                 block_s = self._steps.step_s(server, n_blocks, n_active) / n_blocks
                 if abs(block_s - self._block_s[server]) > _NOTICED_RATIO * block_s:
