@@ -29,7 +29,6 @@ _OWN = (
     "gpu",
     "optimality",
     "petals",
-    "rivals",
     "scale",
     "speculation",
     "suite",

@@ -6,22 +6,29 @@ It is for a new suite only: figures that were published under a suite's name nev
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
 from testbed.experiments.provenance import n_cpus
 from testbed.studies.score.command import RUNS, run_all
 from testbed.studies.score.leaderboard import frozen_text
-from testbed.studies.score.marks import Figures, best_of
+from testbed.studies.score.marks import Best, Figures, best_of, rate_of, score_of
 from testbed.studies.score.measures import figures_in
 from testbed.studies.score.running import Limits, broken_rule
-from testbed.studies.score.suite import REFERENCE, Reference, read_suite
+from testbed.studies.score.suite import REFERENCE, Reference, Suite, read_suite
 from testbed.studies.sweep.disk import save_text
+from testbed.studies.sweep.documents import markdown
 from testbed.studies.sweep.pool import Local
 from testbed.studies.sweep.runs import OK, Record
 from testbed.studies.sweep.store import kept_runs
+
+ALIKE = 0.01
+BETTER, ALIKE_WORD, WORSE = VERDICTS = "better", "alike", "worse"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -31,12 +38,16 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--page", type=Path, help="run nothing: write the leaderboard from the figures that are there"
     )
+    parser.add_argument("--data", type=Path, help="likewise: write every policy's figures in every setting")
     parser.add_argument("--jobs", type=int, default=n_cpus())
     parser.add_argument("--only", nargs="+", help="make the figures of these settings, and keep all others")
     options = parser.parse_args(arguments)
     suite = read_suite(options.folder)
-    if options.page is not None:
-        save_text(options.page, frozen_text(suite))
+    pages = ((options.page, frozen_text), (options.data, data_text))
+    if any(path is not None for path, _ in pages):
+        for path, text in pages:
+            if path is not None:
+                save_text(path, text(suite))
         return 0
     if options.out is None:
         parser.error("--out is missing: the folder that keeps the runs")
@@ -66,8 +77,115 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def data_text(suite: Suite, of: str = "foresight") -> str:
+    """Returns the frozen figures in Markdown: how ``of`` stands beside each other policy, and every setting's table."""
+    found, best = suite.reference, suite.best()
+    assert found is not None, "its best figures are from there"
+    beside, behind = [], []
+    for other in suite.references:
+        counts = {name: Counter[str]() for name in COMPARED}
+        n_without = 0
+        for setting in suite.settings:
+            own, others = (found.policies[setting.name][policy] for policy in (of, other))
+            if not others:
+                n_without += 1
+                continue
+            for name, (_, value) in COMPARED.items():
+                counts[name][_verdict(value(own), value(others))] += 1
+        if other != of:
+            stands = (" / ".join(str(at[verdict]) for verdict in VERDICTS) for at in counts.values())
+            beside.append([f"`{other}`", *stands, str(n_without)])
+    for setting in suite.settings:
+        for name, (shown, value) in COMPARED.items():
+            served = {policy: figures for policy, figures in found.policies[setting.name].items() if figures}
+            first = max(served, key=lambda policy: value(served[policy]))
+            if _verdict(value(served[of]), value(served[first])) == WORSE:
+                cells = (shown(served[policy]) for policy in (first, of))
+                behind.append([f"`{setting.name}`", name, f"`{first}`", *cells])
+    lines = [
+        f"# {suite.name}: every policy in every setting",
+        "",
+        f"Means over the frozen seeds {', '.join(map(str, suite.seeds))}, from which [the leaderboard](../leaderboard.md) follows;",
+        "[rivals.md](../rivals.md) explains them, and says who wins where and why.",
+        f"`python -m benchmarks suite {suite.name} --data docs/data/{suite.name}.md` writes this page from the suite's figures.",
+        "",
+        f"## `{of}` beside each policy",
+        "",
+        f"In how many of {len(suite.settings)} settings it is better / alike (within {ALIKE:.0%}) / worse, and how many the other",
+        "cannot serve at all. p95 are compared by their 1 / p95, as the score does.",
+        "",
+        markdown(["beside", *COMPARED, "without"], beside),
+        f"## Where another is better by more than {ALIKE:.0%}",
+        "",
+        markdown(["setting", "figure", "best", "", f"`{of}`"], behind),
+        "## The settings",
+        "",
+    ]
+    for setting in suite.settings:
+        policies = found.policies[setting.name]
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for policy in sorted(policies, key=lambda policy: -_score(policies[policy], best[setting.name])):
+            if policies[policy]:
+                cells = (shown(policies[policy]) for shown in SHOWN.values())
+                score = f"{_score(policies[policy], best[setting.name]):.3f}"
+                alike.setdefault((score, *cells), []).append(f"`{policy}`")
+        rows = [[", ".join(names), *cells] for cells, names in alike.items()]
+        objective = setting.changes[-1].partition('"')[2].rstrip('"')
+        lines += [f"### `{setting.name}`", "", f"{setting.about.capitalize()}. Objective: {objective}.", ""]
+        lines += [markdown(["policy", "score", *SHOWN], rows)]
+        if without := ", ".join(f"`{policy}`" for policy, figures in policies.items() if not figures):
+            lines += [f"Without figures: {without}.", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _verdict(own: float, other: float) -> str:
+    if math.isclose(own, other, rel_tol=ALIKE):
+        return ALIKE_WORD
+    return BETTER if own > other else WORSE
+
+
+def _score(figures: Sequence[Figures], best: Best) -> float:
+    return fmean(score_of(one, best) for one in figures) if figures else 0.0
+
+
+def _mean(name: str) -> Callable[[Sequence[Figures]], float]:
+    return lambda figures: fmean(getattr(one, name) for one in figures)
+
+
+def _rate(name: str) -> Callable[[Sequence[Figures]], float]:
+    return lambda figures: fmean(rate_of(getattr(one, name)) for one in figures)
+
+
+def _seconds(name: str) -> Callable[[Sequence[Figures]], str]:
+    def shown(figures: Sequence[Figures]) -> str:
+        values = [getattr(one, name) for one in figures]
+        return "given up" if None in values else f"{fmean(values):.3g}"
+
+    return shown
+
+
+def _share(name: str) -> Callable[[Sequence[Figures]], str]:
+    return lambda figures: f"{_mean(name)(figures):.1%}"
+
+
 def _figures(records: Sequence[Record], limits: Limits) -> list[Figures]:
     """Returns the figures by seed; none if a seed has none: the policy cannot serve the setting, or broke a rule."""
     if any(record.status != OK or broken_rule(record, limits) for record in records):
         return []
     return [figures_in(record) for record in records]
+
+
+SHOWN: dict[str, Callable[[Sequence[Figures]], str]] = {
+    "met": _share("met_ratio"),
+    "goodput, 1/s": lambda figures: f"{_mean('goodput')(figures):.3g}",
+    "given up": _share("given_up_ratio"),
+    "TTFT p95, s": _seconds("ttft_p95_s"),
+    "TPOT p50, s": _seconds("tpot_p50_s"),
+    "TPOT p95, s": _seconds("tpot_p95_s"),
+}
+COMPARED = {
+    "goodput": (SHOWN["goodput, 1/s"], _mean("goodput")),
+    "TTFT p95": (SHOWN["TTFT p95, s"], _rate("ttft_p95_s")),
+    "TPOT p95": (SHOWN["TPOT p95, s"], _rate("tpot_p95_s")),
+}
+"""What policies are compared by: (how it is shown, what is better the higher it is)."""

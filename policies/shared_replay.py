@@ -6,6 +6,7 @@ for the number of sessions on its servers. It is for trials of placements; the e
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -58,8 +59,8 @@ class _Path:
     """Seconds that each further token spends outside servers."""
     on: tuple[tuple[int, int], ...]
     """(Server, number of blocks) of its hops."""
-    ways: tuple[Way, ...]
-    """The ways of its tokens where they may wait for links."""
+    ways: tuple[tuple[int, ...], ...]
+    """The ways of its tokens where they may wait for links, as the numbers of these."""
     n_sessions: int = 0
     token_s: float = 0.0
     """Seconds per token at the present pace."""
@@ -116,9 +117,11 @@ class _Run:
         self._router = router
         self._sharing = sharing
         self._waits = waits
-        self._link_s: dict[Queue, float] = {}
-        """Seconds that a token waits for a link at present."""
-        self._n_using: dict[Queue, int] = {}
+        self._links: list[Queue] = []
+        self._number_of: dict[Queue, int] = {}
+        self._link_s: list[float] = []
+        """Seconds that a token waits for a link at present, by its number."""
+        self._n_using: list[int] = []
         """How many sessions use a link."""
         self._link_pace = Pace(0.0, 0.0, 0)
         """As ``_cycle``, for waits on links."""
@@ -254,7 +257,7 @@ class _Run:
         if (path := self._paths.get((plan.client, hops))) is not None:
             return path
         problem, request = self._problem, plan.known
-        ways = () if self._waits is None else tuple(self._waits.ways(plan.client, hops))
+        ways = [] if self._waits is None else self._waits.ways(plan.client, hops)
         on_links_s = problem.hub_s(plan.client)
         previous: int | None = None
         for hop in hops:
@@ -264,8 +267,17 @@ class _Run:
         if previous is not None:
             on_links_s += return_times_s(problem, request, previous)[1]
         on = tuple((hop.server, hop.n_blocks) for hop in hops)
-        path = self._paths[plan.client, hops] = _Path(on_links_s, on, ways)
+        path = self._paths[plan.client, hops] = _Path(on_links_s, on, tuple(map(self._numbers, ways)))
         return path
+
+    def _numbers(self, way: Way) -> tuple[int, ...]:
+        for queue in way:
+            if queue not in self._number_of:
+                self._number_of[queue] = len(self._links)
+                self._links.append(queue)
+                self._link_s.append(0.0)
+                self._n_using.append(0)
+        return tuple(self._number_of[queue] for queue in way)
 
     def _end(self, path: _Path) -> ReplayedRequest:
         """Ends the first session of a path."""
@@ -286,13 +298,13 @@ class _Run:
         self._pace()
         return done
 
-    def _changed(self, hops: Sequence[Hop], ways: Sequence[Way], n_more: int) -> None:
+    def _changed(self, hops: Sequence[Hop], ways: Sequence[tuple[int, ...]], n_more: int) -> None:
         """Updates the times of these servers and links after their number of sessions changed by ``n_more``."""
         if self._waits is not None:
-            for queue in (queue for way in ways for queue in way):
-                n = self._n_using[queue] = self._n_using.get(queue, 0) + n_more
-                n_others = max(n - 1, 0)
-                self._link_s[queue] = self._waits.token_wait_s(queue, n_others, self._link_pace)
+            for link in itertools.chain.from_iterable(ways):
+                self._n_using[link] += n_more
+                n_others = max(self._n_using[link] - 1, 0)
+                self._link_s[link] = self._waits.token_wait_s(self._links[link], n_others, self._link_pace)
                 self._is_uneven = True
         n_of = self._state.all_active()
         for hop in hops:
@@ -315,6 +327,7 @@ class _Run:
         token_s, block_s = path.on_links_s, self._block_s
         for server, n_blocks in path.on:
             token_s += n_blocks * block_s[server]
+        link_s = self._link_s.__getitem__
         for way in path.ways:
-            token_s += max(self._link_s[queue] for queue in way)
+            token_s += max(map(link_s, way))
         return token_s

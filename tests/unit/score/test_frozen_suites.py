@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.suite import data_text
 from testbed.experiments import load_experiment
 from testbed.studies.score.leaderboard import frozen_text
 from testbed.studies.score.marks import Figures, best_of
@@ -44,8 +45,9 @@ def test_every_setting_is_a_valid_scenario_with_an_objective(name: str) -> None:
 
 
 def test_the_leaderboard_in_the_documents_is_of_the_frozen_figures() -> None:
-    page = Path(__file__).parents[3] / "docs" / "leaderboard.md"
-    assert page.read_text(encoding="utf-8") == frozen_text(read_suite("geo-1"))
+    docs, suite = Path(__file__).parents[3] / "docs", read_suite("geo-1")
+    assert (docs / "leaderboard.md").read_text(encoding="utf-8") == frozen_text(suite)
+    assert (docs / "data" / "geo-1.md").read_text(encoding="utf-8") == data_text(suite)
 
 
 def test_a_setting_that_was_frozen_in_virtual_time_is_served_there() -> None:
