@@ -211,6 +211,12 @@ def has_hours(experiment: Experiment) -> bool:
     return isinstance(scenario, Scenario) and bool(hours_by_server(scenario))
 
 
+def _are_away(names: Sequence[str]) -> str:
+    if not names:
+        return "no servers are away"
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} away"
+
+
 def hours_in_words(experiment: Experiment, placement: Placement | None) -> list[str]:
     """Return who is away at the beginning by its hours, and which blocks of ``placement`` are on no server when."""
     scenario = experiment.tables
@@ -221,7 +227,7 @@ def hours_in_words(experiment: Experiment, placement: Placement | None) -> list[
         return []
     names = [server.name for server in experiment.problem.servers]
     away = [names[j] for j, each in hours.items() if not each.is_open(0.0)]
-    remarks = [f"away at the beginning, {scenario.begins_at} UTC: {', '.join(away) or 'no server'}"]
+    remarks = [f"when the run begins, at {scenario.begins_at} UTC, by their hours {_are_away(away)}"]
     if placement is not None:
         begin_s = time_of_day(scenario.begins_at) or 0.0
         remarks += [

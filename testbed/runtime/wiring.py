@@ -166,11 +166,13 @@ def check_rates(experiment: Experiment) -> None:
     for a, b in slow:
         if (a, b) not in faster:
             link = network.links[a, b]
+            on_way = network.shared_paths.get((a, b), ())
+            of = next((f" of {name}" for name in on_way if network.shared_bps[name] == link.rate_bps), "")
             raise UserError(
                 f"network: no message crosses the link from {a} to {b} in time: one token's hidden state takes "
                 f"{link.transmission_s(n_bytes, network.mtu):,.0f} s at {RATE.format(link.rate_bps)}, and the longest "
                 f"prompt {link.transmission_s(n_prompt_bytes, network.mtu):,.0f} s, but a step "
-                f"without an answer for {limit_s:g} s has failed; raise the rate, or recovery.request_timeout"
+                f"without an answer for {limit_s:g} s has failed; raise the rate{of}, or recovery.request_timeout"
             )
 
 

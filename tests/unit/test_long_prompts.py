@@ -60,6 +60,11 @@ def test_a_link_that_not_even_one_token_crosses_in_time_is_refused_with_the_time
     check_rates(load_experiment("clustered", [slow[0], slow[1].replace("1 kbit/s", "2 kbit/s")]))
 
 
+def test_a_slow_link_that_pairs_share_is_named() -> None:
+    with pytest.raises(UserError, match="raise the rate of Cluster0 up, or"):
+        check_rates(load_experiment("clustered", ["sites=[{name='Cluster0',up='1 kbit/s'}]"]))
+
+
 def test_a_slow_link_that_an_event_makes_faster_is_accepted(tmp_path: Path) -> None:
     text = """
         model = { profile = "bloom-176b", n_blocks = 4 }

@@ -137,9 +137,11 @@ def test_validate_says_who_is_away_at_the_beginning_and_which_blocks_are_nowhere
     load(SMALL, *DAYS, "begins_at='20:00'", replace=NIGHT)
     answer, text = validate_command(str(tmp_path / "small.toml"), [SMALL, *DAYS, "begins_at=20:00"])
     assert answer["away_at_the_beginning"] == ["night"]
-    assert "away at the beginning, 20:00 UTC: night" in text and "nobody has" not in text
+    assert "when the run begins, at 20:00 UTC, by their hours night is away" in text
+    assert "nobody has" not in text
     one = ("count = 2", 'count = 1\nhours = "22:00-18:00"')
     load(SMALL, *DAYS, replace=one)
     answer, text = validate_command(str(tmp_path / "small.toml"), [SMALL, *DAYS])
     assert answer["away_at_the_beginning"] == []
+    assert "when the run begins, at 00:00 UTC, by their hours no servers are away" in text
     assert "from 18:00 to 22:00 UTC nobody has blocks 0 to 7: requests wait" in text
