@@ -12,6 +12,7 @@ import sys
 NAMES = (
     "dataplane",
     "startup",
+    "ends",
     "network",
     "events",
     "fabric",
