@@ -105,9 +105,9 @@ class ForesightRouter:
         ways_s = self._on_ways(graph.idle.hops, request, state, now_s)
         kept = () if state.asking is None else state.asking.chains
         n_active = state.all_active()
-        is_free = self._sharing is None or not any(n_active[hop.server] for hop in graph.idle.hops)
-        is_free = is_free and (ways_s is None or not any(map(ways_s, graph.idle_links)))
-        if not kept and is_free and has_room(graph, state):
+        shares = self._sharing is not None and any(n_active[hop.server] for hop in graph.idle.hops)
+        waits = ways_s is not None and any(map(ways_s, graph.idle_links))
+        if not kept and not shares and not waits and has_room(graph, state):
             return graph.idle  # nothing beats the idle optimum if it has no wait
         loads_s = self._loads(graph.idle.hops, request, n_active)
         waits_s, steps_s = self._waits(graph, state, now_s)

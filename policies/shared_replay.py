@@ -69,7 +69,7 @@ class _Path:
     decoding: list[tuple[float, int, _Session]] = field(default_factory=list)
     """Heap of its sessions that decode: (``n_decoded`` when the last token is there, index, session)."""
     n_decoded: float = 0.0
-    """Tokens that each session has decoded that has been on it since there was none."""
+    """The tokens of a session that has decoded since the first of them began to."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +96,8 @@ def replay_shared(
     """Serves ``requests`` (ascending arrivals); those without room wait, first come, first served.
 
     ``sharing`` is that of ``problem``; it can be passed to several replays, as it keeps its results. ``waits``: messages
-    also wait for links. ``on_end`` is called with each request that is completed; what it raises ends the replay. Raises ``PolicyError`` if a request has no chain.
+    also wait for links. ``on_end`` is called with each request that is completed; what it raises ends the replay.
+    Raises ``PolicyError`` if a request has no chain.
     """
     return _Run(problem, placement, router, sharing or Sharing(problem), waits).serve(requests, on_end)
 
