@@ -215,7 +215,9 @@ def test_servers_that_load_other_blocks_while_sessions_run_leave_the_tokens_alon
     policy: str, testbed: Testbed
 ) -> None:
     online = f"policy.online=tests.support.wandering:{policy}"
+    # The last request comes after eight seconds, when two servers have moved on a slow machine, too.
     period = ("--set", "policy.online_period=0.5 s", "--set", "workload.n_output_tokens=48")
+    period += ("--set", "workload.arrivals=constant", "--set", "workload.rate=0.375")
     outcome = testbed.up(
         *(*REAL, *LOOPBACK, "--json", "--set", online, *period),
         env={"PYTHONPATH": str(Path(__file__).parents[2])},
@@ -224,6 +226,6 @@ def test_servers_that_load_other_blocks_while_sessions_run_leave_the_tokens_alon
     assert outcome.code == 0, outcome.stderr
     summary = outcome.json()
     assert (summary["n_completed"], summary["n_tokens_checked"], summary["n_tokens_altered"]) == (4, 192, 0)
-    assert summary["moves"], "a slow machine has time for one alone"
+    assert len(summary["moves"]) >= 2
     assert (summary["n_cuts"] > 0) == (policy == "Cutting")
     assert summary["leaks"] == {"sessions": 0, "cache_bytes": 0, "descriptors": 0, "namespaces": 0}

@@ -14,7 +14,8 @@ from tests.support.runs import Running
 from tests.vm.guest import CONTRACT, NOBODY, ON_MEMORY
 from tests.vm.lane import ROOT, GuestResult, missing, run_in_vm
 
-pytestmark = pytest.mark.timeout(2500)
+GUEST_S = 3600
+pytestmark = pytest.mark.timeout(GUEST_S + 100)
 as_either_user = pytest.mark.parametrize("user", [0, NOBODY], ids=["root", "rootless"])
 
 
@@ -25,7 +26,7 @@ def guest() -> GuestResult:
     lacking = missing()
     if lacking is not None:
         pytest.fail(f"the VM lane must run here, but: {lacking}")
-    return run_in_vm("python3 -m tests.vm.guest", timeout_s=3600)
+    return run_in_vm("python3 -m tests.vm.guest", timeout_s=GUEST_S)
 
 
 def part(guest: GuestResult, name: str) -> str:
