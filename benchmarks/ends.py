@@ -1,5 +1,5 @@
 """Seconds until a run with nine servers has ended: after Ctrl-C, its tables written, and after a kill -9 of the command,
-all its processes gone.
+until all its processes have ended.
 
 The baseline is an interpreter that has imported the command line and is sent Ctrl-C.
 """
@@ -7,6 +7,7 @@ The baseline is an interpreter that has imported the command line and is sent Ct
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figure import figure
-from benchmarks.proc import usage
+from benchmarks.proc import family
 
 _NETWORKS = ("loopback", "fabric")
+_SERVING_S = 1.0
+"""A run is in the midst of its sessions so long after its nodes are up."""
 _PATIENCE_S = 60.0
 _IMPORTED = "import sys, time; import testbed.cli.main; print('nodes up', file=sys.stderr, flush=True); time.sleep(60)"
 
@@ -45,7 +48,7 @@ def _ended_s(network: str, number: signal.Signals) -> float:
 
 
 def _signalled_s(command: Sequence[str], number: signal.Signals) -> float:
-    """Returns the seconds from a signal, a second after all nodes were up, until the command and its nodes have ended."""
+    """Returns the seconds from a signal until the command and its nodes have ended."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -57,30 +60,13 @@ def _signalled_s(command: Sequence[str], number: signal.Signals) -> float:
             break
     else:
         raise RuntimeError(f"{' '.join(command)} did not begin: {''.join(said)}")
-    time.sleep(1.0)
-    nodes = _descendants(process.pid)
+    time.sleep(_SERVING_S)
+    nodes = [os.pidfd_open(pid) for pid in family(process.pid) if pid != process.pid]
     sent_at = time.monotonic()
     process.send_signal(number)
     process.communicate(timeout=_PATIENCE_S)
-    while any(Path(f"/proc/{pid}").exists() for pid in nodes):
-        if time.monotonic() > sent_at + _PATIENCE_S:
-            raise RuntimeError(
-                f"nodes of {' '.join(command)} are still there {_PATIENCE_S:g} s after its end"
-            )
-        time.sleep(0.005)
+    for node in nodes:
+        if not select.select([node], [], [], _PATIENCE_S)[0]:
+            raise RuntimeError(f"a node of {' '.join(command)} is there {_PATIENCE_S:g} s after its end")
+        os.close(node)
     return time.monotonic() - sent_at
-
-
-def _descendants(pid: int) -> set[int]:
-    parents = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                parents[int(entry)] = usage(int(entry))[0]
-            except OSError:
-                continue  # it has ended meanwhile
-    found, new = set[int](), {pid}
-    while new:
-        found |= new
-        new = {child for child, parent in parents.items() if parent in new} - found
-    return found - {pid}

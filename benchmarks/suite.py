@@ -1,6 +1,7 @@
 """`python -m benchmarks suite FOLDER`: makes ``reference.json``, the frozen figures of a suite's reference policies.
 
-It is for a new suite only: figures that were published under a suite's name never change.
+It is for a new suite only: figures that were published under a suite's name never change. ``--page`` and ``--data`` write
+the documents that are made of them.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -21,14 +22,17 @@ from testbed.studies.score.marks import Best, Figures, best_of, rate_of, score_o
 from testbed.studies.score.measures import figures_in
 from testbed.studies.score.running import Limits, broken_rule
 from testbed.studies.score.suite import REFERENCE, Reference, Suite, read_suite
+from testbed.studies.sweep.contrast import BETTER, EQUAL, WORSE
 from testbed.studies.sweep.disk import save_text
 from testbed.studies.sweep.documents import markdown
 from testbed.studies.sweep.pool import Local
 from testbed.studies.sweep.runs import OK, Record
 from testbed.studies.sweep.store import kept_runs
 
+OfPolicies = Mapping[str, Sequence[Figures]]
+"""The figures of each policy in a setting, by seed; none if it has none."""
 ALIKE = 0.01
-BETTER, ALIKE_WORD, WORSE = VERDICTS = "better", "alike", "worse"
+"""Figures that differ by a smaller share are equal here."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -79,29 +83,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def data_text(suite: Suite, of: str = "foresight") -> str:
     """Returns the frozen figures in Markdown: how ``of`` stands beside each other policy, and every setting's table."""
-    found, best = suite.reference, suite.best()
-    assert found is not None, "its best figures are from there"
-    beside, behind = [], []
-    for other in suite.references:
-        counts = {name: Counter[str]() for name in COMPARED}
-        n_without = 0
-        for setting in suite.settings:
-            own, others = (found.policies[setting.name][policy] for policy in (of, other))
-            if not others:
-                n_without += 1
-                continue
-            for name, (_, value) in COMPARED.items():
-                counts[name][_verdict(value(own), value(others))] += 1
-        if other != of:
-            stands = (" / ".join(str(at[verdict]) for verdict in VERDICTS) for at in counts.values())
-            beside.append([f"`{other}`", *stands, str(n_without)])
-    for setting in suite.settings:
-        for name, (shown, value) in COMPARED.items():
-            served = {policy: figures for policy, figures in found.policies[setting.name].items() if figures}
-            first = max(served, key=lambda policy: value(served[policy]))
-            if _verdict(value(served[of]), value(served[first])) == WORSE:
-                cells = (shown(served[policy]) for policy in (first, of))
-                behind.append([f"`{setting.name}`", name, f"`{first}`", *cells])
+    best = suite.best()
+    assert suite.reference is not None, "its best figures are from there"
+    of_settings = suite.reference.policies
     lines = [
         f"# {suite.name}: every policy in every setting",
         "",
@@ -114,33 +98,62 @@ def data_text(suite: Suite, of: str = "foresight") -> str:
         f"In how many of {len(suite.settings)} settings it is better / alike (within {ALIKE:.0%}) / worse, and how many the other",
         "cannot serve at all. p95 are compared by their 1 / p95, as the score does.",
         "",
-        markdown(["beside", *COMPARED, "without"], beside),
+        markdown(
+            ["beside", *COMPARED, "without"],
+            [_beside(other, of, of_settings) for other in suite.references if other != of],
+        ),
         f"## Where another is better by more than {ALIKE:.0%}",
         "",
-        markdown(["setting", "figure", "best", "", f"`{of}`"], behind),
+        markdown(["setting", "figure", "best", "", f"`{of}`"], list(_behind(of, of_settings))),
         "## The settings",
         "",
     ]
     for setting in suite.settings:
-        policies = found.policies[setting.name]
-        alike: dict[tuple[str, ...], list[str]] = {}
-        for policy in sorted(policies, key=lambda policy: -_score(policies[policy], best[setting.name])):
-            if policies[policy]:
-                cells = (shown(policies[policy]) for shown in SHOWN.values())
-                score = f"{_score(policies[policy], best[setting.name]):.3f}"
-                alike.setdefault((score, *cells), []).append(f"`{policy}`")
-        rows = [[", ".join(names), *cells] for cells, names in alike.items()]
-        objective = setting.changes[-1].partition('"')[2].rstrip('"')
-        lines += [f"### `{setting.name}`", "", f"{setting.about.capitalize()}. Objective: {objective}.", ""]
-        lines += [markdown(["policy", "score", *SHOWN], rows)]
-        if without := ", ".join(f"`{policy}`" for policy, figures in policies.items() if not figures):
-            lines += [f"Without figures: {without}.", ""]
+        about, objective = setting.about, setting.changes[-1].partition('"')[2].rstrip('"')
+        lines += [f"### `{setting.name}`", "", f"{about[0].upper()}{about[1:]}. Objective: {objective}.", ""]
+        lines += _table(of_settings[setting.name], best[setting.name])
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _beside(other: str, of: str, of_settings: Mapping[str, OfPolicies]) -> list[str]:
+    """Returns the row of ``other``: in how many settings ``of`` is better than it, alike and worse, by each figure."""
+    pairs = [(found[of], found[other]) for found in of_settings.values() if found[other]]
+    row = [f"`{other}`"]
+    for _, value in COMPARED.values():
+        counts = Counter(_verdict(value(own), value(others)) for own, others in pairs)
+        row.append(" / ".join(str(counts[verdict]) for verdict in (BETTER, EQUAL, WORSE)))
+    return [*row, str(len(of_settings) - len(pairs))]
+
+
+def _behind(of: str, of_settings: Mapping[str, OfPolicies]) -> Iterator[list[str]]:
+    """Yields a row for every figure of a setting by which another policy is better than ``of``."""
+    for setting, found in of_settings.items():
+        for name, (shown, value) in COMPARED.items():
+            first = max(
+                (policy for policy in found if found[policy]), key=lambda policy: value(found[policy])
+            )
+            if _verdict(value(found[of]), value(found[first])) == WORSE:
+                yield [f"`{setting}`", name, f"`{first}`", shown(found[first]), shown(found[of])]
+
+
+def _table(found: OfPolicies, best: Best) -> list[str]:
+    """Returns lines with the policies of a setting, the best first; those with equal figures share a row."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for policy in sorted(found, key=lambda policy: -_score(found[policy], best)):
+        if figures := found[policy]:
+            cells = (f"{_score(figures, best):.3f}", *(shown(figures) for shown in SHOWN.values()))
+            alike.setdefault(cells, []).append(f"`{policy}`")
+    lines = [
+        markdown(["policy", "score", *SHOWN], [[", ".join(names), *cells] for cells, names in alike.items()])
+    ]
+    if without := ", ".join(f"`{policy}`" for policy, figures in found.items() if not figures):
+        lines += [f"Without figures: {without}.", ""]
+    return lines
 
 
 def _verdict(own: float, other: float) -> str:
     if math.isclose(own, other, rel_tol=ALIKE):
-        return ALIKE_WORD
+        return EQUAL
     return BETTER if own > other else WORSE
 
 

@@ -69,19 +69,10 @@ def usage(without: int | None = None) -> Usage:
     """Returns the usage of this process and its descendants, except the process ``without`` and its
     descendants.
     """
-    of: dict[int, tuple[int, float]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError):
-                of[int(folder.name)] = proc.usage(int(folder.name))
-    inside, new = set[int](), {os.getpid()}
-    while new:
-        inside |= new
-        new = {pid for pid, (parent, _) in of.items() if parent in inside} - inside - {without}
+    own_s = proc.family(os.getpid(), without)
     busy = [
         int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:9]
     ]
-    own_s = {pid: of[pid][1] for pid in inside}
     return Usage(time.monotonic(), own_s, (sum(busy) - busy[3] - busy[4]) / proc.TICKS)
 
 

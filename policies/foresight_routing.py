@@ -22,7 +22,6 @@ from policies.wsrr import has_room
 
 _MOST_CYCLES = 2_000
 """What sessions add to each other is kept for at most this many cycles."""
-_MOST_KINDS = 4_096
 WEIGHED = ("ttft", "tpot")
 """The objectives that say how the first token and the further ones weigh."""
 
@@ -90,7 +89,6 @@ class ForesightRouter:
         self._link_waits = waits
         self._added_s: dict[SharedSteps, list[ByNumber]] = {}
         """What one session more costs per token, by server."""
-        self._weighed_of: dict[RequestSpec, RequestSpec] = {}
         self._n_counted = [
             None if self._sharing is None else counted_tokens(problem, client)
             for client in range(len(problem.clients))
@@ -146,10 +144,7 @@ class ForesightRouter:
         n_counted = self._n_counted[request.client]
         if n_counted is None or n_counted >= request.n_output_tokens:
             return request
-        if (weighed := self._weighed_of.get(request)) is None:
-            weighed = replace(request, n_output_tokens=n_counted, held_tokens=request.cache_tokens)
-            remember(self._weighed_of, request, weighed, _MOST_KINDS)
-        return weighed
+        return replace(request, n_output_tokens=n_counted, held_tokens=request.cache_tokens)
 
     def _on_ways(
         self, idle: tuple[Hop, ...], request: RequestSpec, state: SystemState, now_s: float

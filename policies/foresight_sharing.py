@@ -176,7 +176,11 @@ class SharedSearch:
 
     def judged(self, placement: Placement) -> Cost:
         """Returns the mean cost on requests that were not used in the search."""
-        costs = [cost for stream in _VALIDATION if (cost := self.cost(placement, stream)) is not None]
+        costs = []
+        for stream in _VALIDATION:
+            cost = self.cost(placement, stream)
+            assert cost is not None, "nothing limits it"
+            costs.append(cost)
         return Cost(*map(fmean, zip(*costs, strict=True)))
 
     def cost(self, placement: Placement, stream: str, limits: Cost = _ANY) -> Cost | None:
@@ -185,11 +189,12 @@ class SharedSearch:
         ``None``: it is above one of the ``limits``, which may be known long before the last request is served.
         """
         key = placement.ranges, stream
-        if (known := self._known.get(key)) is None:
-            if (known := self._replayed(placement, stream, limits)) is None:
+        if key not in self._known:
+            cost = self._replayed(placement, stream, limits)
+            if cost is None:
                 return None
-            self._known[key] = known
-        return known
+            self._known[key] = cost
+        return self._known[key]
 
     def _replayed(self, placement: Placement, stream: str, limits: Cost) -> Cost | None:
         requests = self._streams[stream]
@@ -264,10 +269,8 @@ class SharedSearch:
             if ranges is None:
                 continue
             changed = self._placed(ranges, placement.design_concurrency)
-            # With a least share of 0 missed, and no more than that in doubt, one that is slower is not taken.
-            most_time = cost.time if not least and cost.missed <= _UNCLEAR_MISSED else math.inf
-            changed_cost = self.cost(changed, _FITTING, Cost(least + _UNCLEAR_MISSED, most_time))
-            if changed_cost is None:
+            limits = limits_of_best((cost, Cost(least, math.inf)), 1)
+            if (changed_cost := self.cost(changed, _FITTING, limits)) is None:
                 continue
             least = min(least, changed_cost.missed)
             is_as_good = changed_cost.missed <= least + _UNCLEAR_MISSED

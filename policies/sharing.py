@@ -14,6 +14,7 @@ _MOST_CYCLES = 2_000
 _MOST_ON_PROMPTS = 0.95
 _HALVINGS = 20
 _NEAR_RATIO = 1e-9
+"""``_close_bounds`` are that close; it computes ``_MOST_GUESSES`` times at most."""
 _MOST_GUESSES = 30
 _APART = 2.0
 """Of n other sessions, exp(-n prompt / (this x cycle)) have not yet met in a wait for a prompt."""
@@ -235,7 +236,7 @@ class SharedSteps:
         return found_s
 
     def added_s(self, server: int, n_blocks: int) -> ByNumber:
-        """Returns the seconds that one session more costs per token: it because of the others, and they because of it."""
+        """Returns what one session more costs, in seconds per token: it because of the others, and they because of it."""
         key = self._alike[server], n_blocks
         if (found_s := self._added_s.get(key)) is None:
 
