@@ -1,5 +1,5 @@
-"""Seconds until a run with nine servers has ended: after Ctrl-C, its tables written, and after a kill -9 of the command,
-until all its processes have ended.
+"""Seconds until a run with nine servers has ended, with all its processes: after Ctrl-C, its tables written, and after a
+kill -9 of the command.
 
 The baseline is an interpreter that has imported the command line and is sent Ctrl-C.
 """
