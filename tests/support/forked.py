@@ -12,7 +12,8 @@ Processes that keep CPUs awake sleep in forked commands: the tests keep them awa
 
 With the first command that computes real blocks, the process imports torch and transformers too, once for the command,
 its launcher and the whole model that it compares tokens with. They are imported as a launcher does it (without threads,
-and without a question to a GPU).
+and without a question to a GPU). A benchmark that computes real blocks can be forked as a command is; what it begins of
+itself and of the testbed's commands is forked in turn.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ import gc
 import importlib
 import importlib.util
 import inspect
-import itertools
 import json
 import os
 import pkgutil
+import runpy
 import select
 import shlex
 import signal
@@ -162,15 +163,17 @@ def fork_command(
     files: Sequence[BinaryIO],
     *,
     renders: bool = False,
+    program: str = COMMAND,
 ) -> Forked:
     """Begin ``testbed`` with these arguments in ``folder``. ``files``: its standard input, output and errors.
 
-    Its figures are blank unless it ``renders`` them (``tests.support.sketches``).
+    Its figures are blank unless it ``renders`` them (``tests.support.sketches``). ``program``: in place of ``testbed``
+    the path of a Python program that computes real blocks.
     """
     global _forker
     if _forker is None:
         _forker = _Forker()
-    return _forker.fork(files, arguments, folder=str(folder), env=dict(env), renders=renders)
+    return _forker.fork(files, arguments, folder=str(folder), env=dict(env), renders=renders, program=program)
 
 
 def as_shell_function() -> tuple[str, int]:
@@ -210,7 +213,7 @@ def serve(descriptor: int) -> None:
                 return
             *files, answer = descriptors
             how = json.loads(message)
-            if _has_blocks(how["arguments"]):
+            if how.get("program", COMMAND) != COMMAND or _has_blocks(how["arguments"]):
                 _import_blocks()
             pid = os.fork()
             if pid == 0:
@@ -300,6 +303,7 @@ def _become(
     folder: str,
     env: dict[str, str],
     renders: bool = False,
+    program: str = COMMAND,
 ) -> None:
     """Be what a new process would be."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -312,17 +316,20 @@ def _become(
     time.tzset()
     path = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:1] = [str(Path(COMMAND).parent), *path]
-    sys.argv[:] = [COMMAND, *arguments]
-    sys.modules["__main__"].__file__ = COMMAND  # what processes that it spawns begin with
+    sys.argv[:] = [program, *arguments]
+    sys.modules["__main__"].__file__ = program  # what processes that it spawns begin with
     fork_interpreters()
     if not renders:
         sketch(setattr)
 
 
 def _run() -> NoReturn:
-    from testbed.__main__ import main
+    if sys.argv[0] == COMMAND:
+        from testbed.__main__ import main
 
-    main()
+        main()
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
     raise SystemExit(0)
 
 
@@ -335,7 +342,9 @@ def fork_interpreters() -> None:
 
 
 class _Popen(subprocess.Popen[Any]):
-    """Forks instead of ``python -P -m a.module ...`` of the testbed's and ``python -P -c ...``; begins all else as ever."""
+    """Forks instead of ``python -P -m a.module ...`` of the testbed's and ``python -P -c ...``, and instead of ``python -m
+    testbed ...`` and ``python PROGRAM ...`` where this program is asked for again; begins all else as ever.
+    """
 
     def _execute_child(self, *arguments: Any) -> None:
         how = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
@@ -346,6 +355,10 @@ class _Popen(subprocess.Popen[Any]):
                 name, code = _code_of(module)
             case [sys.executable, "-P", "-c", str(text), *rest]:
                 name, code = "-c", compile(text, "<string>", "exec")
+            case [sys.executable, "-m", "testbed", *rest]:
+                name, code = _code_of("testbed.__main__")
+            case [sys.executable, str(path), *rest] if path == sys.argv[0]:
+                name, code = path, compile(Path(path).read_bytes(), path, "exec")
             case _:
                 return super()._execute_child(*arguments)  # type: ignore[misc,no-any-return]
         env = dict(os.environ if how["env"] is None else how["env"])
@@ -356,12 +369,14 @@ class _Popen(subprocess.Popen[Any]):
             return super()._execute_child(*arguments)  # type: ignore[misc,no-any-return]
         sys.stdout.flush()
         sys.stderr.flush()
+        before = _descriptors()
         self.pid = os.fork()
         if self.pid == 0:
+            gc.freeze()  # what is garbage by now may not close descriptors: their numbers are others' from here on
             os.environ.clear()  # of what is about to be overwritten
             ctypes.memmove(start, block.ljust(end - start, b"\0"), end - start)
             os.environ.update(env)
-            _become_python(code, [name, *rest], how)
+            _become_python(code, [name, *rest], how, before)
         self._child_created = True
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(how[name] for name in ends))  # type: ignore[attr-defined]
@@ -381,14 +396,30 @@ def _where_the_environment_is() -> tuple[int, int]:
     return int(fields[47]), int(fields[48])
 
 
-def _become_python(code: types.CodeType, argv: list[str], how: Mapping[str, Any]) -> NoReturn:
-    """Be an interpreter that runs ``code``; ``how``: as ``Popen`` was told to begin it."""
+def _descriptors() -> dict[int, str]:
+    """The open descriptors of this process, and what they are."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # of the folder that was listed
+            found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+    return found
+
+
+def _become_python(
+    code: types.CodeType, argv: list[str], how: Mapping[str, Any], before: Mapping[int, str]
+) -> NoReturn:
+    """Be an interpreter that runs ``code``.
+
+    ``how``: as ``Popen`` was told to begin it; ``before``: the descriptors of the process that was forked. Where that
+    has had an event loop, libuv made new ones with the fork, which it needs.
+    """
     with ending():
         for given, standard in ((how["p2cread"], 0), (how["c2pwrite"], 1), (how["errwrite"], 2)):
             if given != -1:
                 os.dup2(given, standard)
-        for below, above in itertools.pairwise([2, *sorted(how["pass_fds"]), 1 << 16]):
-            os.closerange(below + 1, above)
+        for number, _ in before.items() & _descriptors().items():
+            if number > 2 and number not in how["pass_fds"]:
+                os.close(number)
         if how["start_new_session"]:
             os.setsid()
         if how["process_group"] >= 0:
@@ -398,5 +429,7 @@ def _become_python(code: types.CodeType, argv: list[str], how: Mapping[str, Any]
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv[:] = argv
-        sys.modules["__main__"] = types.ModuleType("__main__")
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        if argv[0] != "-c":
+            main.__file__ = argv[0]
         exec(code, sys.modules["__main__"].__dict__)

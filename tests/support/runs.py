@@ -107,8 +107,9 @@ class Running:
         anew: bool = False,
         renders: bool = False,
         said: str = "",
+        program: str = COMMAND,
     ) -> None:
-        """``said``: what it reads from standard input."""
+        """``said``: what it reads from standard input; ``program``: as ``fork_command`` has it."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "stdin").write_text(said, encoding="utf-8")
         self._out, self._err = folder / "stdout", folder / "stderr"
@@ -129,7 +130,10 @@ class Running:
                     env=its_env,
                 )
             else:
-                self.process = fork_command(arguments, folder, its_env, (stdin, out, err), renders=renders)
+                files = (stdin, out, err)
+                self.process = fork_command(
+                    arguments, folder, its_env, files, renders=renders, program=program
+                )
 
     @property
     def stdout(self) -> str:

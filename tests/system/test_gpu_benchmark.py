@@ -22,14 +22,15 @@ import pytest
 from benchmarks.gpu_parts.run import SHARES, Options, run_parts
 from testbed.experiments import load_experiment
 from tests.support.blocks import need_blocks, source_of
-from tests.support.runs import PATIENCE_S, processes
+from tests.support.runs import PATIENCE_S, Running, processes
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = [sys.executable, str(ROOT / "benchmarks" / "gpu.py")]
+SCRIPT = ROOT / "benchmarks" / "gpu.py"
 
 
 def benchmark(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*SCRIPT, *arguments], capture_output=True, text=True, check=False, cwd=cwd)
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
 @pytest.mark.timeout(900)
@@ -37,8 +38,9 @@ def test_a_small_run_is_right_in_every_part_and_leaves_its_files_and_no_process(
     need_blocks()
     folder = tmp_path / "out"
     # With time enough for a machine that does many other things: nothing here is about speed.
-    done = benchmark("--device", "cpu", "--minutes", "60", "--out", str(folder), cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    arguments = ("--device", "cpu", "--minutes", "60", "--out", str(folder))
+    done = Running(arguments, tmp_path / "command", program=str(SCRIPT), renders=True).wait(800)
+    assert done.code == 0, done.stdout + done.stderr
     assert not processes(tmp_path)
     check_results(folder)
     check_correctness(part(folder, "correctness"))
