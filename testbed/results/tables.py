@@ -99,7 +99,7 @@ def links_table(links: LinksUsed) -> pa.Table:
         ]
     columns["end_s"] = [start_s + links.width_s for start_s in columns["start_s"]]
     schema = pa.schema([(name, _arrow_type(kind)) for name, (kind, _) in link_columns().items()])
-    return pa.table(columns).select(schema.names).cast(schema)
+    return pa.table(columns, schema=schema)
 
 
 def write_links(path: Path, links: LinksUsed) -> None:

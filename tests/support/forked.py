@@ -36,6 +36,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,8 @@ COMMAND = str(Path(sys.executable).with_name("testbed"))
 _PACKAGES = ("testbed", "policies", "netem", "nodes")
 _LAZY = (
     "pyarrow.parquet",
+    "pyarrow.dataset",
+    "matplotlib.pyplot",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "matplotlib.backends.backend_pdf",
@@ -191,9 +194,7 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
     _import_everything()
     _prepare()
-    gc.collect()
-    gc.freeze()
-    _collapse()
+    freeze()
     asked = socket.socket(fileno=descriptor)
     ends: dict[int, tuple[int, socket.socket]] = {}
     waiting = select.poll()
@@ -248,6 +249,13 @@ def _rest(cpu: int) -> NoReturn:
     os.sched_setaffinity(0, {cpu})
     while True:
         signal.pause()
+
+
+def freeze() -> None:
+    """Keep what is imported as it is in memory, so that a forked process copies little of it."""
+    gc.collect()
+    gc.freeze()
+    _collapse()
 
 
 def _collapse() -> None:
@@ -324,13 +332,18 @@ def _become(
 
 
 def _run() -> NoReturn:
-    if sys.argv[0] == COMMAND:
-        from testbed.__main__ import main
+    """Run the command, and end without taking apart all that is imported, which takes longer than most commands."""
+    with ending():
+        try:
+            if sys.argv[0] == COMMAND:
+                from testbed.__main__ import main
 
-        main()
-    else:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    raise SystemExit(0)
+                main()
+            else:
+                runpy.run_path(sys.argv[0], run_name="__main__")
+        finally:
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
 
 
 def fork_interpreters() -> None:
@@ -401,7 +414,7 @@ def _descriptors() -> dict[int, str]:
     found = {}
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # of the folder that was listed
-            found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+            found[int(number)] = str(Path(f"/proc/self/fd/{number}").readlink())
     return found
 
 

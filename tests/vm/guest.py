@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.children import ending
-from tests.support.forked import fork_interpreters
+from tests.support.forked import fork_interpreters, freeze
 from tests.vm import guest_accuracy
 
 NOBODY = 1000
@@ -41,15 +41,16 @@ KILL = [
     "--set", "workload.n_output_tokens=6",
     "--set", 'fault=[{kind="kill", server="a100-0", after={request=0, tokens=2}, for="20 s"}]',
 ]  # fmt: skip
-ON_MEMORY = ["up", "clustered", "--network", "memory", *SHORT[2:]]
+FEW = ["--set", "servers.0.count=2"]
+ON_MEMORY = ["up", "clustered", "--network", "memory", *SHORT[2:], *FEW]
 """The same as "virtual" on a network that no kernel is asked about."""
 # "virtual" is virtual time, whose TCP must do without a setting that this older kernel lacks.
 COMMANDS = {
     "gts-ce": ["up", "gts-ce", *SHORT],
     "faults": ["up", "clustered", *SHORT, *KILL],
     "forwarding": ["up", "clustered", *SHORT, *KILL, "--set", "policy.communication='server-to-server'"],
-    "virtual": ["up", "clustered", "--network", "fabric", *SHORT[2:], "--clock", "virtual"],
-    "links": ["links", "gts-ce", *NETEM, "--pairs", "3", "--echoes", "10"],
+    "virtual": ["up", "clustered", "--network", "fabric", *SHORT[2:], *FEW, "--clock", "virtual"],
+    "links": ["links", "gts-ce", *NETEM, "--pairs", "1", "--echoes", "10"],
 }
 RUNS = [("faults", 0), ("gts-ce", NOBODY), ("links", NOBODY), ("forwarding", NOBODY), ("virtual", NOBODY)]
 IMPORTED = (
@@ -73,6 +74,7 @@ IMPORTED = (
 def main() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
+    freeze()
     _say(f"imports took until {_uptime_s():.0f} s")
     contract = partial(_tests, "-k", "netem", *CONTRACT)
     for name, user, work in (
@@ -168,7 +170,7 @@ def _programs() -> None:
 
     assert os.spawnlp(os.P_WAIT, "mount", "mount", "-t", "tmpfs", "etc", "/etc") == 0
     Path("/etc/hosts").write_text("127.0.0.1 localhost\n", encoding="ascii")
-    subnet = ["--set", "network.subnet=10.77.0.0/16", "--out", str(run)]
+    subnet = ["--set", "network.subnet=10.77.0.0/16", *FEW, "--out", str(run)]
     network = _begin_command(
         ["net", "clustered", "--network", "netem", *ASLEEP, *subnet], messages := Path("/tmp/net-messages")
     )
