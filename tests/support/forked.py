@@ -375,6 +375,7 @@ class _Popen(subprocess.Popen[Any]):
             case _:
                 return super()._execute_child(*arguments)  # type: ignore[misc,no-any-return]
         env = dict(os.environ if how["env"] is None else how["env"])
+        env.pop(_ROOM, None)
         block = b"".join(os.fsencode(f"{key}={value}") + b"\0" for key, value in env.items())
         start, end = _where_the_environment_is()
         has_threads = len(os.listdir("/proc/self/task")) > 1
