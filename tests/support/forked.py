@@ -2,7 +2,8 @@
 
 Each is a process like any other: with its own pid, signals, exit code, files, folder and environment. It differs from
 one that is begun anew in what only an interpreter's start decides: the seed of hashes, and variables such as
-``PYTHONHASHSEED`` or a ``sitecustomize`` on ``PYTHONPATH``. A test that is about those begins its command anew.
+``PYTHONHASHSEED`` or a ``sitecustomize`` on ``PYTHONPATH``; and in its end, which does not take apart what is imported.
+A test that is about those begins its command anew.
 
 The interpreters that a forked command begins for code of the testbed (``python -P -m testbed...``, ``python -P -c``: its
 launcher, its page, its workers) are forks of the command in turn. A command that is begun anew begins interpreters, as a
@@ -446,4 +447,4 @@ def _become_python(
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         if argv[0] != "-c":
             main.__file__ = argv[0]
-        exec(code, sys.modules["__main__"].__dict__)
+        exec(code, main.__dict__)
