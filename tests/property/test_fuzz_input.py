@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.stress.fuzz import TARGETS, descriptors, play
-from tests.support.effort import EFFORT
+from tests.support.effort import n_drawn
 
 CASES = {
     "codec": 500,
@@ -19,7 +19,7 @@ CASES = {
     "endpoint": 50,
     "serve": 5,
 }
-CASES = {target: n * EFFORT for target, n in CASES.items()}
+CASES = {target: n_drawn(n) for target, n in CASES.items()}
 SEED = 20_261_121
 
 
@@ -36,7 +36,7 @@ def test_hostile_input_is_refused_or_answered_and_nothing_of_it_is_left(name: st
     before = descriptors()
     target = TARGETS[name]()
     try:
-        play(target, 20, SEED, shrink=name != "serve")
+        play(target, n_drawn(20), SEED, shrink=name != "serve")
         n_left, n_open = target.n_left(), descriptors()
         play(target, CASES[name], SEED + 1, shrink=name != "serve")  # a failure of it waits for 20 s
         assert target.n_left() <= n_left

@@ -6,11 +6,11 @@ from hypothesis import settings
 
 _ASKED = float(os.environ.get("TESTBED_EFFORT", "1"))
 EFFORT = max(1, int(_ASKED))
-"""1: what ``make test`` and ``.ci/run`` have."""
+"""1: what ``make test`` and ``.ci/run`` have. For tests that can draw more, but not less."""
 
 
 def n_drawn(n_examples: int) -> int:
-    """Returns how many examples a test draws that usually draws ``n_examples``; efforts below 1 make it fewer."""
+    """Returns how many cases a test draws that usually draws ``n_examples``; efforts below 1 make it fewer."""
     return max(2, round(n_examples * _ASKED))
 
 
