@@ -41,16 +41,15 @@ KILL = [
     "--set", "workload.n_output_tokens=6",
     "--set", 'fault=[{kind="kill", server="a100-0", after={request=0, tokens=2}, for="20 s"}]',
 ]  # fmt: skip
-FEW = ["--set", "servers.0.count=2"]
-ON_MEMORY = ["up", "clustered", "--network", "memory", *SHORT[2:], *FEW]
+ON_MEMORY = ["up", "clustered", "--network", "memory", *SHORT[2:]]
 """The same as "virtual" on a network that no kernel is asked about."""
 # "virtual" is virtual time, whose TCP must do without a setting that this older kernel lacks.
 COMMANDS = {
     "gts-ce": ["up", "gts-ce", *SHORT],
     "faults": ["up", "clustered", *SHORT, *KILL],
     "forwarding": ["up", "clustered", *SHORT, *KILL, "--set", "policy.communication='server-to-server'"],
-    "virtual": ["up", "clustered", "--network", "fabric", *SHORT[2:], *FEW, "--clock", "virtual"],
-    "links": ["links", "gts-ce", *NETEM, "--pairs", "1", "--echoes", "10"],
+    "virtual": ["up", "clustered", "--network", "fabric", *SHORT[2:], "--clock", "virtual"],
+    "links": ["links", "gts-ce", *NETEM, "--pairs", "3", "--echoes", "10"],
 }
 RUNS = [("faults", 0), ("gts-ce", NOBODY), ("links", NOBODY), ("forwarding", NOBODY), ("virtual", NOBODY)]
 IMPORTED = (
@@ -170,7 +169,7 @@ def _programs() -> None:
 
     assert os.spawnlp(os.P_WAIT, "mount", "mount", "-t", "tmpfs", "etc", "/etc") == 0
     Path("/etc/hosts").write_text("127.0.0.1 localhost\n", encoding="ascii")
-    subnet = ["--set", "network.subnet=10.77.0.0/16", *FEW, "--out", str(run)]
+    subnet = ["--set", "network.subnet=10.77.0.0/16", "--out", str(run)]
     network = _begin_command(
         ["net", "clustered", "--network", "netem", *ASLEEP, *subnet], messages := Path("/tmp/net-messages")
     )
