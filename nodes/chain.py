@@ -55,6 +55,18 @@ class OpenHop:
         return self.is_replacement and not self.n_cached
 
 
+class NotOpened(NamedTuple):
+    """Why a ``server`` did not open a session. ``is_broken``: for another reason than lack of room.
+
+    ``is_final``: the session needs more cache than the server has in total.
+    """
+
+    server: int
+    reason: str
+    is_broken: bool
+    is_final: bool = False
+
+
 class Refusal(NamedTuple):
     """Why a chain could not be opened: one ``server`` and its ``reason``.
 
@@ -67,6 +79,17 @@ class Refusal(NamedTuple):
     refused: tuple[int, ...]
     broken: tuple[int, ...]
     is_final: bool
+
+    @classmethod
+    def of(cls, failed: Sequence[NotOpened]) -> Refusal:
+        """Of those servers of a chain that did not open it, at least one, in the chain's order: its reason is the last one's."""
+        return cls(
+            failed[-1].server,
+            failed[-1].reason,
+            tuple(one.server for one in failed),
+            tuple(one.server for one in failed if one.is_broken),
+            any(one.is_final for one in failed),
+        )
 
 
 class HopFailed(Exception):
@@ -134,23 +157,19 @@ class Chain:
             for hop in opened:
                 self.forget(hop)
             raise
-        reason: tuple[int, str] | None = None
-        refused, broken, is_final = [], [], False
+        failed: list[NotOpened] = []
         for (server, _, _), result in zip(plan, results, strict=True):
             if isinstance(result, ServerError | ConnectionLost):
-                reason = server, str(result)
-                refused.append(server)
                 code = result.code if isinstance(result, ServerError) else ""
-                is_final |= code == wire.NEVER_FITS
-                if code not in (wire.NO_CAPACITY, wire.NEVER_FITS):
-                    broken.append(server)
+                is_broken = code not in (wire.NO_CAPACITY, wire.NEVER_FITS)
+                failed.append(NotOpened(server, str(result), is_broken, code == wire.NEVER_FITS))
             elif isinstance(result, BaseException):
                 for hop in opened:
                     self.forget(hop)
                 raise result
-        if reason is not None:
+        if failed:
             await self.close(opened)
-            return Refusal(*reason, tuple(refused), tuple(broken), is_final)
+            return Refusal.of(failed)
         return sorted(opened, key=lambda hop: hop.first)
 
     async def _open(

@@ -333,8 +333,9 @@ class _Run:
         now_s, plan = self._queue.now_s, session.plan
         if self._recovering is not None:
             session.opened.sort(key=attrgetter("first"))
-        if opening.refusal:
-            self._refused(session, opening.refusal, opening.broken, is_final=opening.is_final)
+        refusal = opening.refusal
+        if refusal is not None:
+            self._refused(session, refusal.reason, refusal.broken, is_final=refusal.is_final)
             return
         if session.ready_at_s is not None:
             self._serve(session, now_s)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from nodes import framesizes
 from nodes.admission import Admission, Need
-from nodes.chain import OpenHop
+from nodes.chain import NotOpened, OpenHop, Refusal
 from policies.problem import Hop, Problem
 from testbed.fast.connections import Connections, Wire
 from testbed.fast.events import EventQueue
@@ -50,12 +50,14 @@ class Opening:
     opened: list[SimulatedHop] = field(default_factory=list)
     """The hops whose servers have accepted it, in the order in which they did."""
     n_unanswered: int = 0
-    refusal: str = ""
-    refused: tuple[int, ...] = ()
-    broken: tuple[int, ...] = ()
-    """Those of the servers that have refused it which were gone."""
-    is_final: bool = False
-    """Whether waiting for other sessions to end cannot help."""
+    failed: dict[int, NotOpened] = field(default_factory=dict)
+    """By server: why it has not accepted it."""
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why it could not be opened, once all servers have answered."""
+        failed = [self.failed[hop.server] for hop in self.hops if hop.server in self.failed]
+        return Refusal.of(failed) if failed else None
 
 
 class _Asked(NamedTuple):
@@ -145,9 +147,8 @@ class Chains:
         """No answer can come from a server, as the client knows now."""
         if asked is not None:
             asked.ended(self._queue.now_s)
-        opening.refusal = f"{self._problem.servers[server].name}: the connection was lost"
-        opening.refused += (server,)
-        opening.broken += (server,)
+        reason = f"{self._problem.servers[server].name}: the connection was lost"
+        opening.failed[server] = NotOpened(server, reason, is_broken=True)
         self._queue.at(self._queue.now_s, self._ended, opening)
 
     def _arrive(self, opening: Opening, hop: Hop, wire: Wire | None, number: int, asked: _Asked) -> None:
@@ -165,9 +166,8 @@ class Chains:
             opened.cache_key, opened.wire = key, wire
             opening.opened.append(opened)
         else:
-            opening.refusal = f"{self._problem.servers[hop.server].name}: {refused.reason}"
-            opening.refused += (hop.server,)
-            opening.is_final |= refused.is_final
+            reason = f"{self._problem.servers[hop.server].name}: {refused.reason}"
+            opening.failed[hop.server] = NotOpened(hop.server, reason, False, refused.is_final)
 
     def _answered(self, opening: Opening, wire: Wire | None, number: int, asked: _Asked) -> None:
         self._check_limit(asked.server, asked.ended(self._queue.now_s))
@@ -187,7 +187,7 @@ class Chains:
         opening.n_unanswered -= 1
         if opening.n_unanswered:
             return
-        if opening.refusal:
+        if opening.failed:
             self.close(opening.client, opening.opened, then=partial(opening.then, opening))
         else:
             opening.then(opening)

@@ -126,10 +126,9 @@ class _Chain(Chain):
         opening.is_replacement = is_replacement
         self._chains.open(opening)
         await wait
-        if opening.refusal:
-            return Refusal(
-                opening.refused[-1], opening.refusal, opening.refused, opening.broken, opening.is_final
-            )
+        refusal = opening.refusal
+        if refusal is not None:
+            return refusal
         return sorted(opening.opened, key=lambda hop: hop.first)
 
     def is_there(self, hop: OpenHop) -> bool:

@@ -33,6 +33,11 @@ CASES: dict[str, tuple[int, list[Fault], dict[str, Any]]] = {
     "between two steps": (2, [kill(1, 1.0)], {}),
     "both servers of a chain": (2, [kill(0, 1.0), kill(1, 1.0)], {}),
     "a replacement in its replay": (3, [kill(1, 0.98), kill(3, 1.25)], {}),
+    "both, and both replacements while they open": (
+        3,
+        [kill(0, 1.0), kill(1, 1.0), kill(3, 1.06), kill(2, 1.08)],
+        {},
+    ),
     "and nobody replaces it until it is back": (1, [kill(1, 1.0, 0.5)], {}),
     "again while its client connects": (1, [kill(1, 1.0, 1.0), kill(1, 3.14, 0.5)], {}),
     "for good": (1, [kill(1, 1.0)], {"recovery": FOR_GOOD}),
