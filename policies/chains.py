@@ -8,7 +8,7 @@ server-to-server forwarding a hop's delay depends on the previous server, so the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -189,12 +189,13 @@ def cheapest(
     wait_s: Callable[[Link], float] | None = None,
     keep: Callable[[Link], bool] | None = None,
     added_s: Sequence[float] | None = None,
+    without: Collection[int] = (),
 ) -> tuple[float, list[Link]]:
     """Returns (cost in seconds, links) of the cheapest path from node 0 to the last node.
 
     The cost is infinite, and there are no links, if there is no path. What is added to a link's cost, none of it negative:
     ``wait_s`` of it, and that of its server in ``added_s``, the last of which is for the way back. Links for which ``keep`` is
-    False are left out. Of paths with equal cost, the one whose last server is listed first is kept.
+    False, or whose ``id`` is in ``without``, are left out. Of paths with equal cost, the one whose last server is listed first is kept.
     """
     dist_s = [math.inf] * len(into)
     dist_s[0] = 0.0
@@ -207,7 +208,7 @@ def cheapest(
                 total_s = start_s + link.service_s
                 if total_s > best_s or total_s == math.inf:
                     break  # the rest of the group is not cheaper
-                if keep is not None and not keep(link):
+                if (without and id(link) in without) or (keep is not None and not keep(link)):
                     continue
                 if added_s is not None:
                     total_s += added_s[link.server]

@@ -116,11 +116,7 @@ class ForesightRouter:
                 break
 
             longer = {link for link, step_s in steps_s.items() if step_s > most_s}
-
-            def keep(link: Link, longer: set[int] = longer) -> bool:
-                return id(link) not in longer
-
-            service_s, chain = cheapest(graph.into, ways_s, keep if longer else None, loads_s)
+            service_s, chain = cheapest(graph.into, ways_s, None, loads_s, longer)
             if most_s + service_s < best_s:
                 best_s = most_s + service_s
                 best = route_of(chain, max(waits_s.get(id(link), 0.0) for link in chain), best_s)
@@ -215,8 +211,9 @@ class ForesightRouter:
         """
         waits_s: dict[int, float] = {}
         steps_s: dict[int, float] = {}
+        free_bytes = state.all_free_bytes()
         for server, most_bytes, links in graph.of_servers:
-            if fits(state.free_bytes(server), most_bytes):
+            if fits(free_bytes[server], most_bytes):
                 continue
             of_need: dict[float, tuple[float, float]] = {}
             for link in links:

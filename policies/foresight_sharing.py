@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import NamedTuple
 
@@ -63,13 +65,16 @@ class Cost(NamedTuple):
 
 _IMPOSSIBLE = Cost(1.0, math.inf)
 """The cost if some request has no chain."""
-_ANY = Cost(math.inf, math.inf)
 _ROUNDING_RATIO = 1e-9
 """More than what sums of times are rounded by."""
 
 
+IsBehind = Callable[[Cost], bool]
+"""Whether a placement that costs at least so much cannot be among the best any more."""
+
+
 class _TooCostly(Exception):
-    """A placement's cost on trial is above its limits."""
+    """A placement on trial is behind."""
 
 
 def ranked(costs: Mapping[Ranges, Cost]) -> list[Ranges]:
@@ -85,18 +90,29 @@ def ranked(costs: Mapping[Ranges, Cost]) -> list[Ranges]:
     return sorted(costs, key=rank)
 
 
-def limits_of_best(costs: Collection[Cost], n: int) -> Cost:
-    """Returns what a further placement may miss and take at most to be among the ``n`` best by ``ranked``.
+class Limits:
+    """What a further placement may cost to be among the ``n`` best of ``costs`` and its own by ``ranked``, whatever comes later.
 
-    What misses more is behind ``n`` of ``costs`` however fast it is. Once one of them misses nothing, so is what is slower
-    than ``n`` that meet the objectives: no further one can miss less, which would change what counts as as often.
+    It is behind them if it misses more than they do and than counts as meeting the objectives as often as any; and if
+    ``n`` of them miss no more and are faster. Once one misses nothing, which says for good what counts as as often, it is
+    enough that ``n`` that do are faster. A cost may be less than the placement's in the end, as long as requests are still to come.
     """
-    if len(costs) < n:
-        return _ANY
-    missed = sorted(cost.missed for cost in costs)
-    met = sorted(cost.time for cost in costs if cost.missed <= _UNCLEAR_MISSED)
-    most_time = met[n - 1] if not missed[0] and len(met) >= n else math.inf
-    return Cost(max(missed[0] + _UNCLEAR_MISSED, missed[n - 1]), most_time)
+
+    def __init__(self, costs: Collection[Cost], n: int) -> None:
+        missed = sorted(cost.missed for cost in costs)
+        self._most_missed = max(missed[0] + _UNCLEAR_MISSED, missed[n - 1]) if len(costs) >= n else math.inf
+        alike = _UNCLEAR_MISSED if 0.0 in missed else 0.0
+        by_missed = sorted((0.0 if cost.missed <= alike else cost.missed, cost.time) for cost in costs)
+        self._from_missed, times = [one for one, _ in by_missed], [time for _, time in by_missed]
+        self._most_time = [sorted(times[:i])[n - 1] if i >= n else math.inf for i in range(len(times) + 1)]
+        """By how many of ``_from_missed`` are at most what the placement misses."""
+
+    def are_exceeded(self, cost: Cost, time_ratio: float = 1.0) -> bool:
+        """Whether a placement with a cost of at least ``cost`` is behind, with limits of time that are longer by a factor."""
+        if cost.missed > self._most_missed:
+            return True
+        most_time = self._most_time[bisect_right(self._from_missed, cost.missed)]
+        return cost.time > (1 + _ROUNDING_RATIO) * time_ratio * most_time
 
 
 class SharedSearch:
@@ -137,20 +153,14 @@ class SharedSearch:
         of = {placement.ranges: placement for placement in seeds}
         costs: dict[Ranges, Cost] = {}
         for ranges, placement in of.items():
-            limits = limits_of_best(costs.values(), _N_FINALISTS)
-            if (cost := self.cost(placement, _FITTING, limits)) is not None:
+            is_behind = Limits(costs.values(), _N_FINALISTS).are_exceeded
+            if (cost := self.cost(placement, _FITTING, is_behind)) is not None:
                 costs[ranges] = cost
         best = ranked(costs)[:_N_FINALISTS]
         improved = self._improved(of[best[0]])
         of[improved.ranges] = improved
-        first = seeds[
-            0
-        ].ranges  # CG-BP's, if it has a placement: it stays unless another is better by more than chance
-        judged = {ranges: self.judged(of[ranges]) for ranges in (first, *best, improved.ranges)}
-        chosen = of[ranked(judged)[0]]
-        least, of_first = judged[chosen.ranges].time, judged[first].time
-        if judged[first].missed <= judged[chosen.ranges].missed and least >= (1 - _UNCLEAR_RATIO) * of_first:
-            chosen = of[first]
+        tried = {ranges: of[ranges] for ranges in (seeds[0].ranges, *best, improved.ranges)}
+        chosen = self._best_judged(list(tried.values()))
         is_exact = self._problem.batching == "none" and self._waits is None
         return self._away_from_the_edge(chosen, seeds) if is_exact else chosen
 
@@ -174,33 +184,52 @@ class SharedSearch:
         fastest = min(meeting, key=lambda ranges: costs[ranges].time)
         return tried[fastest] if own.time > _TOO_SLOW_RATIO * costs[fastest].time else chosen
 
-    def judged(self, placement: Placement) -> Cost:
-        """Returns the mean cost on requests that were not used in the search."""
-        costs = []
+    def _best_judged(self, placements: Sequence[Placement]) -> Placement:
+        """Returns the best by ``judged``. The first, CG-BP's if it has one, stays unless another is better by more than chance."""
+        first, costs = placements[0], dict[Ranges, Cost]()
+        for placement in reversed(placements):  # the one that is probably the best before all others
+            ratio = 1 / (1 - _UNCLEAR_RATIO) if placement is first else 1.0
+            is_behind = partial(Limits(costs.values(), 1).are_exceeded, time_ratio=ratio)
+            if (cost := self.judged(placement, is_behind)) is not None:
+                costs[placement.ranges] = cost
+        of = {one.ranges: one for one in placements if one.ranges in costs}
+        best = ranked({ranges: costs[ranges] for ranges in of})[0]
+        cost, of_first = costs[best], costs.get(first.ranges)
+        if of_first is None or of_first.missed > cost.missed:
+            return of[best]
+        return of[best] if cost.time < (1 - _UNCLEAR_RATIO) * of_first.time else first
+
+    def judged(self, placement: Placement, is_behind: IsBehind) -> Cost | None:
+        """Returns the mean cost on requests that were not used in the search, or ``None`` as soon as it ``is_behind``."""
+        n, costs = len(_VALIDATION), list[Cost]()
         for stream in _VALIDATION:
-            cost = self.cost(placement, stream)
-            assert cost is not None, "nothing limits it"
+
+            def mean_is_behind(cost: Cost) -> bool:
+                missed, time = (sum(of_all) / n for of_all in zip(*costs, cost, strict=True))
+                return is_behind(Cost(missed, time))
+
+            cost = self.cost(placement, stream, mean_is_behind)
+            if cost is None:
+                return None
             costs.append(cost)
         return Cost(*map(fmean, zip(*costs, strict=True)))
 
-    def cost(self, placement: Placement, stream: str, limits: Cost = _ANY) -> Cost | None:
+    def cost(self, placement: Placement, stream: str, is_behind: IsBehind) -> Cost | None:
         """Returns the placement's cost on a stream of requests; infinite if some request has no chain.
 
-        ``None``: it is above one of the ``limits``, which may be known long before the last request is served.
+        ``None``: it ``is_behind``, which may be known long before the last request is served.
         """
         key = placement.ranges, stream
         if key not in self._known:
-            cost = self._replayed(placement, stream, limits)
+            cost = self._replayed(placement, stream, is_behind)
             if cost is None:
                 return None
             self._known[key] = cost
         return self._known[key]
 
-    def _replayed(self, placement: Placement, stream: str, limits: Cost) -> Cost | None:
+    def _replayed(self, placement: Placement, stream: str, is_behind: IsBehind) -> Cost | None:
         requests = self._streams[stream]
-        most_missed = limits.missed * len(requests)
-        most_time = (1 + _ROUNDING_RATIO) * limits.time * len(requests)
-        n_missed, total_time = 0, 0.0
+        n, n_missed, total_time = len(requests), 0, 0.0
         times = []
 
         def check(done: ReplayedRequest) -> None:
@@ -208,7 +237,7 @@ class SharedSearch:
             n_missed += self._is_missed(done)
             times.append(time := self._time(done))
             total_time += time
-            if n_missed > most_missed or total_time > most_time:
+            if is_behind(Cost(n_missed / n, total_time / n)):
                 raise _TooCostly
 
         router = ForesightRouter(self._problem, placement, Backoff(), self._sharing, self._waits)
@@ -220,7 +249,7 @@ class SharedSearch:
             return _IMPOSSIBLE
         except _TooCostly:
             return None
-        return Cost(n_missed / len(times), fmean(times))
+        return Cost(n_missed / n, fmean(times))
 
     def _cost_of(self, done: Sequence[ReplayedRequest]) -> Cost:
         return Cost(sum(map(self._is_missed, done)) / len(done), fmean(map(self._time, done)))
@@ -269,8 +298,8 @@ class SharedSearch:
             if ranges is None:
                 continue
             changed = self._placed(ranges, placement.design_concurrency)
-            limits = limits_of_best((cost, Cost(least, math.inf)), 1)
-            if (changed_cost := self.cost(changed, _FITTING, limits)) is None:
+            is_behind = Limits((cost, Cost(least, math.inf)), 1).are_exceeded
+            if (changed_cost := self.cost(changed, _FITTING, is_behind)) is None:
                 continue
             least = min(least, changed_cost.missed)
             is_as_good = changed_cost.missed <= least + _UNCLEAR_MISSED

@@ -6,9 +6,10 @@ After github.com/GradientHQ/parallax, ``src/scheduling``.
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar
 
 from policies.design import given_or_one
@@ -86,12 +87,16 @@ def water_filled(total: int, weights: Sequence[float], most: Sequence[int]) -> l
 def _pipelines(most: Sequence[int], n_blocks: int) -> list[list[int]]:
     """Returns the servers of each pipeline, in their order; no pipelines if the model does not fit."""
     order = sorted((j for j, count in enumerate(most) if count), key=lambda j: -most[j])
+    held = list(accumulate(most[j] for j in order))
     best: list[list[int]] = []
     best_score = 0.0
-    for k in range(1, sum(most) // n_blocks + 1):
+    for k in range(sum(most) // n_blocks, 0, -1):
+        n_least = bisect_left(held, k * n_blocks) + 1  # fewer cannot hold k models
+        if k * k / n_least < best_score:
+            continue
         found = _fewest(order, most, n_blocks, k)
         n_servers = sum(map(len, found))
-        if found and k * k / n_servers > best_score:
+        if found and k * k / n_servers >= best_score:
             best, best_score = found, k * k / n_servers
     return best
 

@@ -59,6 +59,7 @@ class _Path:
     """Seconds that each further token spends outside servers."""
     on: tuple[tuple[int, int], ...]
     """(Server, number of blocks) of its hops."""
+    servers: frozenset[int]
     ways: tuple[tuple[int, ...], ...]
     """The ways of its tokens where they may wait for links, as the numbers of these."""
     n_sessions: int = 0
@@ -139,15 +140,20 @@ class _Run:
         """Seconds per block of a step over all of a server's blocks, at present."""
         self._steps: SharedSteps = sharing.at(Cycle(0.0, 0.0))
         """The steps on the newest session's chain; they stand for those of all sessions."""
-        self._is_uneven = False
-        """Whether servers' times have changed since sessions' paces were computed."""
+        self._uneven: set[int] = set()
+        """The servers whose times have changed since sessions' paces were computed."""
+        self._links_uneven = False
+        """Whether the waits for some links have."""
         self._now_s = 0.0
         self._done: dict[int, ReplayedRequest] = {}
+        self._known: dict[int, RequestSpec] = {}
+        """What routing knows of requests, by their index."""
 
     def serve(
         self, requests: Sequence[RequestPlan], on_end: Callable[[ReplayedRequest], None] | None = None
     ) -> list[ReplayedRequest]:
         coming = deque(requests)
+        self._known = {plan.index: plan.known for plan in requests}
         while len(self._done) < len(requests):
             arrives_at_s = coming[0].arrival_at_s if coming else math.inf
             decodes_at_s = self._prompts[0][0] if self._prompts else math.inf
@@ -169,7 +175,8 @@ class _Run:
         """Returns the path whose first session ends before all others at the present pace, and when."""
         first, first_left_s = None, math.inf
         for path in self._decoding:
-            left_s = max(path.decoding[0][0] - path.n_decoded, 0.0) * path.token_s
+            left = path.decoding[0][0] - path.n_decoded
+            left_s = left * path.token_s if left > 0.0 else 0.0
             if left_s < first_left_s:
                 first, first_left_s = path, left_s
         return first, self._now_s + first_left_s
@@ -191,25 +198,26 @@ class _Run:
         n_before = len(self._waiting)
         while self._waiting:
             plan = self._waiting[0]
-            route = self._router.route(plan.known, self._state, self._now_s)
+            request = self._known[plan.index]
+            route = self._router.route(request, self._state, self._now_s)
             if route is None:
-                raise PolicyError(f"request {plan.index} of {plan.known.n_tokens} tokens has no chain")
-            if route.wait_s or not self._has_room(plan, route.hops):
+                raise PolicyError(f"request {plan.index} of {request.n_tokens} tokens has no chain")
+            if route.wait_s or not self._has_room(request, route.hops):
                 break
             self._waiting.popleft()
             self._open(plan, route)
         if len(self._waiting) < n_before:
             self._pace()
 
-    def _has_room(self, plan: RequestPlan, hops: Sequence[Hop]) -> bool:
-        block_bytes = self._problem.model.cache_bytes(plan.known.n_tokens)
+    def _has_room(self, request: RequestSpec, hops: Sequence[Hop]) -> bool:
+        block_bytes = self._problem.model.cache_bytes(request.n_tokens)
         return all(fits(self._state.free_bytes(hop.server), hop.n_blocks * block_bytes) for hop in hops)
 
     def _open(self, plan: RequestPlan, route: Route) -> None:
-        problem, request, hops = self._problem, plan.known, route.hops
+        problem, request, hops = self._problem, self._known[plan.index], route.hops
         steps = self._steps = self._sharing.on(plan.client, hops)
         path = self._path(plan, hops)
-        found = self._alone(plan, path, hops)
+        found = self._alone(plan, request, path, hops)
         ends_at_s = self._now_s + found.service_s
         waited_s, passages = 0.0, tuple[Passage, ...]()
         if self._waits is not None:
@@ -234,11 +242,11 @@ class _Run:
         self._used[path] = None
         heappush(self._prompts, (self._now_s + ttft_s, plan.index, session))
 
-    def _alone(self, plan: RequestPlan, path: _Path, hops: tuple[Hop, ...]) -> _Alone:
-        key = plan.known, plan.n_input_tokens
+    def _alone(self, plan: RequestPlan, request: RequestSpec, path: _Path, hops: tuple[Hop, ...]) -> _Alone:
+        key = request, plan.n_input_tokens
         if (found := path.alone.get(key)) is not None:
             return found
-        problem, request = self._problem, plan.known
+        problem = self._problem
         prompts_s = []
         previous: int | None = None
         for hop in hops:
@@ -268,7 +276,10 @@ class _Run:
         if previous is not None:
             on_links_s += return_times_s(problem, request, previous)[1]
         on = tuple((hop.server, hop.n_blocks) for hop in hops)
-        path = self._paths[plan.client, hops] = _Path(on_links_s, on, tuple(map(self._numbers, ways)))
+        servers = frozenset(hop.server for hop in hops)
+        path = self._paths[plan.client, hops] = _Path(
+            on_links_s, on, servers, tuple(map(self._numbers, ways))
+        )
         return path
 
     def _numbers(self, way: Way) -> tuple[int, ...]:
@@ -306,7 +317,7 @@ class _Run:
                 self._n_using[link] += n_more
                 n_others = max(self._n_using[link] - 1, 0)
                 self._link_s[link] = self._waits.token_wait_s(self._links[link], n_others, self._link_pace)
-                self._is_uneven = True
+                self._links_uneven = True
         n_of = self._state.all_active()
         for hop in hops:
             server, n_active = hop.server, n_of[hop.server]
@@ -315,14 +326,16 @@ class _Run:
                 block_s = self._steps.step_s(server, n_blocks, n_active) / n_blocks
                 if abs(block_s - self._block_s[server]) > _NOTICED_RATIO * block_s:
                     self._block_s[server] = block_s
-                    self._is_uneven = True
+                    self._uneven.add(server)
 
     def _pace(self) -> None:
-        if not self._is_uneven:
+        uneven = self._uneven
+        if not (uneven or self._links_uneven):
             return
-        self._is_uneven = False
         for path in self._used:
-            path.token_s = self._token_s(path)
+            if self._links_uneven or not uneven.isdisjoint(path.servers):
+                path.token_s = self._token_s(path)
+        self._uneven, self._links_uneven = set(), False
 
     def _token_s(self, path: _Path) -> float:
         token_s, block_s = path.on_links_s, self._block_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Hashable, Sequence
 from heapq import heapify, heappop, heappush
+from operator import sub
 from typing import NamedTuple
 
 from policies.link_rates import Passage, Queue
@@ -149,6 +150,10 @@ class SystemState:
 
     def free_bytes(self, server: int) -> float:
         return self.cache_bytes[server] - self._used[server]
+
+    def all_free_bytes(self) -> Sequence[float]:
+        """Returns ``free_bytes`` of every server, in list order."""
+        return list(map(sub, self.cache_bytes, self._used))
 
     def used_queues(self) -> list[Queue]:
         """Returns the links that active sessions use."""
