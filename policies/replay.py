@@ -8,7 +8,7 @@ setup included, so servers can be oversubscribed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from policies.interfaces import Router
@@ -63,8 +63,12 @@ def replay(
     requests: Iterable[RequestPlan],
     session_setup_s: float = 0.0,
     backoff: Backoff = Backoff(),  # noqa: B008 - frozen
+    on_end: Callable[[ReplayedRequest], None] | None = None,
 ) -> list[ReplayedRequest]:
-    """Serves ``requests`` (ascending arrivals). Raises ``PolicyError`` if one has no chain."""
+    """Serves ``requests`` (ascending arrivals). Raises ``PolicyError`` if one has no chain.
+
+    ``on_end`` is called with each request whose end is known; what it raises ends the replay.
+    """
     state = SystemState(placement.cache_bytes)
     kinds: dict[tuple[int, int, int, int | None], tuple[RequestSpec, RequestSpec]] = {}
     service_times = ServiceTimes(problem)
@@ -92,4 +96,6 @@ def replay(
         time_s = before_s + all_s
         state.open(plan.index, route.hops, problem.model.cache_bytes(request.n_tokens), now_s + time_s)
         done.append(ReplayedRequest(plan, route, waiting_s, before_s + first_s, time_s))
+        if on_end is not None:
+            on_end(done[-1])
     return done

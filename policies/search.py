@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
@@ -19,9 +19,10 @@ from policies.greedy import block_counts
 from policies.interfaces import Router
 from policies.link_waits import LinkWaits
 from policies.problem import InfeasiblePlacement, Placement, PolicyError, Problem
-from policies.replay import replay
+from policies.replay import ReplayedRequest, replay
 from policies.shared_replay import replay_shared
 from policies.sharing import Sharing
+from policies.waiting import ROUNDING_RATIO
 from policies.workload import RequestPlan
 
 MakeRouter = Callable[[Problem, Placement], Router]
@@ -128,6 +129,10 @@ def stream_requests(problem: Problem) -> int:
     return max(min(math.ceil(1.25 * at_a_time), most), STREAM_REQUESTS)
 
 
+class _TooSlow(Exception):
+    """A placement on trial takes longer than it may."""
+
+
 class Trials:
     """Simulates placements on streams of ``n_requests`` requests, which are made once.
 
@@ -152,17 +157,39 @@ class Trials:
         router = self._make_router(self._problem, placement)
         return [[self._mean_s(placement, router, load, stream) for stream in streams] for load in self._loads]
 
-    def _mean_s(self, placement: Placement, router: Router, load: Load, stream: str) -> float:
+    def mean_per_token_s(self, placement: Placement, streams: Sequence[str], most_s: float) -> float:
+        """Returns the mean of ``per_token_s`` over the first load's streams; infinite as soon as it is above ``most_s``."""
+        router, sum_s = self._make_router(self._problem, placement), 0.0
+        for stream in streams:
+            left_s = most_s * len(streams) - sum_s
+            sum_s += self._mean_s(placement, router, self._loads[0], stream, left_s)
+            if sum_s == math.inf:
+                break
+        return sum_s / len(streams)
+
+    def _mean_s(
+        self, placement: Placement, router: Router, load: Load, stream: str, most_s: float = math.inf
+    ) -> float:
         requests = self._requests.get((load, stream))
         if requests is None:
             requests = synthetic_requests(self._problem, load, stream, self.n_requests)
             self._requests[load, stream] = requests
+        left_s = (1 + ROUNDING_RATIO) * most_s * len(requests)
+
+        def check(done: ReplayedRequest) -> None:
+            nonlocal left_s
+            left_s -= done.time_s / done.plan.n_output_tokens
+            if left_s < 0:
+                raise _TooSlow
+
         try:
             if self._waits is None:
-                done = replay(self._problem, placement, router, requests)
+                done = replay(self._problem, placement, router, requests, on_end=check)
             else:
-                done = replay_shared(self._problem, placement, router, requests, self._sharing, self._waits)
-        except PolicyError:
+                done = replay_shared(
+                    *(self._problem, placement, router, requests, self._sharing, self._waits), on_end=check
+                )
+        except (PolicyError, _TooSlow):
             return math.inf
         return sum(d.time_s / d.plan.n_output_tokens for d in done) / len(done)
 
@@ -191,11 +218,10 @@ def candidate_concurrencies(problem: Problem, at_most: int) -> list[int]:
 
 
 class SearchedConcurrency(NamedTuple):
-    """The best |R|, its placement, and the mean seconds per token of each |R| that was tried."""
+    """The best |R| and its placement."""
 
     value: int
     placement: Placement
-    per_token_s: dict[int, float]
 
 
 def search_design_concurrency(
@@ -209,26 +235,28 @@ def search_design_concurrency(
     """Returns the |R| whose placement serves the stated load fastest, of at most ``at_most`` that it tries.
 
     ``place`` and ``make_router`` are a placement policy's ``place`` and a routing policy's ``bind``.
-    Of equally fast ones the larger |R| wins. Raises ``InfeasiblePlacement`` if no |R| has a placement that
+    Of equally fast ones the larger |R| wins, and of those with the same placement only the largest is tried. Raises ``InfeasiblePlacement`` if no |R| has a placement that
     serves the requests.
     """
     trials = Trials(problem, make_router, (STATED,))
     streams = [f"search {i}" for i in range(n_streams)]
-    best: tuple[float, int, Placement] | None = None
-    tried: dict[int, float] = {}
-    for concurrency in candidate_concurrencies(problem, at_most):
+    best: SearchedConcurrency | None = None
+    best_s, tried = math.inf, set[Hashable]()
+    for concurrency in reversed(candidate_concurrencies(problem, at_most)):
         try:
             placement = place(problem, concurrency)
         except InfeasiblePlacement:
             continue
-        times_s = trials.per_token_s(placement, streams)[0]
-        mean_s = tried[concurrency] = sum(times_s) / n_streams
-        if mean_s < math.inf and (best is None or mean_s <= best[0]):
-            best = (mean_s, concurrency, placement)
+        if (held := (tuple(map(tuple, placement.ranges)), tuple(placement.cache_bytes))) in tried:
+            continue
+        tried.add(held)
+        mean_s = trials.mean_per_token_s(placement, streams, best_s)
+        if mean_s < best_s:
+            best_s, best = mean_s, SearchedConcurrency(concurrency, placement)
     if best is None:
         placement = place(problem, None)  # its error names what is missing
         raise InfeasiblePlacement(
             f"{placement.policy} has no placement that serves a request of {problem.n_input_tokens} + "
             f"{problem.n_output_tokens} tokens at any design concurrency; give the servers more memory"
         )
-    return SearchedConcurrency(best[1], best[2], tried)
+    return best

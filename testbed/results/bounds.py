@@ -103,7 +103,8 @@ def _add_guarantee(
         limit_s = row.completion_bound_s * _ROUNDING
         if e2e_s > limit_s:
             found.n_exceeded += 1
-            found.n_exceeded_by_backoff += e2e_s - queue_s + min(queue_s, crowded_s) <= limit_s
+            expected_s = crowded_s if row.wait_expected_s is None else min(row.wait_expected_s, crowded_s)
+            found.n_exceeded_by_backoff += e2e_s - queue_s + min(queue_s, expected_s) <= limit_s
 
 
 def _has_lower_bound(experiment: Experiment) -> bool:

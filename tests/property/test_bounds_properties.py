@@ -9,11 +9,12 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from policies import InfeasiblePlacement, Placement, Problem
+from policies import Placement, Problem
 from policies.cgbp import CgBp
+from policies.greedy import block_counts
 from policies.links import Link
 from policies.optimal_rr import OptimalRr
-from policies.problem import Hop
+from policies.problem import BlockRange, Hop
 from policies.replay import replay
 from policies.workload import RequestPlan
 from policies.wsrr import ShortestPath, WsRr
@@ -23,7 +24,7 @@ from testbed.records.summary import Bounds
 from testbed.results.bounds import bounds_of, bounds_text, in_ms
 from testbed.simulator.rows import outcome_rows
 from tests.support.effort import n_drawn
-from tests.support.problems import make_problem, placements, problems
+from tests.support.problems import make_problem, problems
 from tests.support.simulation import experiment_of, run_fast, with_fields
 
 ROUNDING = 1 + 1e-9
@@ -47,6 +48,33 @@ def served(draw: st.DrawFn) -> Problem:
     )
 
 
+def with_room(problem: Problem, concurrency: int = 1) -> Problem:
+    """The problem, with a first server that holds the whole model if all servers together do not, for so many sessions."""
+    n_blocks = problem.model.n_blocks
+    if sum(block_counts(problem, concurrency)) >= n_blocks:
+        return problem
+    need_bytes = n_blocks * (problem.model.block_bytes + concurrency * problem.design_cache_bytes)
+    first = replace(problem.servers[0], memory_bytes=need_bytes, block_cap=None)
+    return replace(problem, servers=(first, *problem.servers[1:]))
+
+
+@st.composite
+def fitting(draw: st.DrawFn, problem: Problem) -> Placement:
+    """Any placement that holds every block, with room for a session on each server."""
+    most, n_blocks = block_counts(problem, 1), problem.model.n_blocks
+    ranges, covered = [BlockRange(0, 0)] * len(most), 0
+    for j in draw(st.permutations([j for j, count in enumerate(most) if count])):
+        if covered < n_blocks:
+            count = most[j]
+            first = min(covered, n_blocks - count)
+        else:
+            count = draw(st.integers(0, most[j]))
+            first = draw(st.integers(0, n_blocks - count))
+        ranges[j] = BlockRange(first, first + count)
+        covered = max(covered, first + count)
+    return Placement("drawn", tuple(ranges), problem.room_bytes(ranges))
+
+
 @st.composite
 def requests_of(draw: st.DrawFn, problem: Problem, most: int) -> list[RequestPlan]:
     """Up to ``most`` requests of all clients, of at most the design lengths."""
@@ -64,10 +92,8 @@ def requests_of(draw: st.DrawFn, problem: Problem, most: int) -> list[RequestPla
 def test_no_client_of_up_to_r_sessions_takes_longer_than_theorem_1_says(
     problem: Problem, concurrency: int, routing: type[WsRr], data: st.DataObject
 ) -> None:
-    try:
-        placement = CgBp().place(problem, concurrency)
-    except InfeasiblePlacement:
-        assume(False)
+    problem = with_room(problem, concurrency)
+    placement = CgBp().place(problem, concurrency)
     plans = data.draw(requests_of(problem, concurrency))
     policies = {"placement": "cg-bp", "routing": routing.name}
     bounds = bounds_of(experiment_of(problem, plans, **policies), placement)
@@ -91,9 +117,8 @@ def test_no_client_of_up_to_r_sessions_takes_longer_than_theorem_1_says(
 def test_no_run_is_faster_than_lemma_b1_says_whatever_its_placement(
     problem: Problem, data: st.DataObject
 ) -> None:
-    placement = data.draw(placements(problem))
-    assume(not placement.uncovered(problem.model.n_blocks))
-    placement = replace(placement, cache_bytes=problem.room_bytes(placement.ranges))
+    problem = with_room(problem)
+    placement = data.draw(fitting(problem))
     plans = data.draw(requests_of(problem, 6))
     bounds = bounds_of(experiment_of(problem, plans), placement)
     done = run_fast(problem, placement, plans, max_attempts=40).requests
@@ -109,10 +134,8 @@ def test_no_run_is_faster_than_lemma_b1_says_whatever_its_placement(
 def test_a_request_that_finds_a_crowd_ends_within_the_guarantee_but_for_the_steps_of_the_backoff(
     problem: Problem, concurrency: int, data: st.DataObject
 ) -> None:
-    try:
-        placement = CgBp().place(problem, concurrency)
-    except InfeasiblePlacement:
-        assume(False)
+    problem = with_room(problem, concurrency)
+    placement = CgBp().place(problem, concurrency)
     plans = data.draw(requests_of(problem, 12))
     experiment = experiment_of(problem, plans, placement="cg-bp", routing="ws-rr")
     done = replay(problem, placement, WsRr().bind(problem, placement), plans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -22,6 +23,7 @@ from policies.replay import replay
 from policies.search import (
     STATED,
     Load,
+    Trials,
     candidate_concurrencies,
     search_design_concurrency,
     stream_requests,
@@ -178,12 +180,18 @@ def test_no_concurrency_is_a_candidate_where_not_even_one_session_fits() -> None
     assert candidate_concurrencies(make_problem([15.0]), 40) == []
 
 
-def test_the_searched_concurrency_is_the_fastest_of_those_tried() -> None:
-    problem = load_experiment("abovenet", FEW).problem
+@pytest.mark.parametrize("options", [(), ("workload.n_input_tokens=1000",)], ids=["short", "waits for links"])
+def test_the_searched_concurrency_is_the_fastest_of_all(options: Sequence[str]) -> None:
+    """Though trials of slower ones end early; the largest of equally fast ones."""
+    problem = load_experiment("abovenet", [*FEW, *options]).problem
+    trials = Trials(problem, WsRr().bind, (STATED,))
+    means_s = {}
+    for concurrency in reversed(candidate_concurrencies(problem, 40)):
+        placement = CgBp().place(problem, concurrency)
+        means_s[concurrency] = sum(trials.per_token_s(placement, [f"search {i}" for i in range(3)])[0]) / 3
+    best = min(means_s, key=means_s.__getitem__)
     searched = search_design_concurrency(problem, CgBp().place, WsRr().bind)
-    assert searched.per_token_s[searched.value] == min(searched.per_token_s.values())
-    assert searched.placement == CgBp().place(problem, searched.value)
-    assert set(searched.per_token_s) <= set(candidate_concurrencies(problem, 40))
+    assert searched == (best, CgBp().place(problem, best))
 
 
 def test_a_search_without_any_placement_says_what_is_missing() -> None:
