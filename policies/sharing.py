@@ -16,6 +16,8 @@ _HALVINGS = 20
 _NEAR_RATIO = 1e-9
 """``_close_bounds`` are that close; it computes ``_MOST_GUESSES`` times at most."""
 _MOST_GUESSES = 30
+_NOISE_RATIO = 1e-12
+"""Nearer to the root than this, rounding may decide the sign: bisection looks for itself."""
 _APART = 2.0
 """Of n other sessions, exp(-n prompt / (this x cycle)) have not yet met in a wait for a prompt."""
 
@@ -160,9 +162,10 @@ class Sharing:
             low_s, over_s, high_s = high_s, under_s, 2 * high_s
             under_s = longer_s(high_s)
         above_s, below_s = _close_bounds(longer_s, low_s, over_s, high_s, under_s)
+        noise_s = _NOISE_RATIO * high_s
         for _ in range(_HALVINGS):
             middle_s = (low_s + high_s) / 2
-            if middle_s <= above_s or (middle_s < below_s and longer_s(middle_s) > 0):
+            if middle_s < above_s - noise_s or (middle_s < below_s + noise_s and longer_s(middle_s) > 0):
                 low_s = middle_s
             else:
                 high_s = middle_s

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.foresight import SCARCE, drawn
@@ -256,6 +256,7 @@ def test_the_placement_is_the_one_that_whole_replays_of_all_decide(
     st.floats(0, 1),
     st.floats(0, 0.05),
 )
+@example(11, "serial", 0.0, 0.0, 0.0)  # the root is a point of the bisection
 def test_expected_times_are_those_that_bisection_alone_finds(
     n_others: int, batching: Batching, elsewhere_s: float, more_s: float, prefill_slope_s: float
 ) -> None:
