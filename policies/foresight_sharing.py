@@ -23,7 +23,7 @@ from policies.neighbours import Neighbours, Ranges
 from policies.parallax import Parallax
 from policies.pipelines import SeparatePipelines, Swarm, WholeModel
 from policies.problem import Placement, PolicyError, Problem
-from policies.replay import ReplayedRequest, replay
+from policies.replay import EndReplay, ReplayedRequest, replay
 from policies.search import candidate_concurrencies, likely_requests
 from policies.shared_replay import replay_shared
 from policies.sharing import Sharing
@@ -71,10 +71,6 @@ _ROUNDING_RATIO = 1e-9
 
 IsBehind = Callable[[Cost], bool]
 """Whether a placement that costs at least so much cannot be among the best any more."""
-
-
-class _TooCostly(Exception):
-    """A placement on trial is behind."""
 
 
 def ranked(costs: Mapping[Ranges, Cost]) -> list[Ranges]:
@@ -238,7 +234,7 @@ class SharedSearch:
             times.append(time := self._time(done))
             total_time += time
             if is_behind(Cost(n_missed / n, total_time / n)):
-                raise _TooCostly
+                raise EndReplay
 
         router = ForesightRouter(self._problem, placement, Backoff(), self._sharing, self._waits)
         try:
@@ -247,7 +243,7 @@ class SharedSearch:
             )
         except PolicyError:
             return _IMPOSSIBLE
-        except _TooCostly:
+        except EndReplay:
             return None
         return Cost(n_missed / n, fmean(times))
 

@@ -31,6 +31,10 @@ class ReplayedRequest(NamedTuple):
     time_s: float
 
 
+class EndReplay(Exception):
+    """``on_end`` raises it to end a replay, whose result is not needed any more."""
+
+
 class ServiceTimes:
     """``policies.problem.service_s`` with a memory of results."""
 

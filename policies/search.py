@@ -19,7 +19,7 @@ from policies.greedy import block_counts
 from policies.interfaces import Router
 from policies.link_waits import LinkWaits
 from policies.problem import InfeasiblePlacement, Placement, PolicyError, Problem
-from policies.replay import ReplayedRequest, replay
+from policies.replay import EndReplay, ReplayedRequest, replay
 from policies.shared_replay import replay_shared
 from policies.sharing import Sharing
 from policies.waiting import ROUNDING_RATIO
@@ -129,10 +129,6 @@ def stream_requests(problem: Problem) -> int:
     return max(min(math.ceil(1.25 * at_a_time), most), STREAM_REQUESTS)
 
 
-class _TooSlow(Exception):
-    """A placement on trial takes longer than it may."""
-
-
 class Trials:
     """Simulates placements on streams of ``n_requests`` requests, which are made once.
 
@@ -180,16 +176,17 @@ class Trials:
             nonlocal left_s
             left_s -= done.time_s / done.plan.n_output_tokens
             if left_s < 0:
-                raise _TooSlow
+                raise EndReplay
 
+        on_end = None if most_s == math.inf else check
         try:
             if self._waits is None:
-                done = replay(self._problem, placement, router, requests, on_end=check)
+                done = replay(self._problem, placement, router, requests, on_end=on_end)
             else:
                 done = replay_shared(
-                    *(self._problem, placement, router, requests, self._sharing, self._waits), on_end=check
+                    *(self._problem, placement, router, requests, self._sharing, self._waits), on_end=on_end
                 )
-        except (PolicyError, _TooSlow):
+        except (PolicyError, EndReplay):
             return math.inf
         return sum(d.time_s / d.plan.n_output_tokens for d in done) / len(done)
 
@@ -235,8 +232,8 @@ def search_design_concurrency(
     """Returns the |R| whose placement serves the stated load fastest, of at most ``at_most`` that it tries.
 
     ``place`` and ``make_router`` are a placement policy's ``place`` and a routing policy's ``bind``.
-    Of equally fast ones the larger |R| wins, and of those with the same placement only the largest is tried. Raises ``InfeasiblePlacement`` if no |R| has a placement that
-    serves the requests.
+    Of equally fast ones the larger |R| wins, and of those with the same placement only the largest is tried.
+    Raises ``InfeasiblePlacement`` if no |R| has a placement that serves the requests.
     """
     trials = Trials(problem, make_router, (STATED,))
     streams = [f"search {i}" for i in range(n_streams)]

@@ -217,7 +217,7 @@ class _Run:
         problem, request, hops = self._problem, self._known[plan.index], route.hops
         steps = self._steps = self._sharing.on(plan.client, hops)
         path = self._path(plan, hops)
-        found = self._alone(plan, request, path, hops)
+        found = self._alone(plan, path, hops)
         ends_at_s = self._now_s + found.service_s
         waited_s, passages = 0.0, tuple[Passage, ...]()
         if self._waits is not None:
@@ -242,11 +242,11 @@ class _Run:
         self._used[path] = None
         heappush(self._prompts, (self._now_s + ttft_s, plan.index, session))
 
-    def _alone(self, plan: RequestPlan, request: RequestSpec, path: _Path, hops: tuple[Hop, ...]) -> _Alone:
+    def _alone(self, plan: RequestPlan, path: _Path, hops: tuple[Hop, ...]) -> _Alone:
+        problem, request = self._problem, self._known[plan.index]
         key = request, plan.n_input_tokens
         if (found := path.alone.get(key)) is not None:
             return found
-        problem = self._problem
         prompts_s = []
         previous: int | None = None
         for hop in hops:
@@ -265,7 +265,7 @@ class _Run:
     def _path(self, plan: RequestPlan, hops: tuple[Hop, ...]) -> _Path:
         if (path := self._paths.get((plan.client, hops))) is not None:
             return path
-        problem, request = self._problem, plan.known
+        problem, request = self._problem, self._known[plan.index]
         ways = [] if self._waits is None else self._waits.ways(plan.client, hops)
         on_links_s = problem.hub_s(plan.client)
         previous: int | None = None

@@ -333,8 +333,7 @@ class _Run:
         now_s, plan = self._queue.now_s, session.plan
         if self._recovering is not None:
             session.opened.sort(key=attrgetter("first"))
-        refusal = opening.refusal
-        if refusal is not None:
+        if (refusal := opening.refusal) is not None:
             self._refused(session, refusal.reason, refusal.broken, is_final=refusal.is_final)
             return
         if session.ready_at_s is not None:

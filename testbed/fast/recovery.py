@@ -126,8 +126,7 @@ class _Chain(Chain):
         opening.is_replacement = is_replacement
         self._chains.open(opening)
         await wait
-        refusal = opening.refusal
-        if refusal is not None:
+        if (refusal := opening.refusal) is not None:
             return refusal
         return sorted(opening.opened, key=lambda hop: hop.first)
 

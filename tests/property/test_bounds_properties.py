@@ -60,18 +60,23 @@ def with_room(problem: Problem, concurrency: int = 1) -> Problem:
 
 @st.composite
 def fitting(draw: st.DrawFn, problem: Problem) -> Placement:
-    """Any placement that holds every block, with room for a session on each server."""
+    """Any placement that holds every block, with room for a session on each server.
+
+    Servers may hold fewer blocks than they can, and the same as others.
+    """
     most, n_blocks = block_counts(problem, 1), problem.model.n_blocks
-    ranges, covered = [BlockRange(0, 0)] * len(most), 0
+    ranges, covered, others = [BlockRange(0, 0)] * len(most), 0, sum(most)
     for j in draw(st.permutations([j for j, count in enumerate(most) if count])):
-        if covered < n_blocks:
-            count = most[j]
-            first = min(covered, n_blocks - count)
+        others -= most[j]
+        if covered < n_blocks:  # at least what the others could not hold
+            least = max(n_blocks - covered - others, 1)
+            last = covered + draw(st.integers(least, min(most[j], n_blocks - covered)))
+            count = draw(st.integers(last - covered, min(most[j], last)))
+            covered = last
         else:
             count = draw(st.integers(0, most[j]))
-            first = draw(st.integers(0, n_blocks - count))
-        ranges[j] = BlockRange(first, first + count)
-        covered = max(covered, first + count)
+            last = draw(st.integers(count, n_blocks))
+        ranges[j] = BlockRange(last - count, last)
     return Placement("drawn", tuple(ranges), problem.room_bytes(ranges))
 
 
