@@ -70,9 +70,13 @@ IMPORTED = (
 """What the commands import while they run, and what that brings. By name: nothing here uses them."""
 
 
-def main() -> None:
+def import_all() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
+
+
+def main() -> None:
+    import_all()
     freeze()
     _say(f"imports took until {_uptime_s():.0f} s")
     contract = partial(_tests, "-k", "netem", *CONTRACT)
