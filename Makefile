@@ -11,6 +11,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# The pip of older Pythons takes twice as long to choose versions.
+VENV_OF := -m venv --upgrade-deps
 # Modules are compiled when they are first imported: compiling all of every package takes half of the time.
 INSTALL := -m pip --disable-pip-version-check install --quiet --no-compile
 PIP := $(BIN)/python $(INSTALL)
@@ -39,7 +41,7 @@ ARGS ?=
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "testbed needs Python 3.11 or newer")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) $(VENV_OF) $(VENV)
 
 $(VENV)/.run: $(VENV)/bin/python pyproject.toml
 	$(PIP) --editable .
@@ -110,7 +112,7 @@ docs-figures: $(VENV)/.test-$(TEST_EXTRAS)
 petals: $(PETALS_VENV)/.done
 
 $(PETALS_VENV)/.done: scenarios/petals/requirements.txt
-	$(PYTHON) -m venv $(PETALS_VENV)
+	$(PYTHON) $(VENV_OF) $(PETALS_VENV)
 	$(PETALS_VENV)/bin/python $(INSTALL) $(PETALS_TORCH)
 	$(PETALS_VENV)/bin/python $(INSTALL) --no-deps --requirement $<
 	touch $@
