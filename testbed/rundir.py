@@ -80,7 +80,7 @@ def make_run_dir(out: Path | None, name: str) -> Path:
 
 
 def check_new_folder(out: Path, option: str = "--out") -> None:
-    """Check that ``out``, given as ``option``, is new or empty, and can be written; makes nothing.
+    """Check that ``out``, given as ``option``, is new or empty, and can be written; leaves nothing.
 
     Raises ``UserError``.
     """
@@ -95,17 +95,19 @@ def check_new_folder(out: Path, option: str = "--out") -> None:
 
 
 def check_writable(out: Path, option: str = "--out") -> None:
-    """Check that the folder ``out`` can be written or made, before a long measurement begins; makes nothing.
+    """Check that the folder ``out`` can be written or made, before a long measurement begins; leaves nothing.
 
     Raises ``UserError``.
     """
     there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if not there.is_dir():
         raise UserError(f"{there} is a file, but a folder belongs there; choose another as {option}")
-    if not os.access(there, os.W_OK | os.X_OK):
+    try:  # what the permissions say does not hold for root, nor on every file system
+        Path(tempfile.mkdtemp(prefix=".testbed-", dir=there)).rmdir()
+    except OSError as error:
         raise UserError(
-            f"{out}: nothing can be written to {there} (read-only, or not yours); choose another as {option}"
-        )
+            f"{out}: nothing can be written to {there} ({error.strerror}); choose another as {option}"
+        ) from error
 
 
 @contextmanager
