@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 
 from netem.spec import NetworkSpec
@@ -150,22 +150,14 @@ def check_frames(experiment: Experiment) -> None:
 def check_rates(experiment: Experiment) -> None:
     """Raise ``UserError`` for a link on which even one token's hidden state would take longer than a step may.
 
-    A link that is faster at some time, by an event or a trace, is accepted.
+    A link that is faster at some time from the first arrival on, by an event or a trace, is accepted. What holds after
+    the end of all repeated traces does not count.
     """
     network, n_bytes = experiment.network, experiment.problem.model.token_bytes
     limit_s = recovery_rules(experiment).step_limit_s(1)
-    n_prompt_bytes = (longest_prompt(experiment.workload.requests) or 1) * n_bytes
-
-    def too_slow(link: Link) -> bool:
-        return link.transmission_s(n_bytes, network.mtu) > limit_s
-
-    slow = [pair for pair, link in network.links.items() if experiment.uses(pair) and too_slow(link)]
-    if not slow:
-        return
-    faster = {pair for change in network.changes for pair, link in change.links.items() if not too_slow(link)}
-    for a, b in slow:
-        if (a, b) not in faster:
-            link = network.links[a, b]
+    for (a, b), link in _fastest_links(experiment).items():
+        if _open_bps(link) and link.transmission_s(n_bytes, network.mtu) > limit_s:
+            n_prompt_bytes = (longest_prompt(experiment.workload.requests) or 1) * n_bytes
             on_way = network.shared_paths.get((a, b), ())
             of = next((f" of {name}" for name in on_way if network.shared_bps[name] == link.rate_bps), "")
             raise UserError(
@@ -174,6 +166,24 @@ def check_rates(experiment: Experiment) -> None:
                 f"prompt {link.transmission_s(n_prompt_bytes, network.mtu):,.0f} s, but a step "
                 f"without an answer for {limit_s:g} s has failed; raise the rate{of}, or recovery.request_timeout"
             )
+
+
+def _fastest_links(experiment: Experiment) -> dict[tuple[str, str], Link]:
+    """Return how each pair is linked while its link is the fastest, from the first arrival on."""
+    network = experiment.network
+    begins_at_s = min((request.arrival_at_s for request in experiment.workload.requests), default=0.0)
+    ends_at_s = network.plans.traces_end_at_s if network.plans.traces else inf
+    links = {pair: link for pair, link in network.links.items() if experiment.uses(pair)}
+    for change in network.changes:
+        for pair, link in change.links.items() if change.at_s < ends_at_s else ():
+            if pair in links and (change.at_s <= begins_at_s or _open_bps(link) > _open_bps(links[pair])):
+                links[pair] = link
+    return links
+
+
+def _open_bps(link: Link) -> float:
+    """Return the rate of a link, and 0 if it is cut."""
+    return link.rate_bps if link.loss_ratio < 1 else 0.0
 
 
 def recovery_rules(experiment: Experiment) -> RecoveryRules:

@@ -82,6 +82,26 @@ def test_a_slow_link_that_an_event_makes_faster_is_accepted(tmp_path: Path) -> N
     check_rates(load_experiment(str(path), ['network.event=[{at="0 s",link=["A","B"],rate="1 Mbit/s"}]']))
 
 
+@pytest.mark.parametrize(
+    ("trace", "is_refused"),
+    [
+        ("times=[0],rates=[1]", True),
+        ("times=[0,1],rates=[1,2],length='2 s',repeat=true", True),  # an hour after the last arrival it ends
+        ("times=[0,1],rates=[1,1e6],length='2 s',repeat=true", False),
+        ("times=[0],rates=[1],at='100 s'", False),  # the scenario's own rate before
+    ],
+)
+def test_a_trace_that_never_lets_a_token_through_in_time_is_refused(trace: str, is_refused: bool) -> None:
+    options = ["workload.n_requests=2", "workload.rate=1"]
+    site = "link=['Cluster0','Cluster1'],kind='listed'"
+    experiment = load_experiment("clustered", [*options, f"network.trace=[{{{site},{trace}}}]"])
+    if is_refused:
+        with pytest.raises(UserError, match=r"no message crosses the link from .* at [12] bit/s"):
+            check_rates(experiment)
+    else:
+        check_rates(experiment)
+
+
 def test_servers_take_every_node_of_a_large_scenario() -> None:
     usual, large = (server_limits(load_experiment("clustered", [f"clients.count={n}"])) for n in (1, 600))
     assert (usual.max_connections, usual.max_connections_per_client) == (512, 256)
