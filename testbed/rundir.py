@@ -158,8 +158,11 @@ def runs(pid: int, started: str) -> bool:
     return bool(started) and process_start(pid) == started
 
 
-def not_a_run(path: Path) -> UserError:
-    """Return the error for a ``path`` that is no run directory: what it is instead, and what to give."""
+def not_a_run(path: Path, others: str = "") -> UserError:
+    """Return the error for a ``path`` that is no run directory: what it is instead, and what to give.
+
+    ``others``: what else the command takes, as the end of a sentence.
+    """
     if not path.exists():
         return UserError(f"there is no run {path}; name a run directory, such as those in runs/")
     if not path.is_dir():
@@ -177,7 +180,7 @@ def not_a_run(path: Path) -> UserError:
         return UserError(f"{path} holds {len(runs)} runs; name one of them, such as {runs[0]}")
     return UserError(
         f"{path} is not a run directory (no plan.json in it); give one that `testbed up` or `testbed simulate "
-        "--out` has written"
+        f"--out` has written{others}"
     )
 
 

@@ -275,7 +275,12 @@ def place(
                 return policy.place(there, given)
             if trait(policy, PlacementPolicy, "searches"):
                 return policy.place(there)
-            return search_design_concurrency(there, policy.place, bind_in_trial).placement
+            return search_design_concurrency(there, place_in_trial, bind_in_trial).placement
+
+    def place_in_trial(problem: Problem, concurrency: int | None) -> Placement:
+        placement = policy.place(problem, concurrency)
+        check_placement(problem, placement, experiment.policy.placement)
+        return placement
 
     def bind_in_trial(problem: Problem, placement: Placement) -> Router:
         return routing.bind(

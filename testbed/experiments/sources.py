@@ -64,12 +64,13 @@ class Source:
         return Path() if any(key[: len(k)] == k for k in self.overridden) else self.folder
 
     def error(self, wrong: KeyedError) -> ScenarioError:
-        """Return ``wrong`` as one sentence, with the ``--set`` option if the value came from one."""
+        """Return ``wrong`` as one sentence, with the ``--set`` options that the value came from."""
         key = tuple(str(part) for part in key_in_document(self.document, wrong.key))
         options = self.overridden.items()
-        below = (o for k, o in options if key and k[: len(key)] == key)
-        option = next((o for k, o in options if key[: len(k)] == k), next(below, None))
-        where = f"{self.label} with --set {option}" if option else self.label
+        below = [o for k, o in options if key and k[: len(key)] == key]
+        above = [o for k, o in options if key[: len(k)] == k][:1]
+        given = " ".join(f"--set {option}" for option in above or below)
+        where = f"{self.label} with {given}" if given else self.label
         return ScenarioError(": ".join(filter(None, (where, ".".join(key), wrong.what))))
 
 

@@ -47,6 +47,8 @@ from testbed.records.requests import COMPLETED, FAILED
 
 OnCache = Callable[[float, int, float], None]
 """Called with (instant, server, change in bytes) whenever cache is reserved or released."""
+OnEnd = Callable[[int], None]
+"""Called with how many requests have ended whenever one has. If the run begins anew, so does the number."""
 
 
 def simulate_fast(
@@ -56,6 +58,7 @@ def simulate_fast(
     *,
     max_attempts: int = MAX_ATTEMPTS,
     on_cache: OnCache | None = None,
+    on_end: OnEnd | None = None,
     most_steps: int = 0,
 ) -> FastRun:
     """Serve the experiment's requests. Deterministic: equal arguments have equal results.
@@ -65,7 +68,7 @@ def simulate_fast(
     Raises ``PolicyError`` if a policy fails or breaks a rule, ``Disturbed`` if a session is cut in a way not known here.
     """
     assert online is None or online.drains, "a policy that cuts sessions disturbs them"
-    options = online, max_attempts, on_cache, most_steps
+    options = online, max_attempts, on_cache, on_end, most_steps
     is_free = never_wait(experiment)
     why = what_meets(experiment) or ("" if is_free else why_links_have_no_closed_form(experiment))
     try:
@@ -101,6 +104,7 @@ class _Run:
         online: OnlinePolicy | None,
         max_attempts: int,
         on_cache: OnCache | None,
+        on_end: OnEnd | None,
         most_steps: int,
         meetings: Meetings | None = None,
         by_steps: bool = False,
@@ -114,6 +118,7 @@ class _Run:
         self._talks = Conversations(experiment)
         paging = experiment.compute.paging
         self._on_cache = on_cache
+        self._on_end = on_end
         self._coordinator = Coordinator(experiment, placed, lambda: queue.now_s, queue.at)
         self._servers = [self._admission(server) for server in range(experiment.problem.n_servers)]
         self._machines = Machines(
@@ -592,6 +597,8 @@ class _Run:
         if self._recovering is not None:
             self._recovering.ended(session)
         self._ended[plan.index] = session.outcome(status, now_s, route, first_at_s, ended_at_s, reason)
+        if self._on_end is not None:
+            self._on_end(len(self._ended))
         self._follow(plan, has_failed=status == FAILED)
 
     def _released(self, server: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,8 @@ from testbed.control.steering import online_policy
 from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.hours import has_hours
-from testbed.fast.engine import simulate_fast
+from testbed.experiments.units import counted
+from testbed.fast.engine import OnEnd, simulate_fast
 from testbed.fast.machines import not_carried
 from testbed.fast.outcome import Disturbed, SimulatedRequest
 from testbed.records.links import link_name
@@ -27,6 +29,7 @@ from testbed.runtime.signals import Interruption
 from testbed.simulator.cases import Case, Served
 from testbed.simulator.rows import outcome_rows
 from testbed.simulator.virtual import serve_virtually
+from testbed.terminal import say
 
 TESTBED = "testbed"
 MODES = TESTBED, REFERENCE
@@ -107,8 +110,8 @@ def simulate(
 
     ``is_virtual``: use the engine ``virtual`` even if a faster one could serve the case. ``folder``: where
     that engine leaves its run directory; ``None``: it is deleted. ``announce`` is called with the engine that
-    begins and the reason. ``placements``: as in ``place``. ``live``: the engine ``virtual`` shows its
-    progress; ``interruption`` ends it. Raises ``UserError`` if a policy fails or breaks a rule, or if the mode cannot serve the case.
+    begins and the reason. ``placements``: as in ``place``. ``live``: the progress is shown; ``interruption`` ends
+    the engine ``virtual``. Raises ``UserError`` if a policy fails or breaks a rule, or if the mode cannot serve the case.
     """
     experiment = case.experiment
     try:
@@ -123,7 +126,8 @@ def simulate(
         if engine == FAST:
             try:
                 needs_steps = folder is not None or bool(experiment.costs.power_w)
-                served, how = _fast(case, placed, online, MAX_STEPS if needs_steps else 0)
+                says = Says(len(experiment.workload.requests)) if live else None
+                served, how = _fast(case, placed, online, MAX_STEPS if needs_steps else 0, says)
                 why = f"{why if served.is_undisturbed else RECOVERED}; {how}"
             except Disturbed as disturbed:
                 engine, why = VIRTUAL, str(disturbed)
@@ -257,14 +261,35 @@ def _reference(case: Case, placed: PlacedExperiment) -> Served:
     return Served(requests, routing_s=tuple(router.decisions_s))
 
 
+class Says:
+    """Called with how many requests have ended, says so on stderr every ``EVERY_S`` of ``clock``, which returns seconds."""
+
+    EVERY_S = 10.0
+
+    def __init__(self, n_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._n_requests, self._clock = n_requests, clock
+        self._began_at_s = self._said_at_s = clock()
+
+    def __call__(self, n_ended: int) -> None:
+        now_s = self._clock()
+        if now_s - self._said_at_s >= self.EVERY_S:
+            self._said_at_s = now_s
+            took_s = now_s - self._began_at_s
+            say(f"{n_ended:,} of {counted(self._n_requests, 'requests')} have ended after {took_s:.0f} s")
+
+
 def _fast(
-    case: Case, placed: PlacedExperiment, online: OnlinePolicy | None, most_steps: int
+    case: Case,
+    placed: PlacedExperiment,
+    online: OnlinePolicy | None,
+    most_steps: int,
+    on_end: OnEnd | None,
 ) -> tuple[Served, str]:
     """Serve a case as the testbed's nodes and coordinator do; see ``testbed.fast.engine``.
 
     Returns also how it was served, and why so.
     """
-    run = simulate_fast(case.experiment, placed, online, most_steps=most_steps)
+    run = simulate_fast(case.experiment, placed, online, on_end=on_end, most_steps=most_steps)
     served = Served(
         outcomes=tuple(run.requests),
         moves=tuple(run.moves),

@@ -60,6 +60,18 @@ def test_a_policy_whose_method_takes_something_else_is_said_to(
         place_experiment(load_experiment("clustered", settings))
 
 
+def test_what_a_search_of_the_design_concurrency_tries_is_checked_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "class Nothing:\n    name = 'nothing'\n    def place(self, problem, design_concurrency=None): return None\n"
+    (tmp_path / "policy_that_returns_nothing.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    settings = ["policy.placement=policy_that_returns_nothing:Nothing", "policy.design_concurrency=searched"]
+    with pytest.raises(UserError, match="Nothing must return a Placement, not NoneType"):
+        place_experiment(load_experiment("clustered", settings))
+
+
 def test_a_placement_that_searches_itself_is_not_searched_again() -> None:
     searched, own = (
         place_experiment(

@@ -75,7 +75,7 @@ def kind_of(results: Path) -> str:
         raise UserError(
             f"{results} is a bundle already; copy it, or compute it again with `testbed reproduce`"
         )
-    raise not_a_run(results)
+    raise not_a_run(results, others=", or the folder of a sweep or a score")
 
 
 def _check(results: Path, kind: str) -> None:

@@ -58,7 +58,7 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     for name in PARTS:
         value_s = answer["parts"][name]
         if abs(value_s) >= LEAST_S:
-            table.add_row(_LABELS[name], f"{value_s:.3f} s", f"{value_s / e2e_s:.1%}")
+            table.add_row(_LABELS[name], f"{_in_ms(value_s)} s", f"{value_s / e2e_s:.1%}")
     console.print(table)
     hops = Table(box=None, pad_edge=False, header_style="bold")
     shown = [name for name in OF_HOPS if any(abs(hop[name]) >= LEAST_S for hop in answer["hops"])]
@@ -66,7 +66,7 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     for name in ("blocks", "tokens", *(_LABELS[name] for name in shown)):
         hops.add_column(name, justify="right")
     for hop in answer["hops"]:
-        cells = [f"{hop[name]:.3f}" for name in shown]
+        cells = [_in_ms(hop[name]) for name in shown]
         blocks = f"{hop['first_block']}-{hop['last_block'] - 1}"
         hops.add_row(hop["server"], blocks, str(hop["n_tokens"]), *cells)
     console.print(hops)
@@ -80,7 +80,6 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     down = ", ".join(answer["down_meanwhile"])
     without = f" without {down}, down meanwhile," if down else ""
     machine_s = answer["lost_to_machine_s"]
-    lost_s = round(answer["lost_to_others_s"] + machine_s, 3) + 0.0  # no minus sign for what rounding leaves
     due = (
         "due to frames and this machine: no other request was there"
         if machine_s
@@ -92,7 +91,9 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     if abs(flight_s) >= LEAST_S:
         slower += f", {flight_s:.3f} s to several rounds in flight"
     kept = " with what was kept" if kept_s else ""
-    console.print(f"alone on {its}{kept}: {own['e2e_s'] - kept_s:.3f} s; {lost_s:.3f} s are {due}{slower}")
+    console.print(
+        f"alone on {its}{kept}: {own['e2e_s'] - kept_s:.3f} s; {_in_ms(answer['lost_to_others_s'] + machine_s)} s are {due}{slower}"
+    )
     if best is None:
         console.print(f"no chain of the placement{without} has room for it")
     elif best["e2e_s"] >= own["e2e_s"] - kept_s:
@@ -104,3 +105,8 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
             f"{answer['lost_to_chain_s']:.3f} s less ({chain})"
         )
     return buffer.getvalue().rstrip()
+
+
+def _in_ms(value_s: float) -> str:
+    """Returns seconds to the millisecond, without a minus sign for what rounding leaves."""
+    return f"{round(value_s, 3) + 0.0:.3f}"

@@ -152,7 +152,7 @@ def test_what_is_no_bundle_or_no_result_is_refused_and_leaves_nothing(project: P
         app(["reproduce", str(tmp_path / "none")], standalone_mode=False)
     with pytest.raises(UserError, match="is not a bundle"):
         app(["reproduce", str(results)], standalone_mode=False)
-    with pytest.raises(UserError, match="not a run directory"):
+    with pytest.raises(UserError, match=r"not a run directory .*, or the folder of a sweep or a score"):
         bundle_command(project, out)
     with pytest.raises(UserError, match="holds something already"):
         bundle_command(results, results)

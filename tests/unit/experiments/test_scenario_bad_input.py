@@ -121,6 +121,13 @@ def test_a_bad_option_is_refused_with_file_option_key_and_remedy(complaint: Comp
     assert complaint(option).startswith(f"small.toml with --set {option}: {OPTIONS[option]}")
 
 
+def test_all_options_are_named_of_which_the_last_is_wrong_beside_the_others() -> None:
+    options = ["workload.n_requests=1", "servers.0.power_idle=1 kW", "servers.0.cost_per_hour=1"]
+    said = "with --set servers.0.power_idle=1 kW --set servers.0.cost_per_hour=1: servers: have cost_per_hour in some"
+    with pytest.raises(ScenarioError, match=said):
+        load_experiment("clustered", options)
+
+
 FILES = {
     "an unknown key in a list": (
         ("count = 2", "cuont = 2"),

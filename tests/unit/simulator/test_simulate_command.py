@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import sys
@@ -19,6 +20,7 @@ from testbed.results.logs import RunRecords
 from testbed.results.model import hop_table
 from testbed.results.requests import request_rows
 from testbed.results.tables import request_table
+from testbed.simulator import engine
 from testbed.simulator.text import comparison_text
 from tests.unit.simulator.test_instance import DOCUMENT
 
@@ -55,6 +57,25 @@ def run(*arguments: str) -> int:
 def lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
     assert run(*arguments, "--json") == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_long_run_says_now_and_then_how_many_requests_have_ended(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = engine.Says(7, itertools.count(0.0, 4.0).__next__)
+    for n_ended in range(1, 8):
+        says(n_ended)
+    assert capsys.readouterr().err.splitlines() == [
+        "3 of 7 requests have ended after 12 s",
+        "6 of 7 requests have ended after 24 s",
+    ]
+    few = ("clustered", "--set", "workload.n_requests=3", "--set", "workload.n_output_tokens=2")
+    assert run(*few) == 0
+    assert "have ended" not in capsys.readouterr().err
+    monkeypatch.setattr(engine.Says, "EVERY_S", 0.0)
+    assert run(*few) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "have ended" in line]
+    assert said[-3:] == [f"{n} of 3 requests have ended after 0 s" for n in (1, 2, 3)]
 
 
 def test_one_object_holds_placement_requests_means_and_bounds(
