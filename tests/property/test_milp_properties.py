@@ -172,7 +172,9 @@ def test_the_papers_program_has_the_same_optimum_and_a_weaker_relaxation(
     problem, batch = given_batch
     ours = optimum(problem, batch, decode_only, min_blocks=1)
     try:
-        papers = solve_bprr(problem, batch, decode_only=decode_only, min_blocks=1, program=PaperModel)
+        papers = solve_bprr(
+            problem, batch, decode_only=decode_only, min_blocks=1, program=PaperModel, max_nodes=100_000
+        )
     except InfeasiblePlacement:
         assert ours is None
         return
