@@ -10,6 +10,7 @@ from typing import NamedTuple
 from nodes import framesizes
 from nodes.admission import Admission, Need
 from nodes.chain import NotOpened, OpenHop, Refusal
+from nodes.wire import NEVER_FITS, NO_CAPACITY
 from policies.problem import Hop, Problem
 from testbed.fast.connections import Connections, Wire
 from testbed.fast.events import EventQueue
@@ -166,7 +167,7 @@ class Chains:
             opened.cache_key, opened.wire = key, wire
             opening.opened.append(opened)
         else:
-            reason = f"{self._problem.servers[hop.server].name}: {refused.reason}"
+            reason = f"{NEVER_FITS if refused.is_final else NO_CAPACITY}: {refused.reason}"  # as the system says it
             opening.failed[hop.server] = NotOpened(hop.server, reason, False, refused.is_final)
 
     def _answered(self, opening: Opening, wire: Wire | None, number: int, asked: _Asked) -> None:

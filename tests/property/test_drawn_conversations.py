@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from testbed.experiments import load_experiment
@@ -58,6 +58,16 @@ def changes(draw: st.DrawFn) -> list[str]:
     return found
 
 
+GIVES_UP = [
+    *("cache.prefix=session", "policy.routing=ws-rr", "workload.turns=2", "workload.think_time=0 s"),
+    *("workload.rate=20", "workload.n_requests=5", "workload.n_input_tokens=5", "workload.n_output_tokens=2"),
+    *("workload.n_further_tokens=1", "hardware.small.memory=200.4 MB", "seed=0", "cache.hold=0.5 s"),
+    *("cache.session_tokens=180", "backoff.give_up=3 s"),
+]
+"""A request gives up after a server has refused it; its reason says why."""
+
+
+@example(GIVES_UP, True)
 @given(changes(), st.booleans())
 @settings(max_examples=n_drawn(5), deadline=None)
 def test_conversations_take_the_same_times_in_both_engines(found: list[str], is_wide: bool) -> None:
