@@ -13,6 +13,7 @@ from nodes.cache import ROUNDING, CacheAccount, NoCapacityError
 from nodes.clock import on_tick
 from nodes.prefixes import KeptPages, Page
 from nodes.request import SessionError
+from nodes.wire import NEVER_FITS, NO_CAPACITY
 from policies.rules import MAX_ATTEMPTS, PagingRules
 
 Key = TypeVar("Key", bound=Hashable)
@@ -63,6 +64,11 @@ class Refused(NamedTuple):
 
     reason: str
     is_final: bool
+
+    @property
+    def code(self) -> str:
+        """The error's code on the wire."""
+        return NEVER_FITS if self.is_final else NO_CAPACITY
 
 
 @dataclass(slots=True)

@@ -64,7 +64,13 @@ class NotOpened(NamedTuple):
     server: int
     reason: str
     is_broken: bool
-    is_final: bool = False
+    is_final: bool
+
+    @classmethod
+    def of(cls, server: int, error: ServerError | ConnectionLost) -> NotOpened:
+        code = error.code if isinstance(error, ServerError) else ""
+        is_broken = code not in (wire.NO_CAPACITY, wire.NEVER_FITS)
+        return cls(server, str(error), is_broken, code == wire.NEVER_FITS)
 
 
 class Refusal(NamedTuple):
@@ -160,9 +166,7 @@ class Chain:
         failed: list[NotOpened] = []
         for (server, _, _), result in zip(plan, results, strict=True):
             if isinstance(result, ServerError | ConnectionLost):
-                code = result.code if isinstance(result, ServerError) else ""
-                is_broken = code not in (wire.NO_CAPACITY, wire.NEVER_FITS)
-                failed.append(NotOpened(server, str(result), is_broken, code == wire.NEVER_FITS))
+                failed.append(NotOpened.of(server, result))
             elif isinstance(result, BaseException):
                 for hop in opened:
                     self.forget(hop)

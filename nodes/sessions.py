@@ -219,9 +219,7 @@ class Sessions:
 
     def _refused(self, frame: wire.Open | wire.Join, refused: Refused) -> wire.Error:
         self.counters.refused += 1
-        return wire.Error(
-            frame.id, wire.NEVER_FITS if refused.is_final else wire.NO_CAPACITY, cut(refused.reason)
-        )
+        return wire.Error(frame.id, refused.code, cut(refused.reason))
 
     async def _opened(
         self, connection: Connection, session: Session, frame: wire.Open | wire.Join, opening: Awaitable[None]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from nodes import framesizes
 from nodes.admission import Admission, Need
 from nodes.chain import NotOpened, OpenHop, Refusal
-from nodes.wire import NEVER_FITS, NO_CAPACITY
+from nodes.connection import ConnectionLost, ServerError
 from policies.problem import Hop, Problem
 from testbed.fast.connections import Connections, Wire
 from testbed.fast.events import EventQueue
@@ -148,8 +148,8 @@ class Chains:
         """No answer can come from a server, as the client knows now."""
         if asked is not None:
             asked.ended(self._queue.now_s)
-        reason = f"{self._problem.servers[server].name}: the connection was lost"
-        opening.failed[server] = NotOpened(server, reason, is_broken=True)
+        error = ConnectionLost(f"{self._problem.servers[server].name}: the connection was lost")
+        opening.failed[server] = NotOpened.of(server, error)
         self._queue.at(self._queue.now_s, self._ended, opening)
 
     def _arrive(self, opening: Opening, hop: Hop, wire: Wire | None, number: int, asked: _Asked) -> None:
@@ -167,8 +167,8 @@ class Chains:
             opened.cache_key, opened.wire = key, wire
             opening.opened.append(opened)
         else:
-            reason = f"{NEVER_FITS if refused.is_final else NO_CAPACITY}: {refused.reason}"  # as the system says it
-            opening.failed[hop.server] = NotOpened(hop.server, reason, False, refused.is_final)
+            error = ServerError(refused.code, refused.reason)
+            opening.failed[hop.server] = NotOpened.of(hop.server, error)
 
     def _answered(self, opening: Opening, wire: Wire | None, number: int, asked: _Asked) -> None:
         self._check_limit(asked.server, asked.ended(self._queue.now_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil, inf
@@ -155,35 +156,33 @@ def check_rates(experiment: Experiment) -> None:
     """
     network, n_bytes = experiment.network, experiment.problem.model.token_bytes
     limit_s = recovery_rules(experiment).step_limit_s(1)
-    for (a, b), link in _fastest_links(experiment).items():
-        if _open_bps(link) and link.transmission_s(n_bytes, network.mtu) > limit_s:
+
+    def takes_s(link: Link) -> float:
+        """For one token; infinite on a link that is cut."""
+        return link.transmission_s(n_bytes, network.mtu) if link.loss_ratio < 1 else inf
+
+    begins_at_s = min((request.arrival_at_s for request in experiment.workload.requests), default=0.0)
+    n_before = bisect_right(network.changes, begins_at_s, key=lambda change: change.at_s)
+    links = dict(network.links)
+    for change in network.changes[:n_before]:
+        links.update(change.links)
+    slow = {pair: link for pair, link in links.items() if experiment.uses(pair) and takes_s(link) > limit_s}
+    ends_at_s = network.plans.traces_end_at_s if network.plans.traces else inf
+    for change in network.changes[n_before:] if slow else ():
+        if change.at_s < ends_at_s:
+            for pair in slow.keys() & change.links.keys():
+                slow[pair] = min(slow[pair], change.links[pair], key=takes_s)
+    for (a, b), link in slow.items():
+        if limit_s < takes_s(link) < inf:
             n_prompt_bytes = (longest_prompt(experiment.workload.requests) or 1) * n_bytes
             on_way = network.shared_paths.get((a, b), ())
             of = next((f" of {name}" for name in on_way if network.shared_bps[name] == link.rate_bps), "")
             raise UserError(
                 f"network: no message crosses the link from {a} to {b} in time: one token's hidden state takes "
-                f"{link.transmission_s(n_bytes, network.mtu):,.0f} s at {RATE.format(link.rate_bps)}, and the longest "
+                f"{takes_s(link):,.0f} s at {RATE.format(link.rate_bps)}, and the longest "
                 f"prompt {link.transmission_s(n_prompt_bytes, network.mtu):,.0f} s, but a step "
                 f"without an answer for {limit_s:g} s has failed; raise the rate{of}, or recovery.request_timeout"
             )
-
-
-def _fastest_links(experiment: Experiment) -> dict[tuple[str, str], Link]:
-    """Return how each pair is linked while its link is the fastest, from the first arrival on."""
-    network = experiment.network
-    begins_at_s = min((request.arrival_at_s for request in experiment.workload.requests), default=0.0)
-    ends_at_s = network.plans.traces_end_at_s if network.plans.traces else inf
-    links = {pair: link for pair, link in network.links.items() if experiment.uses(pair)}
-    for change in network.changes:
-        for pair, link in change.links.items() if change.at_s < ends_at_s else ():
-            if pair in links and (change.at_s <= begins_at_s or _open_bps(link) > _open_bps(links[pair])):
-                links[pair] = link
-    return links
-
-
-def _open_bps(link: Link) -> float:
-    """Return the rate of a link, and 0 if it is cut."""
-    return link.rate_bps if link.loss_ratio < 1 else 0.0
 
 
 def recovery_rules(experiment: Experiment) -> RecoveryRules:

@@ -24,7 +24,7 @@ from testbed.records.summary import Bounds
 from testbed.results.bounds import bounds_of, bounds_text, in_ms
 from testbed.simulator.rows import outcome_rows
 from tests.support.effort import n_drawn
-from tests.support.problems import make_problem, problems
+from tests.support.problems import make_problem, problems, with_one_for_all
 from tests.support.simulation import experiment_of, run_fast, with_fields
 
 ROUNDING = 1 + 1e-9
@@ -50,12 +50,9 @@ def served(draw: st.DrawFn) -> Problem:
 
 def with_room(problem: Problem, concurrency: int = 1) -> Problem:
     """The problem, with a first server that holds the whole model if all servers together do not, for so many sessions."""
-    n_blocks = problem.model.n_blocks
-    if sum(block_counts(problem, concurrency)) >= n_blocks:
+    if sum(block_counts(problem, concurrency)) >= problem.model.n_blocks:
         return problem
-    need_bytes = n_blocks * (problem.model.block_bytes + concurrency * problem.design_cache_bytes)
-    first = replace(problem.servers[0], memory_bytes=need_bytes, block_cap=None)
-    return replace(problem, servers=(first, *problem.servers[1:]))
+    return with_one_for_all(problem, concurrency * problem.design_cache_bytes)
 
 
 @st.composite

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 
 from hypothesis import given, settings
@@ -30,7 +29,15 @@ from policies.problem import hop_times_s, return_times_s, service_s
 from policies.registry import PLACEMENTS
 from policies.wsrr import WsRr
 from tests.support.effort import n_drawn
-from tests.support.problems import every_chain, forwarded, placements, problems, requests, states
+from tests.support.problems import (
+    every_chain,
+    forwarded,
+    placements,
+    problems,
+    requests,
+    states,
+    with_one_for_all,
+)
 from tests.support.route_milp import route_by_milp
 
 REL = 1e-6
@@ -130,10 +137,7 @@ def with_room(problem: Problem, batch: Batch) -> Problem:
     """The problem, with a first server that holds the whole model for all requests if they do not fit otherwise."""
     if optimum(problem, batch) is not None:
         return problem
-    cache_bytes = sum(problem.model.cache_bytes(request.n_tokens) for request in batch)
-    need_bytes = problem.model.n_blocks * (problem.model.block_bytes + cache_bytes)
-    first = replace(problem.servers[0], memory_bytes=need_bytes, block_cap=None)
-    return replace(problem, servers=(first, *problem.servers[1:]))
+    return with_one_for_all(problem, sum(problem.model.cache_bytes(request.n_tokens) for request in batch))
 
 
 def optimum(

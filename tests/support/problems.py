@@ -67,6 +67,13 @@ def placed(problem: Problem, ranges: Sequence[tuple[int, int]], cache: Sequence[
     return Placement("by hand", tuple(BlockRange(*r) for r in ranges), tuple(cache))
 
 
+def with_one_for_all(problem: Problem, cache_bytes: float) -> Problem:
+    """The problem, with a first server that holds the whole model and ``cache_bytes`` of caches for each block."""
+    memory_bytes = problem.model.n_blocks * (problem.model.block_bytes + cache_bytes)
+    first = replace(problem.servers[0], memory_bytes=memory_bytes, block_cap=None)
+    return replace(problem, servers=(first, *problem.servers[1:]))
+
+
 @st.composite
 def problems(
     draw: st.DrawFn, max_servers: int = 6, max_blocks: int = 10, max_memory: int = 120, **fixed: Any

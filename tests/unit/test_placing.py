@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from policies.registry import PLACEMENTS, resolve_placement
 from testbed.control.placing import RememberedPlacements, place, place_experiment
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
+from tests.support.own_modules import write_module
 from tests.support.problems import make_problem
 
 POLICY = """
@@ -27,9 +27,7 @@ class EverywhereEverything:
 
 
 def test_a_policy_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "policy_beside_me.py").write_text(POLICY, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_module(tmp_path, monkeypatch, "policy_beside_me", POLICY)
     settings = ["policy.placement=policy_beside_me:EverywhereEverything", "model.block_size=0.1 GB"]
     placed = place_experiment(load_experiment("clustered", settings))
     assert {r.n_blocks for r in placed.placement.ranges} == {70}
@@ -39,9 +37,7 @@ def test_a_policy_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
 def test_a_policy_that_overbooks_memory_is_stopped_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "policy_that_overbooks.py").write_text(POLICY, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_module(tmp_path, monkeypatch, "policy_that_overbooks", POLICY)
     settings = ["policy.placement=policy_that_overbooks:EverywhereEverything"]
     with pytest.raises(UserError, match=r"policy_that_overbooks:EverywhereEverything overbooks mig-1g-0"):
         place_experiment(load_experiment("clustered", settings))
@@ -52,9 +48,7 @@ def test_a_policy_whose_method_takes_something_else_is_said_to(
 ) -> None:
     text = POLICY.replace("def place(self, problem", "def place(self, servers, links, problem")
     assert text != POLICY
-    (tmp_path / "policy_with_other_arguments.py").write_text(text, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_module(tmp_path, monkeypatch, "policy_with_other_arguments", text)
     settings = ["policy.placement=policy_with_other_arguments:EverywhereEverything"]
     with pytest.raises(UserError, match=r"cannot be called as policies are: .*missing 1 required positional"):
         place_experiment(load_experiment("clustered", settings))
@@ -64,9 +58,7 @@ def test_what_a_search_of_the_design_concurrency_tries_is_checked_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "class Nothing:\n    name = 'nothing'\n    def place(self, problem, design_concurrency=None): return None\n"
-    (tmp_path / "policy_that_returns_nothing.py").write_text(text, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_module(tmp_path, monkeypatch, "policy_that_returns_nothing", text)
     settings = ["policy.placement=policy_that_returns_nothing:Nothing", "policy.design_concurrency=searched"]
     with pytest.raises(UserError, match="Nothing must return a Placement, not NoneType"):
         place_experiment(load_experiment("clustered", settings))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from testbed.simulator.command import Options, simulate_command
 from testbed.simulator.engine import simulate
 from testbed.simulator.summary import summarize_simulation
 from tests.support.effort import EFFORT
+from tests.support.own_modules import write_module
 
 Written = Callable[..., Path]
 
@@ -239,9 +239,7 @@ def test_a_users_online_policy_in_the_current_folder_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "from policies.online import TwoTimeScale\n\n\nclass Own(TwoTimeScale):\n    name = 'own'\n"
-    (tmp_path / "online_of_my_own.py").write_text(text, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(sys.path))
+    write_module(tmp_path, monkeypatch, "online_of_my_own", text)
     options = ["policy.online='online_of_my_own:Own'", "workload.n_requests=2"]
     assert simulate(Case(load_experiment("clustered", options)), "testbed").engine == "fast"
 

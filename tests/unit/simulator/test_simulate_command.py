@@ -6,7 +6,6 @@ import copy
 import itertools
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from testbed.results.requests import request_rows
 from testbed.results.tables import request_table
 from testbed.simulator import engine
 from testbed.simulator.text import comparison_text
+from tests.support.own_modules import write_module
 from tests.unit.simulator.test_instance import DOCUMENT
 
 MEANS = {"per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent"}
@@ -234,10 +234,7 @@ def test_what_does_not_go_together_gets_one_sentence(
 def test_a_users_router_that_breaks_a_rule_is_stopped_with_its_name_and_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
 ) -> None:
-    (tmp_path / "own_router.py").write_text(ROUTER.format(body=body), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "own_router", raising=False)
+    write_module(tmp_path, monkeypatch, "own_router", ROUTER.format(body=body))
     with pytest.raises(UserError) as caught:
         run(write_instance(tmp_path), "--routing", "own_router:Mine")
     assert said in str(caught.value)
@@ -247,9 +244,7 @@ def test_a_users_router_that_overbooks_a_server_is_stopped_with_server_and_memor
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = "r = self.placement.ranges; return Route((Hop(0, 0, r[0].last), Hop(1, r[0].last, 70)), 0.0, 1.0)"
-    (tmp_path / "own_overbooking.py").write_text(ROUTER.format(body=body), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_module(tmp_path, monkeypatch, "own_overbooking", ROUTER.format(body=body))
     plan = {"placement": [[1, 59], [36, 35]]}  # 59 blocks leave room for a few sessions only
     (tmp_path / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     workload = {**DOCUMENT["workload"], "inter_arrival_ms": [0.0] * 30}
@@ -326,9 +321,7 @@ def test_a_design_concurrency_that_has_no_effect_is_said_to_have_none(
 def test_a_policy_that_ends_the_process_is_stopped_like_one_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own_exit.py").write_text(ROUTER.format(body="raise SystemExit(0)"), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_module(tmp_path, monkeypatch, "own_exit", ROUTER.format(body="raise SystemExit(0)"))
     with pytest.raises(UserError, match=r"routing policy own_exit:Mine failed at own_exit\.py"):
         run(write_instance(tmp_path), "--routing", "own_exit:Mine")
 
