@@ -14,12 +14,11 @@ from nodes.batching import Composition
 from nodes.outbox import Class
 from nodes.parts import class_of_payload
 from nodes.prefixes import PAGE_ID_BYTES
-from policies.links import HEADER_BYTES
 
 _MASK_BYTES = 4
 """Clients mask their messages (RFC 6455)."""
 _LARGE_BYTES = 16_384
-"""aiohttp sends the header of a larger message of a server by itself: it has a segment of its own."""
+"""aiohttp writes the header of a larger message of a server by itself."""
 WRITTEN_BYTES = 256 * 1024
 """aiohttp looks whether it should write on after so many bytes, not after every message."""
 _TOKEN = "t" * 32
@@ -43,31 +42,38 @@ def _payload_bytes(n_bytes: int) -> int:
     return n_bytes + (0 if n_bytes < 2**8 else 1 if n_bytes < 2**16 else 3)
 
 
-def _message_bytes(n_bytes: int, is_masked: bool) -> int:
-    """Returns the bytes of a connection that a WebSocket message of ``n_bytes`` takes."""
+def _message(n_bytes: int, is_masked: bool) -> tuple[int, int]:
+    """Returns how a WebSocket message of ``n_bytes`` is written: the bytes of all, and those that are written before the rest."""
     header_bytes = 2 if n_bytes < 126 else 4 if n_bytes < 2**16 else 10
     if is_masked:
-        return n_bytes + header_bytes + _MASK_BYTES
-    return n_bytes + header_bytes + (HEADER_BYTES if n_bytes > _LARGE_BYTES else 0)
+        return n_bytes + header_bytes + _MASK_BYTES, 0
+    return n_bytes + header_bytes, header_bytes if n_bytes > _LARGE_BYTES else 0
 
 
 class FrameSize(NamedTuple):
-    """A frame of class ``kind``: ``n_parts`` messages of ``part_bytes`` each, and one of ``last_bytes``."""
+    """A frame of class ``kind``: ``n_parts`` messages of ``part_bytes`` each, and one of ``last_bytes``.
+
+    The first ``part_head_bytes`` of a part, and ``last_head_bytes`` of the last message, are written before the rest, so that they
+    have a segment of their own. 0: a message is written at once.
+    """
 
     kind: Class
     last_bytes: int
     n_parts: int = 0
     part_bytes: int = 0
+    last_head_bytes: int = 0
+    part_head_bytes: int = 0
 
 
 def _frame(own_bytes: int, n_payload: int, is_masked: bool) -> FrameSize:
     n_parts = max(0, n_payload - 1) // wire.PART_BYTES
-    last_bytes = n_payload - n_parts * wire.PART_BYTES
+    n_last = n_payload - n_parts * wire.PART_BYTES
+    last_bytes, last_head_bytes = _message(own_bytes + _payload_bytes(n_last), is_masked)
+    part_bytes = part_head_bytes = 0
+    if n_parts:
+        part_bytes, part_head_bytes = _message(_MORE + _payload_bytes(wire.PART_BYTES), is_masked)
     return FrameSize(
-        class_of_payload(n_payload),
-        _message_bytes(own_bytes + _payload_bytes(last_bytes), is_masked),
-        n_parts,
-        _message_bytes(_MORE + _payload_bytes(wire.PART_BYTES), is_masked) if n_parts else 0,
+        class_of_payload(n_payload), last_bytes, n_parts, part_bytes, last_head_bytes, part_head_bytes
     )
 
 

@@ -28,7 +28,7 @@ class LazyPipe(Pipe):
         super().__init__(name, -1, profile, route=route, repairs=True, course=course)
         self.is_plain = not (route or course[0] or profile.jitter_s or profile.loss_ratio)
         """Whether a packet's time follows from the rate and the delay alone, for the whole run."""
-        self.promised: list[tuple[float, int, LazyFlow | None, int]] = []
+        self.promised: list[tuple[float, int, LazyFlow, int]] = []
         self.n_promises = 0
 
     def enter(
@@ -48,26 +48,23 @@ class LazyPipe(Pipe):
             if at_s > free_at_s:
                 free_at_s = at_s
             free_at_s += wire_s
-            if flow is not None:
-                flow.acknowledged.append((free_at_s + delay_s, n_bytes))
+            flow.acknowledged.append((free_at_s + delay_s, n_bytes))
         self.free_at_s = free_at_s
-
-    def promise(self, at_s: float) -> None:
-        """Lets an acknowledgement enter at ``at_s`` for which no window waits."""
-        self.n_promises += 1
-        heappush(self.promised, (at_s, self.n_promises, None, 0))
 
 
 class MessageSize(NamedTuple):
     """A message's bytes, those with headers, and those if all its segments were full.
 
-    ``is_one_burst``: it can be passed on. TCP's pauses, after which a window restarts, do not count then.
+    ``is_one_burst``: it can be passed on. TCP's pauses, after which a window restarts, do not count then. The first
+    ``head_bytes`` have a segment of their own, which takes ``head_wire_bytes``; 0: it is all one burst.
     """
 
     n_bytes: int
     n_wire_bytes: int
     full_bytes: int
     is_one_burst: bool
+    head_bytes: int
+    head_wire_bytes: int
 
 
 class LazyFlow(Flow):
@@ -92,7 +89,7 @@ class LazyFlow(Flow):
 
         ``None``: it must be ``put``. The receiver must read it at once; ``deliver`` is not called.
         """
-        n_bytes, n_wire_bytes, full_bytes, is_one_burst = size
+        n_bytes, n_wire_bytes, full_bytes, is_one_burst, head_bytes, head_wire_bytes = size
         if self.unsent_bytes or not is_one_burst:
             return None
         pipe, back, now_s = self._lazy_pipe, self._lazy_back, self._kernel.now_s
@@ -113,11 +110,17 @@ class LazyFlow(Flow):
         promised = pipe.promised
         if promised and promised[0][0] <= now_s:
             pipe.settle(now_s)
-        free_at_s = pipe.free_at_s
-        pipe.free_at_s = free_at_s = (
-            free_at_s if free_at_s > now_s else now_s
-        ) + n_wire_bytes * pipe.s_per_byte
-        at_s: float = round((free_at_s + pipe.delay_s) * NS) / NS
+        start_s = pipe.free_at_s
+        if start_s < now_s:
+            start_s = now_s
+        s_per_byte, delay_s = pipe.s_per_byte, pipe.delay_s
+        if head_bytes:
+            at_s = round((start_s + head_wire_bytes * s_per_byte + delay_s) * NS) / NS
+            back.n_promises += 1
+            heappush(back.promised, (at_s, back.n_promises, self, head_bytes))
+            n_bytes -= head_bytes
+        pipe.free_at_s = free_at_s = start_s + n_wire_bytes * s_per_byte
+        at_s = round((free_at_s + delay_s) * NS) / NS
         back.n_promises = number = back.n_promises + 1
         heappush(back.promised, (at_s, number, self, n_bytes))
         return at_s

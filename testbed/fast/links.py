@@ -30,7 +30,6 @@ from testbed.fast.outcome import SimulatedRequest
 from testbed.fast.warmed import first_window_bytes
 from testbed.records.links import LinksUsed, LinkUse, ends_of
 
-_GOT_BYTES = framesizes.GOT.last_bytes + HEADER_BYTES
 _ENDS = ("asks", "answers")
 """Whether the source of a line has opened the connection, or the target."""
 _MOST_RECENT = 3000
@@ -88,12 +87,12 @@ class Heard:
 class Line(LazyFlow):
     """One direction of a connection. Frames go in the order of ``nodes.outbox``, as ``nodes.parts`` and aiohttp send them.
 
-    ``is_confirmed``: the receiver confirms every part of a frame, as servers do. ``heard``: what the client has heard of the
-    server; ``None`` between servers.
+    ``confirms``: the line on which the receiver confirms every part of a frame, as servers do; ``None``: it does not. ``heard``:
+    what the receiver, a client, has heard of the server; ``None`` for other receivers.
     """
 
     __slots__ = (
-        "_end", "_hears", "_hears_of_parts", "_is_confirmed", "_is_writing", "_known", "_link", "_noted", "_outbox", "_passed", "_queue", "_rates", "_recent", "_slower", "_written_bytes",
+        "_confirms", "_end", "_hears", "_is_writing", "_known", "_link", "_noted", "_outbox", "_passed", "_queue", "_rates", "_recent", "_slower", "_written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -103,16 +102,14 @@ class Line(LazyFlow):
         link: Link,
         tcp: Tcp,
         window_bytes: int,
-        is_confirmed: bool,
+        confirms: Line | None,
         heard: Heard | None,
     ) -> None:
         super().__init__(queue, *pipes, tcp, self._arrived, self._flow_sent)
         self.window_bytes = window_bytes
         self._queue = queue
-        self._is_confirmed = is_confirmed and not any(pipe.route for pipe in pipes)
-        self._hears = None if is_confirmed else heard
-        """What its receiver hears, and what its sender hears when parts are confirmed."""
-        self._hears_of_parts = heard if is_confirmed else None
+        self._confirms = confirms
+        self._hears = heard
         self._end: tuple[Callable[..., None], tuple[Any, ...]] | None = None
         """What is called when the end of the connection arrives, while that waits for what was written."""
         self._link = link
@@ -152,12 +149,11 @@ class Line(LazyFlow):
         if at_s is not None:
             if self._hears is not None and self._hears.n_waiting:
                 self._hears.message(at_s)
-            kind, last_bytes, _, _ = size
-            if kind:
+            if size.kind:
                 self._recent += n_wire_bytes, self._queue.now_s + idle_s, at_s
                 if len(self._recent) > _MOST_RECENT:
                     self._keep()
-            self._written_bytes += last_bytes
+            self._written_bytes += last.n_bytes
             if self._written_bytes > framesizes.WRITTEN_BYTES:
                 self._written_bytes = 0
         return at_s
@@ -172,10 +168,12 @@ class Line(LazyFlow):
             self._outbox.put(_Waiting(size, item))
             self._write_on()
         else:
-            self._write(size.last_bytes, item)
+            self._write(size.last_bytes, size.last_head_bytes, item)
 
-    def _write(self, n_bytes: int, item: Any) -> None:
-        self.put(n_bytes, item)
+    def _write(self, n_bytes: int, head_bytes: int, item: Any) -> None:
+        if head_bytes:
+            self.put(head_bytes)
+        self.put(n_bytes - head_bytes, item)
         self._written_bytes += n_bytes
         if self._written_bytes > framesizes.WRITTEN_BYTES:
             self._written_bytes = 0
@@ -186,10 +184,10 @@ class Line(LazyFlow):
         while not self._is_writing and (frame := self._outbox.first()) is not None:
             if frame.n_parts:
                 frame.n_parts -= 1
-                self._write(frame.size.part_bytes, _PART)
+                self._write(frame.size.part_bytes, frame.size.part_head_bytes, _PART)
             else:
                 self._outbox.remove(frame)
-                self._write(frame.size.last_bytes, frame.item)
+                self._write(frame.size.last_bytes, frame.size.last_head_bytes, frame.item)
 
     def _flow_sent(self) -> None:
         if self._is_writing and not self.is_paused:
@@ -208,7 +206,7 @@ class Line(LazyFlow):
 
     def unread(self) -> None:
         """Nobody reads any more what arrives."""
-        self._is_confirmed = False
+        self._confirms = None
 
     def packet(self, n_bytes: int, call: Callable[..., None], *args: Any) -> None:
         """Sends a packet that is no part of the stream; ``call(*args)`` is called when it has arrived."""
@@ -276,11 +274,15 @@ class Line(LazyFlow):
         n_bytes = bytes_on_wire(self._tcp, size)
         pipe, back, tcp = self._lazy_pipe, self._lazy_back, self._tcp
         is_plain = pipe.is_plain and back.is_plain and not tcp.restarts_after_idle
+        head_bytes, rest_bytes = size.last_head_bytes, size.last_bytes - size.last_head_bytes
+        n_segments = -(-head_bytes // tcp.mss) - (-rest_bytes // tcp.mss)
         last = MessageSize(
             size.last_bytes,
             n_bytes,
-            -(-size.last_bytes // tcp.mss) * tcp.mss,
-            is_plain and not size.n_parts and size.last_bytes <= BURST_BYTES,
+            n_segments * tcp.mss,
+            is_plain and not size.n_parts and rest_bytes <= BURST_BYTES,
+            head_bytes,
+            tcp.wire_bytes(head_bytes) if head_bytes else 0,
         )
         found = self._known[size] = _Known(self._link.delay_s + n_bytes * s_per_byte, n_bytes, last)
         return found
@@ -289,12 +291,9 @@ class Line(LazyFlow):
         if self._hears is not None and self._hears.n_waiting and item is not None:
             self._hears.message(self._queue.now_s)
         if item is _PART:
-            if self._is_confirmed:  # at once, before all that waits in the process; nobody waits for it
-                entered = self._back.enter(self._queue.now_s, _GOT_BYTES)
-                assert entered is not None, "a pipe that repairs drops nothing"
-                self._lazy_pipe.promise(entered[0])
-                if self._hears_of_parts is not None and self._hears_of_parts.n_waiting:
-                    self._hears_of_parts.message(entered[0])
+            confirms = self._confirms
+            if confirms is not None and confirms.pass_frame(framesizes.GOT) is None:
+                confirms.put_frame(framesizes.GOT, _nothing)
         elif item is not None:
             due_at_s, n_wire_bytes, call, args = item
             if n_wire_bytes:
@@ -381,10 +380,12 @@ class Links:
     def reconnect(self, source: int, server: int) -> None:
         """Lets a source have a new connection with a server, in place of one that is lost."""
         name, other = self._sources[source], self._servers[server]
-        for begin, end, which in ((name, other, "asks"), (other, name, "answers")):
+        ends = (name, other, "asks"), (other, name, "answers")
+        for begin, end, which in ends:
             if (lost := self._lines.pop((begin, end, which), None)) is not None:
                 self._lost_lines.append((begin, end, lost))
-            self._line(begin, end, which).window_bytes = self._tcp.first_flight_bytes
+        for of in ends:
+            self._line(*of).window_bytes = self._tcp.first_flight_bytes
 
     def ways(self, client: int, hops: Sequence[Hop]) -> list[Way]:
         """Returns the connections of a client's chain, hop by hop."""
@@ -439,10 +440,13 @@ class Links:
         line = self._lines.get((source, target, end))
         if line is None:
             pipes = self._pipe(source, target), self._pipe(target, source)
-            link, is_confirmed = self._link((source, target)), end == "asks"
-            ends = (source, target) if is_confirmed else (target, source)
-            heard = self._heard[ends] if ends[0] in self._clients else None
-            line = Line(self._queue, pipes, link, self._tcp, self._window_bytes, is_confirmed, heard)
+            confirms = heard = None
+            if end == "asks":
+                confirms = self._line(target, source, "answers")
+            elif target in self._clients:
+                heard = self._heard[target, source]
+            link = self._link((source, target))
+            line = Line(self._queue, pipes, link, self._tcp, self._window_bytes, confirms, heard)
             self._lines[source, target, end] = line
         return line
 
@@ -463,10 +467,21 @@ class Links:
         return self._present.get(pair) or self._experiment.network.links[pair]
 
 
+def _nothing() -> None:
+    """Nobody waits for a confirmation."""
+
+
 def bytes_on_wire(tcp: Tcp, size: FrameSize) -> int:
     """Returns the bytes of a frame with all headers. Each of its messages has segments of its own."""
-    n_bytes = tcp.wire_bytes(size.last_bytes)
-    return n_bytes + size.n_parts * tcp.wire_bytes(size.part_bytes) if size.n_parts else n_bytes
+    n_bytes = _on_wire(tcp, size.last_bytes, size.last_head_bytes)
+    if not size.n_parts:
+        return n_bytes
+    return n_bytes + size.n_parts * _on_wire(tcp, size.part_bytes, size.part_head_bytes)
+
+
+def _on_wire(tcp: Tcp, n_bytes: int, head_bytes: int) -> int:
+    rest_bytes = tcp.wire_bytes(n_bytes - head_bytes)
+    return tcp.wire_bytes(head_bytes) + rest_bytes if head_bytes else rest_bytes
 
 
 def never_wait(experiment: Experiment) -> bool:
