@@ -34,6 +34,8 @@ _NO_ROOM = re.compile(r"no route covers the model|no-capacity|never-fits")
 _AHEAD_BYTES = 13 * 1024**2
 """Most that a connection has on its way or in the kernel when a small frame is sent."""
 _ROUNDING_S = 1e-9
+_ENDS_S = 1.0
+"""A server that leaves ends its connections in less than this."""
 _WORD_S = 2.0
 """A client's message that a session has ended takes less than this on any link that is drawn."""
 
@@ -288,10 +290,9 @@ def _is_overdue(experiment: Experiment, request: int) -> bool:
 
 
 def _leaves_without_delay(run: Finished) -> Iterator[str]:
-    """8: a server that leaves, or drains in order to move, does so as soon as its last session has ended."""
-    if _messages_may_be_late(run) or _chains_stay_open(run.experiment):
+    """8: a server that leaves, or drains in order to move, does so as soon as its last session has ended there."""
+    if any(fault.kind == "stop" for fault in run.experiment.faults.planned):  # then it can do nothing
         return
-    numbers = {spec.name: j for j, spec in enumerate(run.experiment.problem.servers)}
     for event in run.events:
         if event["event"] == "left":
             began_s, gone_s = event["at_s"] - event["took_s"], event["at_s"]
@@ -299,25 +300,10 @@ def _leaves_without_delay(run: Finished) -> Iterator[str]:
             began_s, gone_s = event["closed_at_s"], event["drained_at_s"]
         else:
             continue
-        server = numbers[event["server"]]
-        held = [
-            request.last_seen_at_s
-            for request in run.records.requests
-            if request.arrived_at_s < gone_s
-            and any(server in _servers(record) for record in _of(run, request.index))
-        ]
-        last_s = max((began_s, *(min(at_s, gone_s) for at_s in held)))
-        if gone_s > last_s + _WORD_S:
+        freed_at_s = (at_s for at_s in run.watched.freed_at_s.get(event["server"], ()) if at_s <= gone_s)
+        last_s = max((began_s, *freed_at_s))
+        if gone_s > last_s + (_ENDS_S if event["event"] == "left" else _ROUNDING_S):
             yield f"{event['server']} {event['event']} at {gone_s}, its last session ended at {last_s}"
-
-
-def _of(run: Finished, request: int) -> Iterator[AnyRecord]:
-    return (record for log in run.logs.values() for record in log if record.request == request)
-
-
-def _servers(record: AnyRecord) -> set[int]:
-    """Returns the servers of a record's chain."""
-    return {hop[0] for hop in getattr(record, "hops", ())}
 
 
 def _undisturbed_by_others(run: Finished) -> Iterator[str]:

@@ -115,6 +115,8 @@ class Watched:
 
     released_at_s: list[tuple[str, float]] = field(default_factory=list)
     """Sessions that ended, and when."""
+    freed_at_s: dict[str, list[float]] = field(default_factory=dict)
+    """When a session ended on each server."""
     expired: list[str] = field(default_factory=list)
     """Sessions that nobody closed."""
     scale: int = 1
@@ -127,10 +129,18 @@ class Watched:
 def watching(scale: int) -> Iterator[Watched]:
     """Watches all servers while the body runs."""
     watched = Watched(scale=scale)
-    release, expire, reject = sessions.Sessions._release, sessions.Sessions._expire, server.Server._reject
+    begin, release = server.Server.__init__, sessions.Sessions._release
+    expire, reject = sessions.Sessions._expire, server.Server._reject
+    names: dict[sessions.Sessions, str] = {}
+
+    def begun(self: server.Server, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        names[self.sessions] = self.name
 
     def released(self: sessions.Sessions, of: sessions.Connection, key: str) -> None:
-        watched.released_at_s.append((key, self.clock.now_s()))
+        now_s = self.clock.now_s()
+        watched.released_at_s.append((key, now_s))
+        watched.freed_at_s.setdefault(names[self], []).append(now_s)
         release(self, of, key)
 
     def expired(self: sessions.Sessions, of: sessions.Connection, key: str) -> None:
@@ -142,6 +152,7 @@ def watching(scale: int) -> Iterator[Watched]:
         await reject(self, of, error)
 
     with (
+        mock.patch.object(server.Server, "__init__", begun),
         mock.patch.object(sessions.Sessions, "_release", released),
         mock.patch.object(sessions.Sessions, "_expire", expired),
         mock.patch.object(server.Server, "_reject", rejected),
