@@ -30,6 +30,7 @@ def _own_bytes(frame: wire.Frame) -> int:
 
 
 _STEP = _own_bytes(wire.Step(1000, "100", 1000, 1, b""))
+_PING = _own_bytes(wire.Ping(1000, b""))
 _OUT = _own_bytes(wire.Out(1000, 0.1, 0.2, Composition(), b""))
 _PUSH = _own_bytes(wire.Push(1000, _TOKEN, 1000, 1, b"", b""))
 _RESULT = _own_bytes(wire.Result(1000, 1000, b"", b""))
@@ -124,6 +125,11 @@ def back(n_hops: int, *, forwarding: bool) -> Callable[[int], FrameSize]:
 def step(n_payload: int) -> FrameSize:
     """Returns the size of a ``Step`` from a client."""
     return _frame(_STEP, n_payload, True)
+
+
+def ping(n_payload: int) -> FrameSize:
+    """Returns the size of a ``Ping``, which an ``Out`` answers."""
+    return _frame(_PING, n_payload, True)
 
 
 @lru_cache(4096)

@@ -10,7 +10,7 @@ from netem.tcp import RECEIVE_WINDOW_BYTES
 from nodes import framesizes
 from policies.problem import Hop
 from testbed.experiments.experiment import Experiment
-from testbed.fast.warmed import first_window_bytes, longest_prompt_bytes
+from testbed.fast.warmed import first_states, longest_prompt_bytes
 
 
 class SessionsMeet(Exception):
@@ -31,7 +31,7 @@ def why_links_have_no_closed_form(experiment: Experiment) -> str:
     tcp = Tcp.of(network.tcp, network.mtu)
     least_bytes = tcp.first_flight_bytes
     if not network.tcp.slow_start_after_idle:
-        least_bytes = first_window_bytes(experiment)
+        least_bytes = min(state.window_bytes for state in first_states(experiment))
     size = framesizes.step(longest_prompt_bytes(experiment))
     n_segments = size.n_parts * -(-size.part_bytes // tcp.mss) - (-size.last_bytes // tcp.mss)
     if n_segments * tcp.mss > min(least_bytes, RECEIVE_WINDOW_BYTES):

@@ -14,7 +14,7 @@ from nodes.connection import ConnectionLost, ServerError
 from policies.problem import Hop, Problem
 from testbed.fast.connections import Connections, Wire
 from testbed.fast.events import EventQueue
-from testbed.fast.links import Heard
+from testbed.fast.lines import Heard
 from testbed.fast.outcome import Disturbed
 from testbed.fast.sending import Sending
 from testbed.fast.steps import Key

@@ -12,7 +12,8 @@ from nodes import framesizes
 from nodes.framesizes import FrameSize
 from policies.problem import Problem
 from testbed.fast.events import EventQueue
-from testbed.fast.links import Heard, Links
+from testbed.fast.lines import Heard
+from testbed.fast.links import Links
 
 Planner = Callable[..., float]
 """``EventQueue.at`` or ``EventQueue.free_at``."""

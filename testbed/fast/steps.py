@@ -22,7 +22,8 @@ from policies.workload import RequestPlan
 from testbed.fast.connections import Wire
 from testbed.fast.delays import ChainDelays, HopDelays
 from testbed.fast.events import EventQueue
-from testbed.fast.links import Line, Way
+from testbed.fast.lines import Line
+from testbed.fast.links import Way
 from testbed.fast.outcome import Rounds
 
 Key = tuple[int, int]

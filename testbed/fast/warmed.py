@@ -1,22 +1,23 @@
-"""The congestion windows with which the connections of a run begin: those of connections that have carried prompts."""
+"""The state with which the connections of a run begin: that of connections that have carried prompts."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from netem.flows import Flow, Tcp
-from netem.forwarder_links import Pipe
-from nodes import wire
+from netem.flows import Tcp
+from nodes import framesizes, wire
 from nodes.connection import WARM_BYTES
 from policies.links import Link
 from policies.workload import longest_prompt
 from testbed.experiments.experiment import Experiment
 from testbed.fast.events import EventQueue
+from testbed.fast.lazy import LazyPipe
+from testbed.fast.lines import Line, LineState
 
 _LONG_S = 1e6
 """Longer than a connection is warmed."""
-_PING = object()
-"""The item of a message that is answered with as many bytes."""
+_LINK = Link(0.01, 1e9)
+"""The state does not depend on the link."""
 
 
 def longest_prompt_bytes(experiment: Experiment) -> int:
@@ -25,38 +26,38 @@ def longest_prompt_bytes(experiment: Experiment) -> int:
     return n_tokens * experiment.problem.model.token_bytes
 
 
-def first_window_bytes(experiment: Experiment) -> int:
-    """Returns the congestion window of a connection at time zero: it has carried the longest prompt if it is warm."""
+def first_states(experiment: Experiment) -> tuple[LineState, LineState]:
+    """Returns the states, at time zero, of the line on which a connection asks and of that on which it is answered.
+
+    If connections are warm, they have carried the longest prompt.
+    """
     network = experiment.network
     tcp = Tcp.of(network.tcp, network.mtu)
-    return (
-        _warmed_bytes(tcp, longest_prompt_bytes(experiment)) if network.tcp.warm else tcp.first_flight_bytes
-    )
+    if network.tcp.warm:
+        return _warmed(tcp, longest_prompt_bytes(experiment))
+    return LineState(tcp.first_flight_bytes), LineState(tcp.first_flight_bytes)
 
 
 @lru_cache(64)
-def _warmed_bytes(tcp: Tcp, n_bytes: int) -> int:
-    """Returns the congestion window of a connection that was warmed with ``n_bytes`` (``nodes.connection.warm``)."""
+def _warmed(tcp: Tcp, n_bytes: int) -> tuple[LineState, LineState]:
+    """Returns the states of a connection that was warmed with ``n_bytes`` (``nodes.connection.warm``)."""
     queue = EventQueue()
-    pipes = [Pipe("warm", -1, Link(0.01, 1e9), repairs=True) for _ in range(2)]
-    n_left, ping_bytes = -(-min(n_bytes, WARM_BYTES) // wire.PART_BYTES), min(n_bytes, wire.PART_BYTES)
+    pipes = LazyPipe("there", _LINK), LazyPipe("back", _LINK)
+    answers = Line(queue, pipes[::-1], _LINK, tcp, None, None)
+    asks = Line(queue, pipes, _LINK, tcp, answers, None)
+    for line in (asks, answers):
+        line.begin(LineState(tcp.first_flight_bytes))
+    n_left, payload_bytes = -(-min(n_bytes, WARM_BYTES) // wire.PART_BYTES), min(n_bytes, wire.PART_BYTES)
+    ping, answer = framesizes.ping(payload_bytes), framesizes.out(payload_bytes)
 
-    def ping(*_: object) -> None:
+    def ask() -> None:
         nonlocal n_left
         if n_left:
             n_left -= 1
-            there.put(ping_bytes, _PING)
+            asks.send(ping, answers.send, answer, ask)
 
-    there = Flow(
-        *(queue, queue, pipes[0], pipes[1], tcp),
-        lambda n_bytes, item: back.put(ping_bytes, _PING) if item is _PING else None,
-    )
-    back = Flow(
-        *(queue, queue, pipes[1], pipes[0], tcp), lambda n_bytes, item: ping() if item is _PING else None
-    )
     for _ in range(WARM_BYTES // 2 // wire.PART_BYTES):
-        ping()
+        ask()
     queue.at(_LONG_S, queue.stop)
     queue.run()
-    there.room_bytes()
-    return there.window_bytes
+    return asks.state, answers.state

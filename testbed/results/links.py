@@ -19,7 +19,7 @@ from nodes import framesizes
 from policies.links import Link
 from testbed.experiments.experiment import Experiment, NetworkChange
 from testbed.experiments.timeline import Pair
-from testbed.fast.links import bytes_on_wire
+from testbed.fast.lines import bytes_on_wire
 from testbed.records.links import LinksUsed, LinkUse, ends_of
 from testbed.results.changes import as_carried_out
 from testbed.results.logs import RunRecords

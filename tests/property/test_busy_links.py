@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -77,3 +78,22 @@ def test_where_messages_wait_for_links_means_are_within_one_percent_and_p99_with
     for name, (mean_s, p99_s) in ours.items():
         assert abs(mean_s - others[name][0]) <= 0.01 * others[name][0] + 1e-6, (name, ours, others)
         assert abs(p99_s - others[name][1]) <= 0.03 * others[name][1] + 1e-6, (name, ours, others)
+
+
+@pytest.mark.parametrize(("batching", "seed"), [("none", 0), ("none", 3), ("continuous", 4)])
+def test_each_request_takes_as_long_as_in_the_system_but_for_bytes_of_numbers(
+    batching: str, seed: int
+) -> None:
+    """Prompts and results of 80 parts meet on slow links: what is written when, headers and confirmations included, decides."""
+    sites = (("A", "A", 4), ("A", "B", 40), ("A", "C", 60), ("B", "C", 30), ("B", "B", 4), ("C", "C", 4))
+    pairs = [{"sites": [a, b], "rtt": f"{rtt_ms} ms", "rate": "40 Mbit/s"} for a, b, rtt_ms in sites]
+    lengths = {"n_requests": 5, "rate": 2, "n_input_tokens": 600, "n_output_tokens": 8}
+    changes = {"network": {"kind": "clusters", "pairs": pairs}, "workload": BASE["workload"] | lengths}
+    scenario = BASE | changes | {"compute": {"batching": batching}, "seed": seed}
+    case = Case(load_experiment(Document(scenario)))
+    fast, system = simulate(case, "testbed"), simulate(case, "testbed", is_virtual=True, live=False)
+    for one, other in zip(fast.rows, system.rows, strict=True):
+        assert one.chain == other.chain
+        for name in ("queue_s", "ttft_s", "e2e_s"):
+            # A part has up to two bytes more or less: 0.4 us at this rate.
+            assert one.times[name] == pytest.approx(other.times[name], abs=1.5e-3), name

@@ -39,6 +39,7 @@ FRAMES: dict[str, tuple[wire.Frame, Any, bool]] = {
     "ok": (wire.Ok(2000), framesizes.OK, False),
     "got": (wire.Got(2000), framesizes.GOT, False),
     "step": (wire.Step(2000, "150", 1500, 1, b""), framesizes.step, True),
+    "ping": (wire.Ping(2000, b""), framesizes.ping, True),
     "out": (OUT, framesizes.out, False),
     "push": (wire.Push(2000, TOKEN, 1500, 1, 2 * TIMING, b""), lambda n: framesizes.push(n, 2), True),
     "result": (wire.Result(2000, 1500, 7 * TIMING, b""), lambda n: framesizes.result(n, 7), False),
