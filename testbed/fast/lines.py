@@ -126,6 +126,7 @@ class Line(LazyFlow):
     @property
     def state(self) -> LineState:
         """Its state, if all that was sent is acknowledged."""
+        self._lazy_back.settle(self._queue.now_s)
         self.room_bytes()
         return LineState(self.window_bytes, self._written_bytes)
 

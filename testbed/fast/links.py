@@ -72,7 +72,6 @@ class Links:
         self._servers = [server.name for server in experiment.problem.servers]
         self._clients = frozenset(experiment.problem.clients)
         self._sources = [*experiment.problem.clients, *self._servers]
-        self._first = dict(zip(_ENDS, first_states(experiment), strict=True))
         changing = network.links.items() if network.changes else ()
         used = {pair: link for pair, link in changing if experiment.uses(pair)}
         self._courses = courses(network.changes, used, 1.0)
@@ -174,7 +173,10 @@ class Links:
                 heard = self._heard[target, source]
             link = self._link((source, target))
             line = Line(self._queue, pipes, link, self._tcp, confirms, heard)
-            line.begin(self._first[end])
+            asks, answers = first_states(
+                self._experiment, (source, target) if end == "asks" else (target, source)
+            )
+            line.begin(asks if end == "asks" else answers)
             self._lines[source, target, end] = line
         return line
 

@@ -14,10 +14,8 @@ from testbed.fast.events import EventQueue
 from testbed.fast.lazy import LazyPipe
 from testbed.fast.lines import Line, LineState
 
-_LONG_S = 1e6
+_LONG_S = 1e9
 """Longer than a connection is warmed."""
-_LINK = Link(0.01, 1e9)
-"""The state does not depend on the link."""
 
 
 def longest_prompt_bytes(experiment: Experiment) -> int:
@@ -26,25 +24,26 @@ def longest_prompt_bytes(experiment: Experiment) -> int:
     return n_tokens * experiment.problem.model.token_bytes
 
 
-def first_states(experiment: Experiment) -> tuple[LineState, LineState]:
-    """Returns the states, at time zero, of the line on which a connection asks and of that on which it is answered.
+def first_states(experiment: Experiment, pair: tuple[str, str]) -> tuple[LineState, LineState]:
+    """Returns the states, at time zero, of the lines of a connection from ``pair[0]`` to ``pair[1]``: there, and back.
 
     If connections are warm, they have carried the longest prompt.
     """
     network = experiment.network
     tcp = Tcp.of(network.tcp, network.mtu)
-    if network.tcp.warm:
-        return _warmed(tcp, longest_prompt_bytes(experiment))
-    return LineState(tcp.first_flight_bytes), LineState(tcp.first_flight_bytes)
+    if not network.tcp.warm:
+        return LineState(tcp.first_flight_bytes), LineState(tcp.first_flight_bytes)
+    links = (Link(link.delay_s, link.rate_bps) for link in (network.links[pair], network.links[pair[::-1]]))
+    return _warmed(tcp, longest_prompt_bytes(experiment), *links)
 
 
-@lru_cache(64)
-def _warmed(tcp: Tcp, n_bytes: int) -> tuple[LineState, LineState]:
-    """Returns the states of a connection that was warmed with ``n_bytes`` (``nodes.connection.warm``)."""
+@lru_cache(1024)
+def _warmed(tcp: Tcp, n_bytes: int, there: Link, back: Link) -> tuple[LineState, LineState]:
+    """Returns the states of a connection over two links that was warmed with ``n_bytes`` (``nodes.connection.warm``)."""
     queue = EventQueue()
-    pipes = LazyPipe("there", _LINK), LazyPipe("back", _LINK)
-    answers = Line(queue, pipes[::-1], _LINK, tcp, None, None)
-    asks = Line(queue, pipes, _LINK, tcp, answers, None)
+    pipes = LazyPipe("there", there), LazyPipe("back", back)
+    answers = Line(queue, pipes[::-1], back, tcp, None, None)
+    asks = Line(queue, pipes, there, tcp, answers, None)
     for line in (asks, answers):
         line.begin(LineState(tcp.first_flight_bytes))
     n_left, payload_bytes = -(-min(n_bytes, WARM_BYTES) // wire.PART_BYTES), min(n_bytes, wire.PART_BYTES)
