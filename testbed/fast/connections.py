@@ -7,8 +7,9 @@ the handshakes of TCP and of WebSockets.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from netem.flows import SYN_BYTES
@@ -120,6 +121,13 @@ class Connections:
     def from_server(self, server: int) -> int:
         """Returns a server's number as a source."""
         return self._n_clients + server
+
+    def unconnected(self, servers: Sequence[int]) -> tuple[int, int] | None:
+        """Returns the first two servers in a row that must connect before one can pass steps on to the other; ``None``: all can."""
+        for server, following in pairwise(servers):
+            if server != following and self._present((self.from_server(server), following)) is None:
+                return server, following
+        return None
 
     def _present(self, pair: _Pair) -> Wire | None:
         wire = self._wires.get(pair)

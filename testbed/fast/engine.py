@@ -341,6 +341,7 @@ class _Run:
         if (refusal := opening.refusal) is not None:
             self._refused(session, refusal.reason, refusal.broken, is_final=refusal.is_final)
             return
+        self._check_passing(session)
         if session.ready_at_s is not None:
             self._serve(session, now_s)
             return
@@ -474,6 +475,18 @@ class _Run:
             if self._recovering is None and any(hop.server == server for hop in session.opened):
                 name = self._problem.servers[server].name
                 raise SessionsCut(f"request {session.plan.index} loses {name}, which is killed")
+
+    def _check_passing(self, session: Session) -> None:
+        """With forwarding, a server that has been away is connected with again when a step is passed on to it."""
+        if self._connections is None or self._recovering is not None or not self._problem.forwarding:
+            return
+        assert session.route is not None, "it has been opened on one"
+        pair = self._connections.unconnected([hop.server for hop in session.route.hops])
+        if pair is not None and not not_recovered(self._experiment):
+            source, server = (self._problem.servers[number].name for number in pair)
+            raise SessionsCut(
+                f"{source} has no connection with {server} when request {session.plan.index} comes"
+            )
 
     def _ends(self, server: int) -> None:
         """A server ends now, with all that it has."""

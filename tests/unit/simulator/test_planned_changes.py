@@ -35,6 +35,7 @@ DIES_IDLE = "fault=[{kind='kill', server='a100-0', at='0.01 s', for='20 s'}, {ki
 SLOWER = (
     "network.event=[{at='6 s', for='20 s', link=['Cluster0', 'Cluster1'], rate='5 Mbit/s', rtt='300 ms'}]"
 )
+FORWARDING = "policy.communication='server-to-server'"
 SLOWER_NOW = ("network.event=[{at='0 s', link=['Cluster0', 'Cluster1'], rate='50 Mbit/s'}]",)
 ENDS = {"leave": ", for='3 s'", "kill": ", for='3 s'", "restart": ""}
 CUT = "network.event=[{at='6 s', for='4 s', link=['Cluster0', 'Cluster2'], down=true}]"
@@ -59,6 +60,7 @@ def both(*options: str, folder: Path) -> tuple[Simulation, Simulation]:
         (SLOWER,),
         (CUT,),
         (LEAVES, SLOWER, "compute.batching='continuous'"),
+        (*JOINS, FORWARDING),
     ],
     ids=[
         "leave and restart",
@@ -68,6 +70,7 @@ def both(*options: str, folder: Path) -> tuple[Simulation, Simulation]:
         "slower link",
         "cut link",
         "all, in batches",
+        "join, forwarding",
     ],
 )
 def test_what_is_planned_happens_as_in_the_testbed_itself(options: tuple[str, ...], tmp_path: Path) -> None:
@@ -84,7 +87,11 @@ def test_what_is_planned_happens_as_in_the_testbed_itself(options: tuple[str, ..
 
 
 @pytest.mark.parametrize("kind", ["leave", "kill", "restart"])
-@pytest.mark.parametrize("more", [(), ("compute.batching='continuous'",), SLOWER_NOW])
+@pytest.mark.parametrize(
+    "more",
+    [(), ("compute.batching='continuous'",), SLOWER_NOW, (FORWARDING,), (FORWARDING, *SLOWER_NOW)],
+    ids=["idle links", "batches", "busy links", "forwarding", "forwarding on busy links"],
+)
 def test_the_first_session_on_a_server_that_was_away_connects_again(
     kind: str, more: tuple[str, ...], tmp_path: Path
 ) -> None:
