@@ -129,7 +129,7 @@ class Connection:
         self._max_payload_bytes = max_payload_bytes
         self._channel: _Channel | None = None
         self._opening = asyncio.Lock()
-        self._next_id = 0
+        self._next_id = wire.FIRST_ID
         self._tasks: set[asyncio.Task[None]] = set()
         self._closings: set[asyncio.Task[None]] = set()
         """Those of them that close sessions."""
@@ -192,7 +192,7 @@ class Connection:
     def next_id(self) -> int:
         """Returns a number that no other request on this connection has."""
         self._next_id += 1
-        return self._next_id
+        return self._next_id - 1
 
     async def ask(
         self,

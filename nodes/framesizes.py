@@ -1,6 +1,6 @@
 """How many bytes of its connection each message of the data plane takes: for the simulator, which sends sizes only.
 
-Frames are those of ``nodes.wire``, with numbers and names of the usual length: a real one differs by a few bytes.
+Frames are those of ``nodes.wire``, whose sizes depend on what they carry alone. Errors, with a text of the usual length, differ.
 """
 
 from __future__ import annotations
@@ -29,18 +29,13 @@ def _own_bytes(frame: wire.Frame) -> int:
     return len(wire.pack(frame))
 
 
-_STEP = _own_bytes(wire.Step(1000, "100", 1000, 1, b""))
-_PING = _own_bytes(wire.Ping(1000, b""))
-_OUT = _own_bytes(wire.Out(1000, 0.1, 0.2, Composition(), b""))
-_PUSH = _own_bytes(wire.Push(1000, _TOKEN, 1000, 1, b"", b""))
-_RESULT = _own_bytes(wire.Result(1000, 1000, b"", b""))
-_MORE = _own_bytes(wire.More(1000, b""))
+_STEP = _own_bytes(wire.Step(wire.FIRST_ID, "100", 1000, 1, b""))
+_PING = _own_bytes(wire.Ping(wire.FIRST_ID, b""))
+_OUT = _own_bytes(wire.Out(wire.FIRST_ID, 0.1, 0.2, Composition(), b""))
+_PUSH = _own_bytes(wire.Push(wire.FIRST_ID, _TOKEN, 1000, 1, b"", b""))
+_RESULT = _own_bytes(wire.Result(wire.FIRST_ID, 1000, b"", b""))
+_MORE = _own_bytes(wire.More(wire.FIRST_ID, bytes(wire.PART_BYTES))) - wire.PART_BYTES
 _TIMING = len(wire.pack_timing(wire.Timing(0.0, 0.0, 0)))
-
-
-def _payload_bytes(n_bytes: int) -> int:
-    """Returns the bytes of a payload in MessagePack beyond those of an empty one."""
-    return n_bytes + (0 if n_bytes < 2**8 else 1 if n_bytes < 2**16 else 3)
 
 
 def _message(n_bytes: int, is_masked: bool) -> tuple[int, int]:
@@ -69,26 +64,26 @@ class FrameSize(NamedTuple):
 def _frame(own_bytes: int, n_payload: int, is_masked: bool) -> FrameSize:
     n_parts = max(0, n_payload - 1) // wire.PART_BYTES
     n_last = n_payload - n_parts * wire.PART_BYTES
-    last_bytes, last_head_bytes = _message(own_bytes + _payload_bytes(n_last), is_masked)
+    last_bytes, last_head_bytes = _message(own_bytes + n_last, is_masked)
     part_bytes = part_head_bytes = 0
     if n_parts:
-        part_bytes, part_head_bytes = _message(_MORE + _payload_bytes(wire.PART_BYTES), is_masked)
+        part_bytes, part_head_bytes = _message(_MORE + wire.PART_BYTES, is_masked)
     return FrameSize(
         class_of_payload(n_payload), last_bytes, n_parts, part_bytes, last_head_bytes, part_head_bytes
     )
 
 
-_OPENING = 100, "100", "client1", 0, 30, 1000
+_OPENING = wire.FIRST_ID, "100", "client1", 0, 30, 1000
 _JOINING = *_OPENING, _TOKEN, 3, _TOKEN
 OPEN = _frame(_own_bytes(wire.Open(*_OPENING, 1000, 100.5)), 0, True)
 JOIN = _frame(_own_bytes(wire.Join(*_JOINING, 1000, 100.5)), 0, True)
-CLOSE = _frame(_own_bytes(wire.Close(1000, "100")), 0, True)
-OK = _frame(_own_bytes(wire.Ok(1000)), 0, False)
-FOUND = _frame(_own_bytes(wire.Found(1000, 1000)), 0, False)
-GOT = _frame(_own_bytes(wire.Got(1000)), 0, False)
+CLOSE = _frame(_own_bytes(wire.Close(wire.FIRST_ID, "100")), 0, True)
+OK = _frame(_own_bytes(wire.Ok(wire.FIRST_ID)), 0, False)
+FOUND = _frame(_own_bytes(wire.Found(wire.FIRST_ID, 1000)), 0, False)
+GOT = _frame(_own_bytes(wire.Got(wire.FIRST_ID)), 0, False)
 UPGRADE, UPGRADED = FrameSize(Class.CONTROL, 250), FrameSize(Class.CONTROL, 202)
 """The request for a WebSocket and its answer, as aiohttp makes them."""
-ERROR = _frame(_own_bytes(wire.Error(1000, wire.NO_CAPACITY, "m" * 60)), 0, False)
+ERROR = _frame(_own_bytes(wire.Error(wire.FIRST_ID, wire.NO_CAPACITY, "m" * 60)), 0, False)
 
 
 @lru_cache(4096)
@@ -108,7 +103,7 @@ def opening(n_pages: int, *, forwarding: bool) -> FrameSize:
 @lru_cache(4096)
 def keeping(n_pages: int) -> FrameSize:
     """Returns the size of a closing after which the server may keep ``n_pages`` pages."""
-    return _frame(_own_bytes(wire.Keep(1000, "100", bytes(n_pages * PAGE_ID_BYTES))), 0, True)
+    return _frame(_own_bytes(wire.Keep(wire.FIRST_ID, "100", bytes(n_pages * PAGE_ID_BYTES))), 0, True)
 
 
 def there(at: int, *, forwarding: bool) -> Callable[[int], FrameSize]:
@@ -141,10 +136,10 @@ def out(n_payload: int) -> FrameSize:
 @lru_cache(4096)
 def push(n_payload: int, n_timings: int) -> FrameSize:
     """Returns the size of a ``Push``, from a client or another server, with the timings of ``n_timings`` hops."""
-    return _frame(_PUSH + _payload_bytes(n_timings * _TIMING), n_payload, True)
+    return _frame(_PUSH + n_timings * _TIMING, n_payload, True)
 
 
 @lru_cache(4096)
 def result(n_payload: int, n_timings: int) -> FrameSize:
     """Returns the size of a ``Result`` of a chain of ``n_timings`` hops."""
-    return _frame(_RESULT + _payload_bytes(n_timings * _TIMING), n_payload, False)
+    return _frame(_RESULT + n_timings * _TIMING, n_payload, False)

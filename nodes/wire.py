@@ -31,6 +31,8 @@ PART_BYTES = 60 * 1024
 headers it is no more than TCP sends at once."""
 SMALL_BYTES = 1024**2
 """Largest payload of a frame that passes larger ones: any token, and prompts of some dozens."""
+FIRST_ID = 2**16
+"""The first id of a connection's requests: from here on ids take the same bytes, however many requests came before."""
 FRAME_OVERHEAD_BYTES = 512 + MAX_TIMINGS * _TIMING.size
 """Most bytes that a frame has besides its payload."""
 
@@ -69,7 +71,13 @@ class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     id: int
 
 
-class Opening(Frame):
+class Padded(Frame, kw_only=True):
+    """A frame with numbers or names. ``pack`` pads it, so that its size and time depend on what it carries alone."""
+
+    pad: Annotated[bytes, Meta(max_length=255)] = b""
+
+
+class Opening(Padded):
     """Base of ``Open`` and ``Join``: open a session of at most ``max_tokens`` in blocks ``[first, last)``."""
 
     id: Count
@@ -140,7 +148,7 @@ class JoinPages(Join, tag="join-pages"):
     pages: bytes = b""
 
 
-class Step(Frame, tag="step"):
+class Step(Padded, tag="step"):
     """A step of an ``Open`` session: ``n_tokens`` hidden states from ``position`` on; 0 is the prefill.
 
     A ``position`` before the session's present one makes the session go back: what it has cached from there on is
@@ -166,7 +174,7 @@ class Instead(Step, tag="instead"):
     """As ``Step``, in place of those of the session that begin no earlier and may not be computed yet: they get no answer."""
 
 
-class Push(Frame, tag="push"):
+class Push(Padded, tag="push"):
     """A step of a ``Join`` session, sent by the client or another server.
 
     It is answered on arrival, before it is computed.
@@ -191,7 +199,7 @@ class PushRound(Push, tag="push-round"):
     kind: Literal["step", "behind", "instead"]
 
 
-class Close(Frame, tag="close"):
+class Close(Padded, tag="close"):
     """End a session."""
 
     id: Count
@@ -207,7 +215,7 @@ class Keep(Close, tag="keep"):
     pages: bytes = b""
 
 
-class Ping(Frame, tag="ping"):
+class Ping(Padded, tag="ping"):
     """Ask for an ``Out`` with the same payload."""
 
     id: Count
@@ -220,14 +228,14 @@ class Ok(Frame, tag="ok"):
     id: int
 
 
-class Found(Frame, tag="found"):
+class Found(Padded, tag="found"):
     """The session is open, and the server has the cache of the first ``n_tokens`` tokens of its prompt."""
 
     id: int
     n_tokens: int
 
 
-class Out(Frame, tag="out"):
+class Out(Padded, tag="out"):
     """Result of a step.
 
     The server received the step at ``arrived_at_s`` and had its result at ``departed_at_s``, in scenario
@@ -241,7 +249,7 @@ class Out(Frame, tag="out"):
     payload: bytes
 
 
-class Result(Frame, tag="result"):
+class Result(Padded, tag="result"):
     """Result of a chain's step, sent to the client by the last server. ``id`` is that of its ``Join``."""
 
     id: int
@@ -297,6 +305,30 @@ class _Head(msgspec.Struct, array_like=True):
     id: int
 
 
+_CONTENTS = "payload", "timings", "pages"
+_NAME, _TOKEN, _NUMBER = "n" * 16, "t" * 32, 2**32 - 1
+_OPENING = _NUMBER, _NAME, _NAME, _NUMBER, _NUMBER, _NUMBER
+_JOINING = *_OPENING, _TOKEN, _NUMBER, _TOKEN, _NUMBER, 0.0
+_PASSING = _NUMBER, _TOKEN, _NUMBER, _NUMBER, b"", b""
+_STEPPING = _NUMBER, _NAME, _NUMBER, _NUMBER, b""
+_LARGEST: tuple[Padded, ...] = (
+    *(Open(*_OPENING, _NUMBER), OpenPages(*_OPENING, _NUMBER), Join(*_JOINING), JoinPages(*_JOINING)),
+    *(kind(*_STEPPING) for kind in (Step, Fill, Behind, Instead)),
+    *(Push(*_PASSING), PushRound(*_PASSING, _NUMBER, "instead")),
+    *(Close(_NUMBER, _NAME), Keep(_NUMBER, _NAME), Ping(_NUMBER, b""), Found(_NUMBER, _NUMBER)),
+    Out(_NUMBER, 0.0, 0.0, Composition(*[_NUMBER] * 5), b""),
+    *(Result(_NUMBER, _NUMBER, b"", b""), RoundResult(_NUMBER, _NUMBER, b"", b"", _NUMBER)),
+)
+_LENGTH_BYTES = 3
+"""What the length of contents takes at most, beyond that of none."""
+_ROOM = {
+    type(frame): len(msgspec.msgpack.encode(frame))
+    + _LENGTH_BYTES * sum(hasattr(frame, name) for name in _CONTENTS)
+    for frame in _LARGEST
+}
+"""The bytes of each kind of ``Padded`` frame beside its contents."""
+
+
 class FrameError(Exception):
     """A frame breaks the protocol. ``code`` and ``request_id`` go into the error frame."""
 
@@ -317,8 +349,15 @@ def headers(key: str) -> dict[str, str]:
 
 
 def pack(frame: Frame) -> bytes:
-    """Returns the bytes of a frame."""
-    return msgspec.msgpack.encode(frame)
+    """Returns the bytes of a frame. A ``Padded`` one has a fixed number of them beside its ``_CONTENTS``, if its names are of usual length."""
+    data = msgspec.msgpack.encode(frame)
+    if isinstance(frame, Padded):
+        n_own = len(data) - sum(len(getattr(frame, name, b"")) for name in _CONTENTS)
+        if (short := _ROOM[type(frame)] - n_own) > 0:
+            frame.pad = bytes(short)
+            data = msgspec.msgpack.encode(frame)
+            frame.pad = b""
+    return data
 
 
 class Timing(NamedTuple):
@@ -355,15 +394,20 @@ def unpack_request(data: bytes) -> Request | More | Drop:
         raise FrameError(BAD_FRAME, _reason(error), _id_of(data)) from error
     if isinstance(frame, Push):
         unpack_timings(frame.timings)
+    if isinstance(frame, Padded):
+        frame.pad = b""
     return frame
 
 
 def unpack_answer(data: bytes) -> Answer | More | Drop | Got:
     """Decodes an answer. Raises ``FrameError`` (``bad-frame``)."""
     try:
-        return _answers.decode(data)
+        frame = _answers.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(BAD_FRAME, f"not an answer: {_reason(error)}") from error
+    if isinstance(frame, Padded):
+        frame.pad = b""
+    return frame
 
 
 def _reason(error: Exception) -> str:

@@ -23,6 +23,8 @@ class EventQueue:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self.number = 0
+        """The present event's: of those of one instant, the lower ones come first."""
         self._heap: list[_Event] = []
         self._numbers = count()
         self._is_stopped = False
@@ -38,6 +40,10 @@ class EventQueue:
         """As ``at``, for an instant that is a whole nanosecond already."""
         heappush(self._heap, (tick_s, next(self._numbers), call, args))
 
+    def next_number(self) -> int:
+        """Returns the number of an event that is planned now, but by others."""
+        return next(self._numbers)
+
     def free_at(self, at_s: float, call: Callable[..., object], *args: Any) -> float:
         """As ``at``, before all of that instant that was planned with ``at``."""
         at_s = on_tick(at_s)
@@ -49,7 +55,7 @@ class EventQueue:
         """Carry out all events, one after another, until ``stop`` is called or one was carried out after ``until_s``."""
         heap, self._is_stopped = self._heap, False
         while not self._is_stopped and self.now_s <= until_s:
-            self.now_s, _, call, args = heappop(heap)
+            self.now_s, self.number, call, args = heappop(heap)
             call(*args)
 
     def stop(self) -> None:

@@ -9,41 +9,51 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
-from netem.flows import Deliver, Flow, Schedule, Tcp
+from netem.flows import Deliver, Flow, Tcp
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.spec import NO_COURSE, Course
 from netem.tcp import RECEIVE_WINDOW_BYTES
 from nodes.clock import NS
 from policies.links import HEADER_BYTES, Link
+from testbed.fast.events import EventQueue
 
 
 class LazyPipe(Pipe):
-    """A link that never drops. ``promised`` is a heap of acknowledgements to come: (instant, number, flow, bytes)."""
+    """A link that never drops. ``promised`` is a heap of acknowledgements to come: (instant, number, flow, bytes).
 
-    __slots__ = ("is_plain", "n_promises", "promised")
+    The numbers are those of the events of ``queue``: of what happens at one instant, the acknowledgement enters in its turn.
+    """
+
+    __slots__ = ("_queue", "is_plain", "promised")
 
     def __init__(
-        self, name: str, profile: Link, route: tuple[SharedLink, ...] = (), course: Course = NO_COURSE
+        self,
+        queue: EventQueue,
+        name: str,
+        profile: Link,
+        route: tuple[SharedLink, ...] = (),
+        course: Course = NO_COURSE,
     ) -> None:
+        self._queue = queue
         super().__init__(name, -1, profile, route=route, repairs=True, course=course)
         self.is_plain = not (route or course[0] or profile.jitter_s or profile.loss_ratio)
         """Whether a packet's time follows from the rate and the delay alone, for the whole run."""
         self.promised: list[tuple[float, int, LazyFlow, int]] = []
-        self.n_promises = 0
 
     def enter(
         self, now_s: float, size: int, n_segments: int = 1, segment_bytes: int = 0
     ) -> tuple[float, Transit | None] | None:
         """See ``Pipe.enter``."""
         if self.promised and self.promised[0][0] <= now_s:
-            self.settle(now_s)
+            self.settle()
         return super().enter(now_s, size, n_segments, segment_bytes)
 
-    def settle(self, now_s: float) -> None:
+    def settle(self) -> None:
         """Lets the acknowledgements enter that were to do so until now."""
         promised, free_at_s = self.promised, self.free_at_s
         wire_s, delay_s = HEADER_BYTES * self.s_per_byte, self.delay_s
-        while promised and promised[0][0] <= now_s:
+        now = self._queue.now_s, self._queue.number
+        while promised and promised[0][:2] <= now:
             at_s, _, flow, n_bytes = heappop(promised)
             if at_s > free_at_s:
                 free_at_s = at_s
@@ -70,18 +80,19 @@ class MessageSize(NamedTuple):
 class LazyFlow(Flow):
     """``netem.flows.Flow`` over lazy pipes."""
 
-    __slots__ = ("_lazy_back", "_lazy_pipe")
+    __slots__ = ("_lazy_back", "_lazy_pipe", "_queue")
 
     def __init__(
         self,
-        kernel: Schedule,
+        queue: EventQueue,
         pipe: LazyPipe,
         back: LazyPipe,
         tcp: Tcp,
         deliver: Deliver,
         sent: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(kernel, kernel, pipe, back, tcp, deliver, sent)
+        super().__init__(queue, queue, pipe, back, tcp, deliver, sent)
+        self._queue = queue
         self._lazy_pipe, self._lazy_back = pipe, back
 
     def pass_on(self, size: MessageSize) -> float | None:
@@ -99,7 +110,7 @@ class LazyFlow(Flow):
             or 2 * self._peak_bytes > window_bytes
             or flight_bytes > RECEIVE_WINDOW_BYTES
         ):  # else the window neither limits nor grows, and which acknowledgements have come does not matter
-            back.settle(now_s)
+            back.settle()
             if n_bytes > self.room_bytes():
                 return None
             flight_bytes = self._flight_full_bytes + full_bytes
@@ -109,20 +120,18 @@ class LazyFlow(Flow):
             self._peak_bytes = flight_bytes
         promised = pipe.promised
         if promised and promised[0][0] <= now_s:
-            pipe.settle(now_s)
+            pipe.settle()
         start_s = pipe.free_at_s
         if start_s < now_s:
             start_s = now_s
         s_per_byte, delay_s = pipe.s_per_byte, pipe.delay_s
         if head_bytes:
             at_s = round((start_s + head_wire_bytes * s_per_byte + delay_s) * NS) / NS
-            back.n_promises += 1
-            heappush(back.promised, (at_s, back.n_promises, self, head_bytes))
+            heappush(back.promised, (at_s, self._queue.next_number(), self, head_bytes))
             n_bytes -= head_bytes
         pipe.free_at_s = free_at_s = start_s + n_wire_bytes * s_per_byte
         at_s = round((free_at_s + delay_s) * NS) / NS
-        back.n_promises = number = back.n_promises + 1
-        heappush(back.promised, (at_s, number, self, n_bytes))
+        heappush(back.promised, (at_s, self._queue.next_number(), self, n_bytes))
         return at_s
 
     def put(self, n_bytes: int, item: Any = None) -> None:
@@ -133,7 +142,7 @@ class LazyFlow(Flow):
 
     def _plan_promised(self) -> None:
         back = self._lazy_back
-        back.settle(self._kernel.now_s)
+        back.settle()
         mine = sorted(promise for promise in back.promised if promise[2] is self)
         back.promised = [promise for promise in back.promised if promise[2] is not self]
         heapify(back.promised)

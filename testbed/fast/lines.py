@@ -85,7 +85,7 @@ class Line(LazyFlow):
     """
 
     __slots__ = (
-        "_confirms", "_end", "_hears", "_is_writing", "_known", "_link", "_noted", "_outbox", "_passed", "_queue", "_rates", "_recent", "_slower", "_written_bytes",
+        "_confirms", "_end", "_hears", "_is_writing", "_known", "_link", "_noted", "_outbox", "_passed", "_rates", "_recent", "_slower", "_written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -98,7 +98,6 @@ class Line(LazyFlow):
         heard: Heard | None,
     ) -> None:
         super().__init__(queue, *pipes, tcp, self._arrived, self._flow_sent)
-        self._queue = queue
         self._confirms = confirms
         self._hears = heard
         self._end: tuple[Callable[..., None], tuple[Any, ...]] | None = None
@@ -126,7 +125,7 @@ class Line(LazyFlow):
     @property
     def state(self) -> LineState:
         """Its state, if all that was sent is acknowledged."""
-        self._lazy_back.settle(self._queue.now_s)
+        self._lazy_back.settle()
         self.room_bytes()
         return LineState(self.window_bytes, self._written_bytes)
 
@@ -216,7 +215,7 @@ class Line(LazyFlow):
 
     def late_s(self, size: FrameSize, at_s: float) -> float:
         """Returns how much later than on idle links a frame that is sent at ``at_s`` would arrive, in whole ns."""
-        self._lazy_pipe.settle(self._queue.now_s)
+        self._lazy_pipe.settle()
         idle_s, wait_s = self.idle_s(size), max(0.0, self._pipe.free_at_s - at_s)
         return on_tick(idle_s + wait_s) - on_tick(idle_s)
 

@@ -186,7 +186,9 @@ class Links:
             network = self._experiment.network
             route = tuple(self._shared[name] for name in network.shared_paths.get((source, target), ()))
             course = self._courses.get((source, target), NO_COURSE)
-            pipe = LazyPipe(f"{source} to {target}", network.links[source, target], route, course)
+            pipe = LazyPipe(
+                self._queue, f"{source} to {target}", network.links[source, target], route, course
+            )
             pipe.place(self._queue.now_s)
             if (present := self._present.get((source, target))) is not None:
                 pipe.change(present, self._queue.now_s)

@@ -41,7 +41,7 @@ def first_states(experiment: Experiment, pair: tuple[str, str]) -> tuple[LineSta
 def _warmed(tcp: Tcp, n_bytes: int, there: Link, back: Link) -> tuple[LineState, LineState]:
     """Returns the states of a connection over two links that was warmed with ``n_bytes`` (``nodes.connection.warm``)."""
     queue = EventQueue()
-    pipes = LazyPipe("there", there), LazyPipe("back", back)
+    pipes = LazyPipe(queue, "there", there), LazyPipe(queue, "back", back)
     answers = Line(queue, pipes[::-1], back, tcp, None, None)
     asks = Line(queue, pipes, there, tcp, answers, None)
     for line in (asks, answers):

@@ -15,34 +15,38 @@ from nodes.parts import Sending
 
 TOKEN = "0123456789abcdef" * 2
 TIMING = wire.pack_timing(wire.Timing(1.5, 2.5, 3))
-OUT = wire.Out(2000, 1.5, 2.5, Composition(), b"")
+OUT = wire.Out(wire.FIRST_ID, 1.5, 2.5, Composition(), b"")
 FRAMES: dict[str, tuple[wire.Frame, Any, bool]] = {
-    "open": (wire.Open(120, "150", "client9", 3, 70, 2000, 900, 7.25), framesizes.OPEN, True),
+    "open": (wire.Open(wire.FIRST_ID, "150", "client9", 3, 70, 2000, 900, 7.25), framesizes.OPEN, True),
     "join": (
-        wire.Join(120, "150", "client9", 3, 70, 2000, TOKEN, 9, TOKEN, 900, 7.25),
+        wire.Join(wire.FIRST_ID, "150", "client9", 3, 70, 2000, TOKEN, 9, TOKEN, 900, 7.25),
         framesizes.JOIN,
         True,
     ),
     "open-pages": (
-        wire.OpenPages(120, "150", "client9", 3, 70, 2000, 900, 7.25, bytes(240)),
+        wire.OpenPages(wire.FIRST_ID, "150", "client9", 3, 70, 2000, 900, 7.25, bytes(240)),
         framesizes.opening(30, forwarding=False),
         True,
     ),
     "join-pages": (
-        wire.JoinPages(120, "150", "client9", 3, 70, 2000, TOKEN, 9, TOKEN, 900, 7.25, bytes(240)),
+        wire.JoinPages(wire.FIRST_ID, "150", "client9", 3, 70, 2000, TOKEN, 9, TOKEN, 900, 7.25, bytes(240)),
         framesizes.opening(30, forwarding=True),
         True,
     ),
-    "found": (wire.Found(2000, 1500), framesizes.FOUND, False),
-    "keep": (wire.Keep(2000, "150", bytes(800)), framesizes.keeping(100), True),
-    "close": (wire.Close(2000, "150"), framesizes.CLOSE, True),
-    "ok": (wire.Ok(2000), framesizes.OK, False),
-    "got": (wire.Got(2000), framesizes.GOT, False),
-    "step": (wire.Step(2000, "150", 1500, 1, b""), framesizes.step, True),
-    "ping": (wire.Ping(2000, b""), framesizes.ping, True),
+    "found": (wire.Found(wire.FIRST_ID, 1500), framesizes.FOUND, False),
+    "keep": (wire.Keep(wire.FIRST_ID, "150", bytes(800)), framesizes.keeping(100), True),
+    "close": (wire.Close(wire.FIRST_ID, "150"), framesizes.CLOSE, True),
+    "ok": (wire.Ok(wire.FIRST_ID), framesizes.OK, False),
+    "got": (wire.Got(wire.FIRST_ID), framesizes.GOT, False),
+    "step": (wire.Step(wire.FIRST_ID, "150", 1500, 1, b""), framesizes.step, True),
+    "ping": (wire.Ping(wire.FIRST_ID, b""), framesizes.ping, True),
     "out": (OUT, framesizes.out, False),
-    "push": (wire.Push(2000, TOKEN, 1500, 1, 2 * TIMING, b""), lambda n: framesizes.push(n, 2), True),
-    "result": (wire.Result(2000, 1500, 7 * TIMING, b""), lambda n: framesizes.result(n, 7), False),
+    "push": (
+        wire.Push(wire.FIRST_ID, TOKEN, 1500, 1, 2 * TIMING, b""),
+        lambda n: framesizes.push(n, 2),
+        True,
+    ),
+    "result": (wire.Result(wire.FIRST_ID, 1500, 7 * TIMING, b""), lambda n: framesizes.result(n, 7), False),
 }
 PAYLOADS = (1, 100, 255, 256, 16_000, 28_672, 61_440, 61_441, 573_440, 2_000_000)
 
