@@ -41,8 +41,12 @@ class EventQueue:
         heappush(self._heap, (tick_s, next(self._numbers), call, args))
 
     def next_number(self) -> int:
-        """Returns the number of an event that is planned now, but by others."""
+        """Returns the number of an event that is planned now; ``in_turn`` may add it later."""
         return next(self._numbers)
+
+    def in_turn(self, tick_s: float, number: int, call: Callable[..., object], *args: Any) -> None:
+        """As ``on_tick``, in the order of a ``next_number`` from before."""
+        heappush(self._heap, (tick_s, number, call, args))
 
     def free_at(self, at_s: float, call: Callable[..., object], *args: Any) -> float:
         """As ``at``, before all of that instant that was planned with ``at``."""

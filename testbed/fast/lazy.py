@@ -146,5 +146,5 @@ class LazyFlow(Flow):
         mine = sorted(promise for promise in back.promised if promise[2] is self)
         back.promised = [promise for promise in back.promised if promise[2] is not self]
         heapify(back.promised)
-        for at_s, _, _, n_bytes in mine:
-            self._kernel.at(at_s, self._arrive, n_bytes, None)
+        for at_s, number, _, n_bytes in mine:
+            self._queue.in_turn(at_s, number, self._arrive, n_bytes, None)
