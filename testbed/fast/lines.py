@@ -137,6 +137,11 @@ class Line(LazyFlow):
         else:
             self._queue.on_tick(at_s, call, *args)
 
+    def tell(self, size: FrameSize) -> None:
+        """Sends a frame whose arrival changes nothing."""
+        if self.pass_frame(size) is None:
+            self.put_frame(size, _nothing)
+
     def pass_frame(self, size: FrameSize) -> float | None:
         """Sends a frame that waits for nothing but its link; returns the instant of its arrival.
 
@@ -292,9 +297,8 @@ class Line(LazyFlow):
         if self._hears is not None and self._hears.n_waiting and item is not None:
             self._hears.message(self._queue.now_s)
         if item is _PART:
-            confirms = self._confirms
-            if confirms is not None and confirms.pass_frame(framesizes.GOT) is None:
-                confirms.put_frame(framesizes.GOT, _nothing)
+            if self._confirms is not None:
+                self._confirms.tell(framesizes.GOT)
         elif item is not None:
             due_at_s, n_wire_bytes, call, args = item
             if n_wire_bytes:
@@ -305,7 +309,7 @@ class Line(LazyFlow):
 
 
 def _nothing() -> None:
-    """Nobody waits for a confirmation."""
+    """Nobody waits for it."""
 
 
 def bytes_on_wire(tcp: Tcp, size: FrameSize) -> int:

@@ -234,7 +234,9 @@ class Chains:
             admission.release(key)
         if self.closed is not None:
             self.closed(key, hop.server)
-        if waits is not None:
+        if waits is None:
+            self._send.tell(client, hop.server, framesizes.OK)
+        else:
             self._send.down(
                 self._free_at, client, hop.server, framesizes.OK, _confirmed, waits, hop.wire, number
             )

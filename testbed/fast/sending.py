@@ -57,6 +57,11 @@ class Sending:
         else:
             plan(self._queue.now_s + self._down_s(source, server), call, *args)
 
+    def tell(self, source: int, server: int, frame: FrameSize) -> None:
+        """Sends a source a message whose arrival changes nothing but what others wait for."""
+        if self._links is not None:
+            self._links.down(source, server).tell(frame)
+
     def heard(self, client: int, server: int) -> Heard:
         """Returns what a client hears of a server. Without links it hears nothing besides answers."""
         return Heard() if self._links is None else self._links.heard(client, server)

@@ -354,7 +354,7 @@ class Steps:
         hop, part, now_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
         is_passed = self._passing is not None and session.at  # then it is answered already
         if not is_passed and session.ways and (accepts := session.ways[session.at].accepts) is not None:
-            accepts.send(framesizes.OK, _nothing)
+            accepts.tell(framesizes.OK)
         if self._caches is not None and not self._grow(self._caches[hop.server], session, part):
             if not self._forwarding:  # else the client is notified at once: see ``notify_preempted``
                 self._notify(session.plan.client, hop.server, self._refused, session, hop.server)
@@ -528,10 +528,6 @@ class Steps:
             if len(self._recent) > _MOST_RECENT:
                 self._keep()
         session.records = []
-
-
-def _nothing() -> None:
-    """Nobody waits for the answer to a push."""
 
 
 def replay_of(session: ChainSession, *, in_steps: bool) -> list[Part]:
