@@ -264,7 +264,7 @@ class RoundResult(Result, tag="round-result"):
     number: int
 
 
-class Error(Frame, tag="error"):
+class Error(Padded, tag="error"):
     """A request or a session failed.
 
     ``id`` is the request's, or -1 if it could not be read. If a chain's session fails, it is its ``Join``'s.
@@ -318,6 +318,7 @@ _LARGEST: tuple[Padded, ...] = (
     *(Close(_NUMBER, _NAME), Keep(_NUMBER, _NAME), Ping(_NUMBER, b""), Found(_NUMBER, _NUMBER)),
     Out(_NUMBER, 0.0, 0.0, Composition(*[_NUMBER] * 5), b""),
     *(Result(_NUMBER, _NUMBER, b"", b""), RoundResult(_NUMBER, _NUMBER, b"", b"", _NUMBER)),
+    Error(_NUMBER, _NAME, "m" * _MAX_REASON_CHARACTERS),
 )
 _LENGTH_BYTES = 3
 """What the length of contents takes at most, beyond that of none."""

@@ -111,7 +111,7 @@ class LazyFlow(Flow):
             or flight_bytes > RECEIVE_WINDOW_BYTES
         ):  # else the window neither limits nor grows, and which acknowledgements have come does not matter
             back.settle()
-            if n_bytes > self.room_bytes():
+            if (n_bytes + self._tcp.mss if head_bytes else n_bytes) > self.room_bytes():
                 return None
             flight_bytes = self._flight_full_bytes + full_bytes
         self.flight_bytes += n_bytes

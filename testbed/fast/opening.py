@@ -156,10 +156,7 @@ class Chains:
         """An opening reaches a server. What the answer is, is known as soon as it is sent."""
         if wire is not None and not wire.is_served:
             return
-        size = framesizes.FOUND if opening.pages else framesizes.OK
-        answer = opening, wire, number, asked
-        self._send.down(self._queue.at, opening.client, hop.server, size, self._answered, *answer)
-        server = self._admissions[hop.server]
+        server, size = self._admissions[hop.server], framesizes.FOUND if opening.pages else framesizes.OK
         refused = server.admit(opening.key, hop.first, hop.last, opening.need, opening.pages)
         if refused is None:
             n_found, key = server.found_tokens(opening.key), opening.key
@@ -167,8 +164,10 @@ class Chains:
             opened.cache_key, opened.wire = key, wire
             opening.opened.append(opened)
         else:
-            error = ServerError(refused.code, refused.reason)
+            error, size = ServerError(refused.code, refused.reason), framesizes.ERROR
             opening.failed[hop.server] = NotOpened.of(hop.server, error)
+        answer = opening, wire, number, asked
+        self._send.down(self._queue.at, opening.client, hop.server, size, self._answered, *answer)
 
     def _answered(self, opening: Opening, wire: Wire | None, number: int, asked: _Asked) -> None:
         self._check_limit(asked.server, asked.ended(self._queue.now_s))
