@@ -113,6 +113,11 @@ def raw_frame(*fields: Any) -> bytes:
     return bytes(msgpack.packb(fields))
 
 
+def unpadded(fields: list[Any]) -> list[Any]:
+    """A frame's fields without the padding, which is the last one of most kinds."""
+    return fields[:-1] if fields[0] not in ("ok", "got", "more", "drop") else fields
+
+
 def ask(
     connection: Connection, kind: str, *fields: Any, generation: int | None = None
 ) -> Coroutine[Any, Any, Answered]:
@@ -138,7 +143,7 @@ class RawClient:
         return await self.answer()
 
     async def answer(self) -> list[Any]:
-        return list(msgpack.unpackb(await self.socket.receive_bytes(timeout=10)))
+        return unpadded(msgpack.unpackb(await self.socket.receive_bytes(timeout=10)))
 
     async def is_closed_by_server(self) -> bool:
         """Whether the next thing from the server is the end of the connection."""

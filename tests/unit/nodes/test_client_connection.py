@@ -136,12 +136,12 @@ async def test_a_server_that_breaks_the_protocol_is_a_lost_connection_for_everyb
 async def test_an_answer_that_nobody_waits_for_is_ignored() -> None:
     async def twice(socket: web.WebSocketResponse) -> None:
         await socket.send_bytes(raw_frame("ok", 77))
-        for request_id in (1, 2):
+        for request_id in (wire.FIRST_ID, wire.FIRST_ID + 1):
             await socket.send_bytes(raw_frame("ok", request_id))
 
     async with misbehaving(twice) as url, connection_to(url, ManualClock()) as connection:
-        assert (await ask(connection, "ping", b"")).frame == wire.Ok(1)
-        assert (await ask(connection, "ping", b"")).frame == wire.Ok(2)
+        assert (await ask(connection, "ping", b"")).frame == wire.Ok(wire.FIRST_ID)
+        assert (await ask(connection, "ping", b"")).frame == wire.Ok(wire.FIRST_ID + 1)
 
 
 async def test_messages_take_the_delay_of_the_link_each_way_at_least() -> None:
