@@ -37,7 +37,7 @@ WHY_LOST = "its connection was lost"
 
 
 class SessionsCut(Exception):
-    """A session loses a server, which is killed, or is passed on over a connection that was lost before."""
+    """A session loses a server, which is killed, finds that one is gone, or is passed on over a connection that was lost before."""
 
 
 def not_recovered(experiment: Experiment) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from testbed.experiments import load_experiment
 from testbed.experiments.sources import Document
 from testbed.simulator.cases import Case
-from testbed.simulator.engine import Simulation, simulate
+from testbed.simulator.engine import FAST, simulate
 from tests.support.effort import n_drawn
 from tests.support.small_model import SMALL_HARDWARE, SMALL_MODEL
 
@@ -27,12 +26,17 @@ BASE: dict[str, Any] = {
 }
 RATES = (8, 40, 200, 1000, 10_000)
 """Mbit/s."""
-TIMES = ("queue_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s")
+TIMES = ("queue_s", "setup_s", "ttft_s", "e2e_s")
+WITHIN_S = 5e-8
+"""Sums of instants in another order: nanoseconds. One byte more or less takes 0.8 ns or more, and an acknowledgement 42 ns."""
+HUB_SPOKE, FORWARDING = "hub-spoke", "server-to-server"
 
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> dict[str, Any]:
-    """Two clients at a distance, and two servers with half of the model each and room for all, whose links are fast or busy, with prompts of one to some dozen messages."""
+    """Clients at distances, and servers with half of the model each, on links that are fast or busy, with prompts of one to
+    some dozen messages. What else happens is drawn, too.
+    """
     pairs = [
         {
             "from": a,
@@ -40,60 +44,99 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
             "delay": f"{draw(st.integers(1, 90))} ms",
             "rate": f"{draw(st.sampled_from(RATES))} Mbit/s",
         }
-        for a, b in (("A", "B"), ("B", "A"), ("B", "C"), ("C", "B"), ("C", "A"), ("A", "C"), ("B", "B"))
+        for a in "ABC"
+        for b in "ABC"
     ]
+    n_servers, n_clients = draw(st.integers(2, 4)), draw(st.integers(1, 3))
     workload = BASE["workload"] | {
         "rate": draw(st.sampled_from([0.5, 2, 10])),
-        "n_input_tokens": draw(st.sampled_from([1, 20, 300])),
-        "n_output_tokens": draw(st.integers(1, 10)),
+        "n_input_tokens": draw(st.sampled_from([1, 7, 20, 130, 300])),
+        "n_output_tokens": draw(st.integers(4, 12)),
     }
-    policy = BASE["policy"] | {"communication": draw(st.sampled_from(["hub-spoke", "server-to-server"]))}
-    compute = {"batching": draw(st.sampled_from(["none", "continuous"]))}
-    network = {"kind": "clusters", "pairs": pairs}
-    changes = {"network": network, "workload": workload, "policy": policy, "compute": compute}
-    return BASE | changes | {"seed": draw(st.integers(0, 9))}
+    scenario = BASE | {
+        "servers": [{"hardware": "small", "site": "B" if n % 2 else "C"} for n in range(n_servers)],
+        "clients": [{"site": site} for site in "ABC"[:n_clients]],
+        "network": {"kind": "clusters", "pairs": pairs},
+        "workload": workload,
+        "policy": BASE["policy"] | {"communication": draw(st.sampled_from([HUB_SPOKE, FORWARDING]))},
+        "compute": {"batching": draw(st.sampled_from(["none", "continuous"]))},
+        "tcp": draw(st.sampled_from([{}, {"warm": False}, {"warm": False, "slow_start_after_idle": True}])),
+        "seed": draw(st.integers(0, 9)),
+    }
+    for add in draw(st.sets(st.sampled_from([uplinks, slower_link, lost_server]), max_size=2)):
+        add(draw, scenario)
+    draw(st.sampled_from([lambda _: None, drafts, growing_caches, conversations]))(scenario)
+    return scenario
 
 
-def figures(simulation: Simulation) -> dict[str, tuple[float, float]]:
-    """The mean and the 99th percentile of every metric."""
-    found = {}
-    for name in TIMES:
-        values = [row.times[name] for row in simulation.rows if row.times[name] is not None]
-        if values:
-            found[name] = float(np.mean(values)), float(np.percentile(values, 99))
-    return found
+def uplinks(draw: st.DrawFn, scenario: dict[str, Any]) -> None:
+    """All of a site's connections share its uplink and its downlink."""
+    up, down = (f"{draw(st.sampled_from(RATES))} Mbit/s" for _ in range(2))
+    scenario["sites"] = [{"name": "B", "up": up, "down": down}]
 
 
-@settings(max_examples=n_drawn(8), deadline=None)
+def slower_link(draw: st.DrawFn, scenario: dict[str, Any]) -> None:
+    at, for_ = draw(st.integers(0, 3000)), draw(st.integers(1, 3000))
+    change = draw(st.sampled_from([{"rate": "20 Mbit/s"}, {"rtt": "150 ms"}, {"down": True}]))
+    link = {"at": f"{at}.37 ms", "for": f"{for_} ms", "link": ["B", "C"], **change}
+    scenario["network"] |= {"event": [link]}
+
+
+def lost_server(draw: st.DrawFn, scenario: dict[str, Any]) -> None:
+    """It comes back. Hub-spoke: with forwarding, sessions that hear of it at one instant may go on in another order.
+
+    Connections are warm: where a prompt waits for acknowledgements of a server that is lost, one may come in another order.
+    """
+    scenario["tcp"] = {}
+    scenario["policy"] |= {"communication": HUB_SPOKE}
+    at = f"{draw(st.integers(1, 4000))}.0713 ms"
+    scenario["fault"] = [{"kind": "restart", "server": f"small-{draw(st.integers(0, 1))}", "at": at}]
+    scenario["recovery"] = {"jitter": 0.2}
+
+
+def drafts(scenario: dict[str, Any]) -> None:
+    scenario["decoding"] = {"drafter": "ngram", "tokens": 3, "acceptance": 0.7}
+
+
+def growing_caches(scenario: dict[str, Any]) -> None:
+    """Room for some hundred tokens, so that sessions wait for it and lose it."""
+    scenario["cache"] = {"mode": "paged"}
+    scenario["workload"] |= {"lengths": "hidden", "max_new_tokens": 14}
+    scenario["hardware"] = {"small": SMALL_HARDWARE | {"memory": "201 MB"}}
+
+
+def conversations(scenario: dict[str, Any]) -> None:
+    scenario["workload"] |= {"turns": 2, "think_time": "1 s"}
+    scenario["cache"] = {"prefix": "session" if scenario["seed"] % 2 else "shared"}
+
+
+@settings(max_examples=n_drawn(12), deadline=None)
 @given(scenarios())
-def test_where_messages_wait_for_links_means_are_within_one_percent_and_p99_within_three(
-    scenario: dict[str, Any],
-) -> None:
-    case = Case(load_experiment(Document(scenario)))
-    fast, system = simulate(case, "testbed"), simulate(case, "testbed", is_virtual=True, live=False)
-    event(fast.why.partition("; ")[2].partition(",")[0])
-    assert [row.chain for row in fast.rows] == [row.chain for row in system.rows]
-    ours, others = figures(fast), figures(system)
-    assert ours.keys() == others.keys()
-    for name, (mean_s, p99_s) in ours.items():
-        assert abs(mean_s - others[name][0]) <= 0.01 * others[name][0] + 1e-6, (name, ours, others)
-        assert abs(p99_s - others[name][1]) <= 0.03 * others[name][1] + 1e-6, (name, ours, others)
+def test_every_request_takes_what_it_takes_in_the_system(scenario: dict[str, Any]) -> None:
+    event(assert_alike(scenario))
 
 
 @pytest.mark.parametrize(("batching", "seed"), [("none", 0), ("none", 3), ("continuous", 4)])
-def test_each_request_takes_as_long_as_in_the_system_but_for_bytes_of_numbers(
-    batching: str, seed: int
-) -> None:
-    """Prompts and results of 80 parts meet on slow links: what is written when, headers and confirmations included, decides."""
+def test_so_do_prompts_of_eighty_parts_that_meet(batching: str, seed: int) -> None:
+    """What is written when, with headers and confirmations, decides which of two messages goes first."""
     sites = (("A", "A", 4), ("A", "B", 40), ("A", "C", 60), ("B", "C", 30), ("B", "B", 4), ("C", "C", 4))
     pairs = [{"sites": [a, b], "rtt": f"{rtt_ms} ms", "rate": "40 Mbit/s"} for a, b, rtt_ms in sites]
     lengths = {"n_requests": 5, "rate": 2, "n_input_tokens": 600, "n_output_tokens": 8}
     changes = {"network": {"kind": "clusters", "pairs": pairs}, "workload": BASE["workload"] | lengths}
-    scenario = BASE | changes | {"compute": {"batching": batching}, "seed": seed}
+    assert_alike(BASE | changes | {"compute": {"batching": batching}, "seed": seed})
+
+
+def assert_alike(scenario: dict[str, Any]) -> str:
+    """Returns how the fast engine served it."""
     case = Case(load_experiment(Document(scenario)))
     fast, system = simulate(case, "testbed"), simulate(case, "testbed", is_virtual=True, live=False)
     for one, other in zip(fast.rows, system.rows, strict=True):
-        assert one.chain == other.chain
-        for name in ("queue_s", "ttft_s", "e2e_s"):
-            # A part has up to two bytes more or less: 0.4 us at this rate.
-            assert one.times[name] == pytest.approx(other.times[name], abs=1.5e-3), name
+        assert (one.chain, one.status, one.reason) == (other.chain, other.status, other.reason)
+        assert (one.n_rejections, one.n_recoveries, one.n_preemptions) == (
+            other.n_rejections,
+            other.n_recoveries,
+            other.n_preemptions,
+        )
+        for name in TIMES:
+            assert one.times[name] == pytest.approx(other.times[name], abs=WITHIN_S), name
+    return fast.why.partition("; ")[2].partition(",")[0] if fast.engine == FAST else fast.engine
