@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,16 @@ from testbed.experiments import load_experiment
 from testbed.studies.score.leaderboard import frozen_text
 from testbed.studies.score.marks import Figures, best_of
 from testbed.studies.score.measures import figures_of
-from testbed.studies.score.suite import all_changes, read_suite, shipped_suites
+from testbed.studies.score.suite import REFERENCE, all_changes, read_suite, shipped_suites
 from testbed.studies.sweep.runs import Runner, Setup
 
-AGAIN = ("clustered-design", "abovenet-design", "homes-drafts")
+AGAIN = ("clustered-design", "abovenet-design", "clustered-turns", "homes-drafts")
 """Settings that are quickly served again."""
+PUBLISHED = {
+    "geo-1": "246da65ca37f4b23df1293e0fcf14d86a3414ad127aeaa8554a946c24d17cec0",
+    "geo-2": "ce6bdc4edfaf63bb229e4c20de8b442231d21e4964ff82a29bac30421c221f40",
+}
+"""The SHA-256 digests of settings and figures, which never change under their names."""
 
 
 @pytest.mark.parametrize("name", shipped_suites())
@@ -44,10 +50,18 @@ def test_every_setting_is_a_valid_scenario_with_an_objective(name: str) -> None:
         assert all(request.max_new_tokens is not None for request in experiment.workload.requests)
 
 
-def test_the_leaderboard_in_the_documents_is_of_the_frozen_figures() -> None:
-    docs, suite = Path(__file__).parents[3] / "docs", read_suite("geo-1")
-    assert (docs / "leaderboard.md").read_text(encoding="utf-8") == frozen_text(suite)
-    assert (docs / "data" / "geo-1.md").read_text(encoding="utf-8") == data_text(suite)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_was_published_under_a_name_stays(name: str) -> None:
+    folder = Path(__file__).parents[3] / "scenarios" / "suites" / name
+    files = [(folder / file).read_bytes() for file in ("suite.toml", REFERENCE)]
+    assert hashlib.sha256(b"".join(files)).hexdigest() == PUBLISHED[name]
+
+
+def test_the_documents_have_the_frozen_figures() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    assert (docs / "leaderboard.md").read_text(encoding="utf-8") == frozen_text(read_suite("geo-2"))
+    for name in PUBLISHED:
+        assert (docs / "data" / f"{name}.md").read_text(encoding="utf-8") == data_text(read_suite(name))
 
 
 def test_a_setting_that_was_frozen_in_virtual_time_is_served_there() -> None:
@@ -70,7 +84,7 @@ def test_a_setting_that_was_frozen_in_virtual_time_is_served_there() -> None:
 
 @pytest.mark.parametrize("setting", AGAIN)
 def test_todays_code_has_the_frozen_figures(setting: str) -> None:
-    suite = read_suite("geo-1")
+    suite = read_suite("geo-2")
     (found,) = (one for one in suite.settings if one.name == setting)
     assert suite.reference is not None
     runner = Runner(Setup(""), figures_of)
