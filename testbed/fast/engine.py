@@ -498,9 +498,8 @@ class _Run:
     def _unreachable(self, session: Session, servers: Sequence[int]) -> None:
         """Notes that no session could be opened on ``servers``, which were gone."""
         if self._recovering is None:
-            if not not_recovered(
-                self._experiment
-            ):  # a ban ends when the server answers, which is noted there alone
+            # A ban ends when the server answers, which is noted only where sessions recover.
+            if not not_recovered(self._experiment):
                 name = self._problem.servers[servers[0]].name
                 raise SessionsCut(f"request {session.plan.index} finds that {name} is gone")
             self._coordinator.failed(session.plan.index, servers)
