@@ -103,7 +103,7 @@ class Moving:
             pass  # the sessions that are left are ended below
         while leaving := sessions.admission.leaving():
             n_cut += 1
-            await sessions.end(leaving[0], wire.SESSION_MOVED, "is cut: its server moves to other blocks")
+            sessions.end(leaving[0], wire.SESSION_MOVED, "is cut: its server moves to other blocks")
         if n_cut:
             log.warning("%d sessions must go on elsewhere: this server moves to other blocks", n_cut)
         return n_cut

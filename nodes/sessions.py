@@ -390,7 +390,8 @@ class Sessions:
                     if not session.n_running and session.used_at_s + self.limits.idle_s <= now_s:
                         self._expire(connection, session.key)
                         if session.place is not None:
-                            await session.place.fail(wire.SESSION_EXPIRED, "it was idle for too long")
+                            reason = "it was idle for too long"
+                            self.forwarding.notify_of_end(session.place, wire.SESSION_EXPIRED, reason)
                 await self.clock.sleep_until_s(now_s + self.limits.idle_s / 4)
 
         task = asyncio.ensure_future(watch())
@@ -404,7 +405,7 @@ class Sessions:
         self.counters.expired += 1
         log.warning("session %s was idle for %g s: closed", shown(key), self.limits.idle_s)
 
-    async def end(self, key: tuple[int, str], code: str, reason: str) -> None:
+    def end(self, key: tuple[int, str], code: str, reason: str) -> None:
         """Ends the session of ``admission`` with that key.
 
         A chain's client is sent the error at once, others at their next request.
@@ -413,4 +414,4 @@ class Sessions:
         session = connection.sessions[key[1]]
         self.forget(connection, key[1], code, reason)
         if session.place is not None:
-            await session.place.fail(code, f"it {reason}")
+            self.forwarding.notify_of_end(session.place, code, cut(f"it {reason}"))
