@@ -1,6 +1,6 @@
 """How many bytes of its connection each message of the data plane takes: for the simulator, which sends sizes only.
 
-Frames are those of ``nodes.wire``, whose sizes depend on what they carry alone. Errors, with a text of the usual length, differ.
+Frames are those of ``nodes.wire``, whose sizes depend on what they carry alone, if names and errors are not unusually long.
 """
 
 from __future__ import annotations

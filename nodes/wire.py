@@ -322,12 +322,15 @@ _LARGEST: tuple[Padded, ...] = (
 )
 _LENGTH_BYTES = 3
 """What the length of contents takes at most, beyond that of none."""
-_ROOM = {
-    type(frame): len(msgspec.msgpack.encode(frame))
-    + _LENGTH_BYTES * sum(hasattr(frame, name) for name in _CONTENTS)
-    for frame in _LARGEST
-}
-"""The bytes of each kind of ``Padded`` frame beside its contents."""
+
+
+def _room(largest: Padded) -> tuple[int, tuple[str, ...]]:
+    contents = tuple(name for name in _CONTENTS if hasattr(largest, name))
+    return len(msgspec.msgpack.encode(largest)) + _LENGTH_BYTES * len(contents), contents
+
+
+_ROOM = {type(frame): _room(frame) for frame in _LARGEST}
+"""Of each kind of ``Padded`` frame the bytes beside its contents, and the names of these."""
 
 
 class FrameError(Exception):
@@ -350,11 +353,13 @@ def headers(key: str) -> dict[str, str]:
 
 
 def pack(frame: Frame) -> bytes:
-    """Returns the bytes of a frame. A ``Padded`` one has a fixed number of them beside its ``_CONTENTS``, if its names are of usual length."""
+    """Returns the bytes of a frame. A ``Padded`` one has a fixed number of them beside its contents, if its names are of usual length."""
     data = msgspec.msgpack.encode(frame)
     if isinstance(frame, Padded):
-        n_own = len(data) - sum(len(getattr(frame, name, b"")) for name in _CONTENTS)
-        if (short := _ROOM[type(frame)] - n_own) > 0:
+        n_bytes, contents = _ROOM[type(frame)]
+        for name in contents:
+            n_bytes += len(getattr(frame, name))
+        if (short := n_bytes - len(data)) > 0:
             frame.pad = bytes(short)
             data = msgspec.msgpack.encode(frame)
             frame.pad = b""

@@ -53,7 +53,7 @@ class LazyPipe(Pipe):
         promised, free_at_s = self.promised, self.free_at_s
         wire_s, delay_s = HEADER_BYTES * self.s_per_byte, self.delay_s
         now = self._queue.now_s, self._queue.number
-        while promised and promised[0][:2] <= now:
+        while promised and promised[0] < now:
             at_s, _, flow, n_bytes = heappop(promised)
             if at_s > free_at_s:
                 free_at_s = at_s

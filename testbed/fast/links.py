@@ -166,17 +166,15 @@ class Links:
         line = self._lines.get((source, target, end))
         if line is None:
             pipes = self._pipe(source, target), self._pipe(target, source)
-            confirms = heard = None
+            pair, confirms, heard = (source, target), None, None
             if end == "asks":
                 confirms = self._line(target, source, "answers")
-            elif target in self._clients:
-                heard = self._heard[target, source]
+            else:
+                pair = target, source
+                heard = self._heard[pair] if target in self._clients else None
             link = self._link((source, target))
             line = Line(self._queue, pipes, link, self._tcp, confirms, heard)
-            asks, answers = first_states(
-                self._experiment, (source, target) if end == "asks" else (target, source)
-            )
-            line.begin(asks if end == "asks" else answers)
+            line.begin(first_states(self._experiment, pair)[_ENDS.index(end)])
             self._lines[source, target, end] = line
         return line
 

@@ -31,19 +31,19 @@ def why_links_have_no_closed_form(experiment: Experiment) -> str:
     tcp = Tcp.of(network.tcp, network.mtu)
     size = framesizes.step(longest_prompt_bytes(experiment))
     n_segments = size.n_parts * -(-size.part_bytes // tcp.mss) - (-size.last_bytes // tcp.mss)
-    if n_segments * tcp.mss > _least_window_bytes(experiment, tcp, n_segments * tcp.mss):
+    if not _fits_first_windows(experiment, tcp, n_segments * tcp.mss):
         return "a prompt is more than a connection sends at once"
     return ""
 
 
-def _least_window_bytes(experiment: Experiment, tcp: Tcp, wanted_bytes: int) -> int:
-    """Returns a bound on TCP's window on all connections of a run; where that is ``wanted_bytes`` or more, with little work."""
-    if wanted_bytes <= tcp.first_flight_bytes or experiment.network.tcp.slow_start_after_idle:
-        return tcp.first_flight_bytes
-    if wanted_bytes > RECEIVE_WINDOW_BYTES:
-        return RECEIVE_WINDOW_BYTES
+def _fits_first_windows(experiment: Experiment, tcp: Tcp, n_bytes: int) -> bool:
+    """Returns whether TCP's window lets ``n_bytes`` in full segments through at once, on all connections of a run."""
+    if n_bytes <= tcp.first_flight_bytes:  # warming makes no window smaller
+        return True
+    if n_bytes > RECEIVE_WINDOW_BYTES or experiment.network.tcp.slow_start_after_idle:
+        return False
     pairs = (pair for pair in experiment.network.links if experiment.uses(pair))
-    return min(state.window_bytes for pair in pairs for state in first_states(experiment, pair))
+    return all(n_bytes <= state.window_bytes for pair in pairs for state in first_states(experiment, pair))
 
 
 def what_meets(experiment: Experiment) -> str:

@@ -300,7 +300,8 @@ def _leaves_without_delay(run: Finished) -> Iterator[str]:
             began_s, gone_s = event["closed_at_s"], event["drained_at_s"]
         else:
             continue
-        freed_at_s = (at_s for at_s in run.watched.freed_at_s.get(event["server"], ()) if at_s <= gone_s)
+        ended_at_s = (at_s for server, _, at_s in run.watched.released if server == event["server"])
+        freed_at_s = (at_s for at_s in ended_at_s if at_s <= gone_s)
         last_s = max((began_s, *freed_at_s))
         if gone_s > last_s + (_ENDS_S if event["event"] == "left" else _ROUNDING_S):
             yield f"{event['server']} {event['event']} at {gone_s}, its last session ended at {last_s}"
@@ -336,7 +337,7 @@ def _closed_in_time(run: Finished) -> Iterator[str]:
     longest_s = max(link.delay_s for link in run.experiment.network.links.values())
     # An opening that is cancelled is closed when its answer has come: twice there, once back.
     limit_s = 3 * 8 * _AHEAD_BYTES / run.watched.scale / slowest_bps + 6 * longest_s + _WORD_S
-    for session, at_s in run.watched.released_at_s:
+    for _, session, at_s in run.watched.released:
         late_s = at_s - ended_at_s[int(session.partition(".")[0])]
         if late_s > limit_s:
             yield f"session {session} outlived its request by {late_s:g} s, more than {limit_s:g} s"

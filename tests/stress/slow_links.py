@@ -10,7 +10,7 @@ import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from aiohttp._websocket.writer import WebSocketWriter
@@ -109,14 +109,19 @@ def scaled() -> Iterator[None]:
         yield
 
 
+class Released(NamedTuple):
+    """A session that ended on a server."""
+
+    server: str
+    session: str
+    at_s: float
+
+
 @dataclass
 class Watched:
     """What servers did with sessions: sessions are named ``REQUEST.ATTEMPT``, or ``REQUEST`` at the first attempt."""
 
-    released_at_s: list[tuple[str, float]] = field(default_factory=list)
-    """Sessions that ended, and when."""
-    freed_at_s: dict[str, list[float]] = field(default_factory=dict)
-    """When a session ended on each server."""
+    released: list[Released] = field(default_factory=list)
     expired: list[str] = field(default_factory=list)
     """Sessions that nobody closed."""
     scale: int = 1
@@ -138,9 +143,7 @@ def watching(scale: int) -> Iterator[Watched]:
         names[self.sessions] = self.name
 
     def released(self: sessions.Sessions, of: sessions.Connection, key: str) -> None:
-        now_s = self.clock.now_s()
-        watched.released_at_s.append((key, now_s))
-        watched.freed_at_s.setdefault(names[self], []).append(now_s)
+        watched.released.append(Released(names[self], key, self.clock.now_s()))
         release(self, of, key)
 
     def expired(self: sessions.Sessions, of: sessions.Connection, key: str) -> None:

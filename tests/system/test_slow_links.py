@@ -83,7 +83,7 @@ def ended_s(run: Finished, request: int) -> float:
 
 def released_s(run: Finished, request: int) -> float:
     """When the last server released a request."""
-    return max(at_s for key, at_s in run.watched.released_at_s if key.split(".")[0] == str(request))
+    return max(at_s for _, key, at_s in run.watched.released if key.split(".")[0] == str(request))
 
 
 def found(run: Finished, event: str) -> int:
