@@ -1,10 +1,14 @@
-"""The order of all tests."""
+"""The order of all tests; and what tests themselves begin, which is forked."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tests.support.forked import fork_python
 
 FOLDER = Path(__file__).parent
 WAITING = ("vm", "system", "browser", "contract")
@@ -27,3 +31,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         place[path] = (0.8 if waits else 1.0) * n_before[waits] / n_of[waits]
         n_before[waits] += 1
     items[:] = [item for path in sorted(files, key=place.__getitem__) for item in files[path]]
+
+
+@pytest.fixture(autouse=True)
+def forked_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers and launchers that a test itself begins are forks: what new ones import takes longer than most of their work."""
+    from testbed.runtime.real import handle
+    from testbed.studies.sweep import pool
+
+    for module in (handle, pool):
+        begun_by = SimpleNamespace(
+            Popen=fork_python, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
+        )
+        monkeypatch.setattr(module, "subprocess", begun_by)

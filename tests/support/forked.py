@@ -22,6 +22,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import functools
 import gc
 import importlib
@@ -78,7 +79,8 @@ _ASK = """
 import json, os, socket, sys
 asked = socket.socket(fileno=int(sys.argv[1]))
 ended, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-how = {"arguments": sys.argv[2:], "folder": os.getcwd(), "env": dict(os.environ)}
+program, *arguments = sys.argv[2:]
+how = {"program": program, "arguments": arguments, "folder": os.getcwd(), "env": dict(os.environ)}
 socket.send_fds(asked, [json.dumps(how).encode()], [0, 1, 2, theirs.fileno()])
 theirs.close()
 ended.recv(16)
@@ -86,6 +88,7 @@ os._exit(int(ended.recv(16)))
 """
 """As ``_Forker.fork``, in an interpreter that has imported nothing else."""
 
+_MOST_FILES = 16
 _HUGE = 2 << 20
 _MADV_COLLAPSE = 25
 
@@ -116,7 +119,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its status is on the way
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -146,12 +150,15 @@ class _Forker:
         self._here.close()
         self.process.wait()
 
-    def fork(self, files: Sequence[BinaryIO], arguments: Sequence[str], **how: Any) -> Forked:
-        """Begins a command. ``files``: its standard input, output and errors; ``how``: as ``_become`` has it."""
+    def fork(self, files: Sequence[int], arguments: Sequence[str], **how: Any) -> Forked:
+        """Begins a command. ``files``: its standard input, output and errors; ``how``: as ``_become`` has it.
+
+        Or an interpreter, if ``how`` is as ``_become_interpreter`` has it.
+        """
         ended, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         asked = json.dumps({"arguments": list(arguments), **how}).encode()
         with theirs:
-            socket.send_fds(self._here, [asked], [*(file.fileno() for file in files), theirs.fileno()])
+            socket.send_fds(self._here, [asked], [*files, theirs.fileno()])
         pid = ended.recv(16)
         assert pid, "the process that forks commands has ended"
         return Forked([COMMAND, *arguments], int(pid), ended)
@@ -174,24 +181,64 @@ def fork_command(
     Its figures are blank unless it ``renders`` them (``tests.support.sketches``). ``program``: in place of ``testbed``
     the path of a Python program that computes real blocks.
     """
+    how = {"folder": str(folder), "env": dict(env), "renders": renders, "program": program}
+    how["computes"] = program != COMMAND
+    return _the_forker().fork([file.fileno() for file in files], arguments, **how)
+
+
+def fork_python(
+    args: Sequence[str],
+    *,
+    pass_fds: Sequence[int],
+    stdin: int,
+    stdout: BinaryIO | None = None,
+    stderr: BinaryIO | None = None,
+    env: Mapping[str, str] | None = None,
+    process_group: int | None = None,
+    start_new_session: bool = False,
+) -> Forked:
+    """Begin ``python -P ...`` of the testbed, from a process that may have threads; what it needs of ``subprocess.Popen``.
+
+    Its parent, with which it ends, is the process that forks. So this is the one that its arguments name.
+    """
+    assert list(args[:2]) == [sys.executable, "-P"] and stdin == subprocess.DEVNULL
+    forker, here = _the_forker(), str(os.getpid())
+    arguments = [str(forker.process.pid) if argument == here else argument for argument in args[2:]]
+    how = {
+        "folder": str(Path.cwd()),
+        "env": dict(os.environ if env is None else env),
+        "passed": list(pass_fds),
+        "has_group": process_group == 0,
+        "has_session": start_new_session,
+    }
+    with open(os.devnull, "rb") as nothing:
+        out, err = (
+            standard if file is None else file.fileno() for standard, file in ((1, stdout), (2, stderr))
+        )
+        return forker.fork([nothing.fileno(), out, err, *pass_fds], arguments, **how)
+
+
+def _the_forker() -> _Forker:
     global _forker
     if _forker is None:
         _forker = _Forker()
-    return _forker.fork(files, arguments, folder=str(folder), env=dict(env), renders=renders, program=program)
+    return _forker
 
 
-def as_shell_function() -> tuple[str, int]:
-    """``testbed`` as a function of a shell that inherits the descriptor: each call forks a command, and waits for it."""
-    global _forker
-    if _forker is None:
-        _forker = _Forker()
-    number = _forker.descriptor
+def as_shell_functions() -> tuple[str, int]:
+    """``testbed`` and ``python`` as functions of a shell that inherits the descriptor: each call forks, and waits for the fork.
+
+    ``python`` runs a program, or with ``-`` what it reads.
+    """
+    number = _the_forker().descriptor
     call = shlex.join([sys.executable, "-I", "-S", "-c", _ASK, str(number)])
-    return f'testbed() {{ {call} "$@"; }}', number
+    return f'testbed() {{ {call} {COMMAND} "$@"; }}; python() {{ {call} "$@"; }}', number
 
 
 def serve(descriptor: int) -> None:
     """Fork a command for each message on the socket ``descriptor``, until that is closed. In a command, runs it."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a test may be about signals
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
     _import_everything()
     _prepare()
@@ -210,15 +257,17 @@ def serve(descriptor: int) -> None:
                     theirs.send(str(status).encode())
                 os.close(number)
                 continue
-            message, descriptors, _, _ = socket.recv_fds(asked, 1 << 20, 4)
+            message, descriptors, _, _ = socket.recv_fds(asked, 1 << 20, _MOST_FILES)
             if not message:
                 return
             *files, answer = descriptors
             how = json.loads(message)
-            if how.get("program", COMMAND) != COMMAND or _has_blocks(how["arguments"]):
+            if how.pop("computes", False) or _has_blocks(how["arguments"]):
                 _import_blocks()
             pid = os.fork()
             if pid == 0:
+                if "passed" in how:
+                    _become_interpreter(files, **how)
                 _become(files, **how)
                 _run()
             for file in files:
@@ -324,12 +373,38 @@ def _become(
     os.environ.update(env)
     time.tzset()
     path = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:1] = [str(Path(COMMAND).parent), *path]
+    sys.path[:1] = ["" if program == "-" else str(Path(program).parent), *path]
     sys.argv[:] = [program, *arguments]
     sys.modules["__main__"].__file__ = program  # what processes that it spawns begin with
     fork_interpreters()
     if not renders:
         sketch(setattr)
+
+
+def _become_interpreter(
+    files: Sequence[int],
+    arguments: list[str],
+    folder: str,
+    env: dict[str, str],
+    passed: list[int],
+    has_group: bool,
+    has_session: bool,
+) -> NoReturn:
+    """Be ``python -P ARGUMENTS``. ``passed``: the numbers that ``files`` after the standard ones have there."""
+    with ending():
+        for file, standard in zip(files, (0, 1, 2), strict=False):
+            os.dup2(file, standard)
+        beyond = max(*files, *passed) + 1
+        kept = [fcntl.fcntl(file, fcntl.F_DUPFD, beyond) for file in files[3:]]
+        os.closerange(3, beyond)
+        for file, number in zip(kept, passed, strict=True):
+            os.dup2(file, number)
+        os.closerange(beyond, 1 << 16)
+        os.chdir(folder)
+        _set_environment(env)
+        time.tzset()
+        name, code, rest = _asked_for(arguments)
+        _interpret(code, [name, *rest], has_session, 0 if has_group else -1)
 
 
 def _run() -> NoReturn:
@@ -340,6 +415,8 @@ def _run() -> NoReturn:
                 from testbed.__main__ import main
 
                 main()
+            elif sys.argv[0] == "-":
+                exec(compile(sys.stdin.read(), "<stdin>", "exec"), sys.modules["__main__"].__dict__)
             else:
                 runpy.run_path(sys.argv[0], run_name="__main__")
         finally:
@@ -363,12 +440,10 @@ class _Popen(subprocess.Popen[Any]):
     def _execute_child(self, *arguments: Any) -> None:
         how = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
         match how["args"]:
-            case [sys.executable, "-P", "-m", str(module), *rest] if module.startswith(
+            case [sys.executable, "-P", *asked] if asked[0] == "-c" or str(asked[1]).startswith(
                 ("testbed.", "nodes.")
             ):
-                name, code = _code_of(module)
-            case [sys.executable, "-P", "-c", str(text), *rest]:
-                name, code = "-c", compile(text, "<string>", "exec")
+                name, code, rest = _asked_for(asked)
             case [sys.executable, "-m", "testbed", *rest]:
                 name, code = _code_of("testbed.__main__")
             case [sys.executable, str(path), *rest] if path == sys.argv[0]:
@@ -376,11 +451,14 @@ class _Popen(subprocess.Popen[Any]):
             case _:
                 return super()._execute_child(*arguments)  # type: ignore[misc,no-any-return]
         env = dict(os.environ if how["env"] is None else how["env"])
-        env.pop(_ROOM, None)
-        block = b"".join(os.fsencode(f"{key}={value}") + b"\0" for key, value in env.items())
         start, end = _where_the_environment_is()
         has_threads = len(os.listdir("/proc/self/task")) > 1
-        if has_threads or len(block) > end - start or how["preexec_fn"] is not None or how["cwd"] is not None:
+        if (
+            has_threads
+            or len(_block(env)) > end - start
+            or how["preexec_fn"] is not None
+            or how["cwd"] is not None
+        ):
             return super()._execute_child(*arguments)  # type: ignore[misc,no-any-return]
         sys.stdout.flush()
         sys.stderr.flush()
@@ -388,9 +466,7 @@ class _Popen(subprocess.Popen[Any]):
         self.pid = os.fork()
         if self.pid == 0:
             gc.freeze()  # what is garbage by now may not close descriptors: their numbers are others' from here on
-            os.environ.clear()  # of what is about to be overwritten
-            ctypes.memmove(start, block.ljust(end - start, b"\0"), end - start)
-            os.environ.update(env)
+            _set_environment(env)
             _become_python(code, [name, *rest], how, before)
         self._child_created = True
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -403,6 +479,31 @@ def _code_of(module: str) -> tuple[str, types.CodeType]:
     found = importlib.util.find_spec(module)
     assert found is not None and found.origin is not None
     return found.origin, found.loader.get_code(module)  # type: ignore[union-attr]
+
+
+def _asked_for(arguments: Sequence[str]) -> tuple[str, types.CodeType, Sequence[str]]:
+    """The name and the code of what ``python -P ARGUMENTS`` runs, and the code's own arguments."""
+    option, what, *rest = arguments
+    if option == "-c":
+        return "-c", compile(what, "<string>", "exec"), rest
+    assert option == "-m"
+    return *_code_of(what), rest
+
+
+def _block(env: dict[str, str]) -> bytes:
+    """An environment as the kernel shows it."""
+    env.pop(_ROOM, None)
+    return b"".join(os.fsencode(f"{key}={value}") + b"\0" for key, value in env.items())
+
+
+def _set_environment(env: dict[str, str]) -> None:
+    """Have this environment, in ``/proc``, too. It must fit there."""
+    block = _block(env)
+    start, end = _where_the_environment_is()
+    assert len(block) <= end - start
+    os.environ.clear()  # of what is about to be overwritten
+    ctypes.memmove(start, block.ljust(end - start, b"\0"), end - start)
+    os.environ.update(env)
 
 
 def _where_the_environment_is() -> tuple[int, int]:
@@ -435,16 +536,21 @@ def _become_python(
         for number, _ in before.items() & _descriptors().items():
             if number > 2 and number not in how["pass_fds"]:
                 os.close(number)
-        if how["start_new_session"]:
-            os.setsid()
-        if how["process_group"] >= 0:
-            os.setpgid(0, how["process_group"])
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv[:] = argv
-        main = sys.modules["__main__"] = types.ModuleType("__main__")
-        if argv[0] != "-c":
-            main.__file__ = argv[0]
-        exec(code, main.__dict__)
+        _interpret(code, argv, how["start_new_session"], how["process_group"])
+
+
+def _interpret(code: types.CodeType, argv: list[str], has_session: bool, process_group: int) -> None:
+    """Run ``code`` as an interpreter's main program."""
+    if has_session:
+        os.setsid()
+    if process_group >= 0:
+        os.setpgid(0, process_group)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv[:] = argv
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if argv[0] != "-c":
+        main.__file__ = argv[0]
+    exec(code, main.__dict__)

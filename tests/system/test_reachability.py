@@ -66,9 +66,10 @@ def _addresses(pid: int) -> list[str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="entering another namespace needs root")
 def test_a_server_is_reached_by_its_own_run_and_by_nobody_else(fabric: None, testbed: Testbed) -> None:
-    how = ("--network", "fabric", *LONG, "--set", "model.hidden_size=112", "--hold", "--no-page")
-    one = testbed.start_up("clustered", *how).serving()
-    two = testbed.start_up("clustered", *how, "--set", "servers.0.count=4").serving()
+    how = ("--network", "fabric", *LONG, "--time-scale", "4", "--hold", "--no-page")
+    one = testbed.start_up("clustered", *how)
+    two = testbed.start_up("clustered", *how, "--set", "servers.0.count=4").serving(1)
+    one = one.serving(1)
     names = sorted(name.removeprefix("tb:") for name in processes(one).values() if name.startswith("tb:"))
     servers = [name for name in names if name.startswith(("mig-", "a100-"))]
     assert len(servers) >= 6

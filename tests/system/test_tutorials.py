@@ -1,6 +1,6 @@
 """The tutorials, word for word: every block of every one, in order, in an empty folder.
 
-Their commands are forked, unless one goes on in the background: a signal must find it, not the shell's function.
+Their commands and programs are forked, unless one goes on in the background: a signal must find it, not the shell's function.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from testbed.runtime.blocks import blocks_missing
-from tests.support.forked import as_shell_function
+from tests.support.forked import as_shell_functions
 from tests.support.runs import require
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
@@ -40,8 +40,8 @@ def test_a_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
     if "--compute blocks" in text:
         missing = blocks_missing()
         require("blocks", f"{missing} is not installed" if missing else None)
-    function, asked = as_shell_function()
-    script = ["set -euo pipefail", "" if re.search(r"&$", text, re.MULTILINE) else function]
+    functions, asked = as_shell_functions()
+    script = ["set -euo pipefail", "" if re.search(r"&$", text, re.MULTILINE) else functions]
     for kind, about, block in BLOCK.findall(text):
         if about.startswith("file="):
             (tmp_path / about.removeprefix("file=")).write_text(block, encoding="utf-8")

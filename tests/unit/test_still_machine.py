@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from testbed.experiments import load_experiment
 from testbed.results.text import summary_text
 from testbed.runs.session import run_quietly
+from testbed.runtime.real import handle
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.runtime.real.still import STILL_S, Spans, in_common, watch
 from tests.support.runs import processes, wait_until
@@ -90,7 +92,7 @@ def test_cpus_may_sleep_where_the_machine_then_stands_still_less(
     def spinners() -> set[str]:
         return {state(pid) for pid, name in processes(tmp_path / "run").items() if "awake" in name}
 
-    async def stalls(handle: LauncherHandle) -> list[tuple[float, float]]:
+    async def stalls(_: LauncherHandle) -> list[tuple[float, float]]:
         wait_until(lambda: len(spinners()) == 1, "the signal, which takes until the next tick")
         states.append(spinners())
         until = time.monotonic() - 0.001
@@ -98,6 +100,7 @@ def test_cpus_may_sleep_where_the_machine_then_stands_still_less(
         return list(found)
 
     monkeypatch.setattr(LauncherHandle, "stalls", stalls)
+    monkeypatch.setattr(handle, "subprocess", subprocess)  # a launcher begun anew keeps the CPU awake
     short = [
         "clock=real",
         "network.backend=loopback",
