@@ -21,6 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.forked import as_shell_functions
+
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(
     r"(?:^\*Output of `(?P<command>[^`]+)`(?P<last>, last run \S+ on tree \w+)?\.\*\n\n)?"
@@ -81,16 +83,16 @@ def _plain(text: str) -> str:
 
 def output_of(command: str) -> str:
     """Returns what a command prints, in an empty folder. Several are joined by "; "."""
+    functions, asked = as_shell_functions()
     with tempfile.TemporaryDirectory() as folder:
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        shell = command.replace("testbed ", f"{sys.executable} -m testbed ")
         done = subprocess.run(
-            ["bash", "-ec", shell],
+            ["bash", "-ec", f"{functions}\n{command}"],
             cwd=folder,
-            env={**os.environ, "PATH": path, "COLUMNS": "120", "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "COLUMNS": "120"},
             capture_output=True,
             text=True,
             check=False,
+            pass_fds=[asked],
         )
     return done.stdout + done.stderr
 
