@@ -20,6 +20,8 @@ from policies.links import Link
 _FIRST_PORT = 40_000
 
 Accept = Callable[[], asyncio.BaseProtocol]
+Windows = Mapping[tuple[str, str], tuple[int, int]]
+"""By the nodes (which connects, to which): bytes of the congestion windows there and back."""
 
 
 _OUTSIDE = contextvars.Context()
@@ -106,6 +108,7 @@ class MemoryNetwork:
         ours, theirs = make(), context.copy().run(accept)
         near = Stream(self._loop, ours, contextvars.copy_context(), self, here, there)
         far = Stream(self._loop, theirs, context.copy(), self, there, here)
+        near.connects = True
         near.join(far, up, down)
         far.join(near, down, up)
         self._streams[source].add(near)
@@ -127,6 +130,14 @@ class MemoryNetwork:
             arrived,
         )
         await arrived
+
+    def set_windows(self, windows: Windows) -> None:
+        """Gives the connections that there are these congestion windows, as if they had carried much before."""
+        for (source, target), (there_bytes, back_bytes) in windows.items():
+            for stream in self._streams[self.addresses[source]]:
+                if stream.connects and stream.there[0] == self.addresses[target]:
+                    stream.flow.window_bytes = there_bytes
+                    stream.peer.flow.window_bytes = back_bytes
 
     def n_streams(self, address: str) -> int:
         """Returns how many connections the node at ``address`` has open."""
@@ -176,6 +187,8 @@ class Stream(asyncio.Transport):
     peer: Stream
     flow: Flow
     """What this end sends."""
+    connects = False
+    """Whether this end asked for the connection."""
 
     def __init__(
         self,

@@ -32,6 +32,8 @@ class OpenNetwork:
     namespaces: Mapping[str, int] = field(default_factory=dict)
     """By node: descriptor of its network namespace in the process ``holder``; empty without namespaces."""
     holder: int | None = None
+    set_windows: Callable[[Mapping[tuple[str, str], tuple[int, int]]], None] | None = None
+    """Gives connections congestion windows in bytes, there and back, by (who connects, to whom), where a network can do that."""
 
     @property
     def name(self) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from nodes import control
@@ -17,7 +19,7 @@ from policies.links import Link
 from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError
 from testbed.experiments.experiment import Experiment
-from testbed.fast.warmed import longest_prompt_bytes
+from testbed.fast.warmed import first_states, longest_prompt_bytes
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher, OpenNetwork
@@ -138,15 +140,38 @@ class NodeSet:
 
         await asyncio.gather(*map(connect, experiment.problem.clients))
         await self._peering.begin(ends, self._coordinator.placement, delays_in_client, n_bytes)
+        if self._windows:
+            assert self._network.set_windows is not None
+            self._network.set_windows(self._windows)
         await agree_on_zero(self.peers, self.clock, self._launcher)
 
     @property
     def _warm_bytes(self) -> int:
         """What is sent over each connection and back, so that it behaves like one that has carried prompts."""
         network = self._network.network
-        if not self._experiment.network.tcp.warm or network.delays_in_client:
+        if not self._experiment.network.tcp.warm or network.delays_in_client or self._windows:
             return 0
         return min(longest_prompt_bytes(self._experiment), WARM_BYTES)
+
+    @cached_property
+    def _windows(self) -> dict[Pair, tuple[int, int]]:
+        """The windows that connections have after ``_warm_bytes`` went over them; empty where these have to be sent.
+
+        They have to where the network's windows cannot be set, and where they also decide when a process next looks whether it
+        may write on, or when slow start begins anew.
+        """
+        experiment, found = self._experiment, dict[Pair, tuple[int, int]]()
+        tcp, problem = experiment.network.tcp, experiment.problem
+        if self._network.set_windows is None or not tcp.warm or tcp.slow_start_after_idle:
+            return {}
+        servers = [server.name for server in problem.servers]
+        to_servers = itertools.product(problem.clients, servers)
+        for pair in (*to_servers, *self._peering.pairs(self._coordinator.placement)):
+            there, back = first_states(experiment, pair)
+            if there.written_bytes or back.written_bytes:
+                return {}
+            found[pair] = there.window_bytes, back.window_bytes
+        return found
 
     def about_starting(self) -> str:
         """Returns what starting waits for; "" if that is nothing that takes long."""

@@ -57,6 +57,12 @@ class Peering:
         except ControlError as error:
             raise RunError(f"a server cannot reach another: {error}") from error
 
+    def pairs(self, placement: Placement) -> Iterable[Pair]:
+        """Return the pairs of servers of which the first is connected to the second from the beginning."""
+        if self._is_needed:
+            for server, name in enumerate(self._names):
+                yield from ((name, self._names[to]) for to in self._next(placement, server))
+
     def _next(self, placement: Placement, server: int) -> Iterable[int]:
         """Return the servers that ``server`` may push to: all others if an online policy moves blocks."""
         if self._experiment.policy.online is not None:

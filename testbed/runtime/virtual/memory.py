@@ -217,7 +217,9 @@ class MemoryLauncher(OnOneMachine):
     async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
         self._network = MemoryNetwork(spec)
         network = self._network.network
-        return OpenNetwork(network, network.nature, self._network.addresses)
+        return OpenNetwork(
+            *(network, network.nature, self._network.addresses), set_windows=self._network.set_windows
+        )
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:
         assert self._network is not None, "spawn before open"
