@@ -7,7 +7,7 @@ A test that is about those begins its command anew.
 
 The interpreters that a forked command begins for code of the testbed (``python -P -m testbed...``, ``python -P -c``: its
 launcher, its page, its workers) are forks of the command in turn. A command that is begun anew begins interpreters, as a
-user's does.
+user's does. Launchers and workers that a test itself begins are forks of the one process (``fork_python``).
 
 Processes that keep CPUs awake sleep in forked commands: the tests keep them awake.
 
@@ -440,10 +440,10 @@ class _Popen(subprocess.Popen[Any]):
     def _execute_child(self, *arguments: Any) -> None:
         how = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
         match how["args"]:
-            case [sys.executable, "-P", *asked] if asked[0] == "-c" or str(asked[1]).startswith(
-                ("testbed.", "nodes.")
+            case [sys.executable, "-P", "-c" | "-m" as option, str(what), *_] if (
+                option == "-c" or what.startswith(("testbed.", "nodes."))
             ):
-                name, code, rest = _asked_for(asked)
+                name, code, rest = _asked_for(how["args"][2:])
             case [sys.executable, "-m", "testbed", *rest]:
                 name, code = _code_of("testbed.__main__")
             case [sys.executable, str(path), *rest] if path == sys.argv[0]:

@@ -53,11 +53,19 @@ def warmed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-@pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["policy.communication=hub-spoke"],
+        ["policy.communication=server-to-server"],
+        ["sites=[{name='Cluster2', up='40 Mbit/s', down='200 Mbit/s'}]", "clients.count=3"],
+    ],
+    ids=["hub-spoke", "server-to-server", "clients that share a site's link"],
+)
 def test_a_run_is_the_one_that_it_is_when_prompts_are_sent_first(
-    communication: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmed: list[int]
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmed: list[int]
 ) -> None:
-    options = (LARGE, f"policy.communication={communication}")
+    options = (LARGE, *more)
     begun = up(tmp_path / "set", *options)
     assert sum(warmed) == 0
     monkeypatch.setattr(NodeSet, "_windows", {})
