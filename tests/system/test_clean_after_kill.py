@@ -61,6 +61,8 @@ n_output_tokens = 8
 """
 SCALED = ("--time-scale", "20")
 """Three nodes that serve for half a second. The twin that follows may be what is killed."""
+SLOWER = ("--time-scale", "5")
+"""They serve for two seconds, so that they can be met while they serve, however busy the machine is."""
 LONG_VIRTUAL = ("--clock", "virtual", "--set", "workload.n_output_tokens=1000")
 """The same for about as long, in virtual time."""
 
@@ -176,7 +178,7 @@ def test_a_run_that_loses_any_of_its_processes_at_any_moment_keeps_its_record_an
         """Exit code and folder of a run, and whether the process was there to be killed."""
         phase, later_s = moment
         with starting:
-            run = testbed.start_up(small, "--network", "fabric", "--no-report", "--no-twin", *SCALED)
+            run = testbed.start_up(small, "--network", "fabric", "--no-report", "--no-twin", *SLOWER)
             out = Path(str(run.process.args[-1]))  # type: ignore[index]
         wait_until(lambda: reached(phase, run, out), phase)
         with contextlib.suppress(subprocess.TimeoutExpired):
