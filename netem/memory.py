@@ -14,14 +14,12 @@ from typing import Any
 from netem.flows import SYN_BYTES, Flow, Tcp, carry
 from netem.forwarder_links import Pipe, SharedLink
 from netem.networks import NETWORKS
-from netem.spec import NO_COURSE, NetworkError, NetworkSpec
+from netem.spec import NO_COURSE, NetworkError, NetworkSpec, Windows
 from policies.links import Link
 
 _FIRST_PORT = 40_000
 
 Accept = Callable[[], asyncio.BaseProtocol]
-Windows = Mapping[tuple[str, str], tuple[int, int]]
-"""By the nodes (which connects, to which): bytes of the congestion windows there and back."""
 
 
 _OUTSIDE = contextvars.Context()
@@ -133,11 +131,12 @@ class MemoryNetwork:
 
     def set_windows(self, windows: Windows) -> None:
         """Gives the connections that there are these congestion windows, as if they had carried much before."""
-        for (source, target), (there_bytes, back_bytes) in windows.items():
-            for stream in self._streams[self.addresses[source]]:
-                if stream.connects and stream.there[0] == self.addresses[target]:
-                    stream.flow.window_bytes = there_bytes
-                    stream.peer.flow.window_bytes = back_bytes
+        node_of = {address: node for node, address in self.addresses.items()}
+        for address, streams in self._streams.items():
+            for stream in streams:
+                pair = node_of[address], node_of[stream.there[0]]
+                if stream.connects and pair in windows:
+                    stream.flow.window_bytes, stream.peer.flow.window_bytes = windows[pair]
 
     def n_streams(self, address: str) -> int:
         """Returns how many connections the node at ``address`` has open."""

@@ -14,6 +14,8 @@ Course = tuple[Sequence[float], Sequence[float]]
 """Planned changes of a link: instants in seconds from an origin, ascending, and the rate in bit/s from each on (0: the
 link is cut)."""
 NO_COURSE: Course = ((), ())
+Windows = Mapping[tuple[str, str], tuple[int, int]]
+"""By the nodes (which connects, to which): bytes of TCP's congestion windows there and back."""
 SUBNET = IPv4Network("198.18.0.0/15")
 """RFC 2544 reserves it for benchmarks: no real network uses it. Here it exists only inside the namespaces."""
 SPARE_ADDRESSES = 4

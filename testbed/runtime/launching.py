@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from netem.networks import Network
-from netem.spec import Endpoint, NetworkSpec
+from netem.spec import Endpoint, NetworkSpec, Windows
 from nodes import control
 from policies.links import Link
 from testbed.records.summary import MachineState
@@ -32,8 +32,8 @@ class OpenNetwork:
     namespaces: Mapping[str, int] = field(default_factory=dict)
     """By node: descriptor of its network namespace in the process ``holder``; empty without namespaces."""
     holder: int | None = None
-    set_windows: Callable[[Mapping[tuple[str, str], tuple[int, int]]], None] | None = None
-    """Gives connections congestion windows in bytes, there and back, by (who connects, to whom), where a network can do that."""
+    set_windows: Callable[[Windows], None] | None = None
+    """Gives connections these windows, where a network can do that."""
 
     @property
     def name(self) -> str:

@@ -67,9 +67,8 @@ def _addresses(pid: int) -> list[str]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="entering another namespace needs root")
 def test_a_server_is_reached_by_its_own_run_and_by_nobody_else(fabric: None, testbed: Testbed) -> None:
     how = ("--network", "fabric", *LONG, "--time-scale", "4", "--hold", "--no-page")
-    one = testbed.start_up("clustered", *how)
-    two = testbed.start_up("clustered", *how, "--set", "servers.0.count=4").serving(1)
-    one = one.serving(1)
+    runs = [testbed.start_up("clustered", *how, *more) for more in ((), ("--set", "servers.0.count=4"))]
+    one, two = (run.serving(1) for run in runs)
     names = sorted(name.removeprefix("tb:") for name in processes(one).values() if name.startswith("tb:"))
     servers = [name for name in names if name.startswith(("mig-", "a100-"))]
     assert len(servers) >= 6

@@ -91,8 +91,7 @@ def up(testbed: Testbed, *arguments: str, anew: bool = False) -> Outcome:
 
 
 OTHER_HASHES = (False, True)
-"""Whether a run is begun anew: then it has other hashes, and sets another order, than one that is forked. On memory, since
-what hashes decide is the same on all networks."""
+"""Whether a run is begun anew: then it has other hashes, and sets another order, than one that is forked."""
 
 
 def contents(run_dir: Path) -> dict[str, bytes]:
@@ -161,6 +160,11 @@ def test_the_same_seed_repeats_a_run_on_memory_to_the_last_byte(testbed: Testbed
     assert contents(other)["hops.parquet"] != contents(runs[0])["hops.parquet"]
 
 
+def test_the_same_seed_repeats_moves_of_blocks_on_memory_to_the_last_byte(testbed: Testbed) -> None:
+    runs = [up(testbed, *SHIFT, *MEMORY, anew=anew).run_dir for anew in OTHER_HASHES]
+    assert contents(runs[0]) == contents(runs[1])
+
+
 @pytest.mark.usefixtures("fabric")
 @pytest.mark.parametrize(
     ("faults", "within_s"),
@@ -170,7 +174,7 @@ def test_the_same_seed_repeats_a_run_on_memory_to_the_last_byte(testbed: Testbed
 def test_the_same_seed_repeats_a_run_on_fabric(
     faults: str, within_s: float, testbed: Testbed, written: Any
 ) -> None:
-    runs = [up(testbed, written(faults), "--network", "fabric").run_dir for _ in range(2)]
+    runs = [up(testbed, written(faults), "--network", "fabric", anew=anew).run_dir for anew in OTHER_HASHES]
     assert happened(runs[0]) == happened(runs[1])
     assert_rows_agree(*runs, within_s)
 
@@ -218,12 +222,8 @@ def test_memory_and_fabric_agree_when(case: str, testbed: Testbed, written: Any)
 
 
 @pytest.mark.usefixtures("fabric")
-def test_moves_of_blocks_as_the_load_rises_repeat_on_memory_to_the_last_byte_and_are_those_on_fabric(
-    testbed: Testbed,
-) -> None:
-    memory, again = (up(testbed, *SHIFT, *MEMORY, anew=anew) for anew in OTHER_HASHES)
-    assert contents(memory.run_dir) == contents(again.run_dir)
-    fabric = up(testbed, *SHIFT, "--network", "fabric")
+def test_memory_and_fabric_agree_when_a_policy_moves_blocks_as_the_load_rises(testbed: Testbed) -> None:
+    memory, fabric = (up(testbed, *SHIFT, "--network", network) for network in ("memory", "fabric"))
     assert len(events(memory.run_dir, "moved")) >= 2
     assert [move["new"] for move in memory.json()["moves"]] == [
         move["new"] for move in fabric.json()["moves"]
