@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from netem.networks import JOINING, Network
-from netem.spec import Endpoint, NetworkError, NetworkSpec
+from netem.spec import Endpoint, NetworkError, NetworkSpec, Windows
 from policies.links import Link
 
 if TYPE_CHECKING:
@@ -112,6 +112,14 @@ class Backend(ABC):
         holds the network open. Raises ``NetworkError``. With ``network.delays_in_client`` nothing is done:
         the clients are notified instead.
         """
+
+    def begin_with(self, windows: Windows) -> None:
+        """Has the connections of these pairs that are made from now on begin with these congestion windows.
+
+        The others begin as ``spec.tcp`` has it; with no pair, all do. Only in virtual time, on networks with
+        ``network.filling_bytes``.
+        """
+        raise NetworkError(f"connections on the {self.network.name} network begin as the kernel has it")
 
     @abstractmethod
     def close(self) -> None:

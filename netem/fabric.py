@@ -43,7 +43,7 @@ from netem.forwarder_underlay import SETTLED_SAMPLES, Underlay, bind_socket, pie
 from netem.forwarder_virtual import VirtualForwarder
 from netem.networks import NETWORKS
 from netem.probe import probe_tun
-from netem.spec import Endpoint, NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import Endpoint, NetworkError, NetworkSpec, NetworkUnavailable, Windows
 from netem.syscalls import inside, new_network_namespace, setns
 from netem.tun import open_tun
 from policies.links import Link
@@ -151,6 +151,16 @@ class FabricBackend(Backend):
             ip.addr("add", index=index, address=self.address(node), prefixlen=32)
             ip.link("set", index=index, state="up", mtu=self.spec.mtu, txqlen=10000)
             ip.route("add", dst=str(self.spec.subnet), oif=index, **tcp.route_options(self.spec))
+
+    def begin_with(self, windows: Windows) -> None:
+        of_nodes = tcp.windows_of_nodes(windows)
+        assert of_nodes is not None, "a route holds one window"
+        for node, namespace in self._namespaces.items():
+            with inside(namespace), IPRoute() as ip:
+                options = tcp.route_options(self.spec, of_nodes.get(node))
+                ip.route(
+                    "replace", dst=str(self.spec.subnet), oif=ip.link_lookup(ifname=DEVICE)[0], **options
+                )
 
     def enter(self, node: str) -> None:
         setns(self._namespaces[node])

@@ -61,6 +61,8 @@ class MemoryNetwork:
         self._listeners: dict[tuple[str, int], tuple[Accept, contextvars.Context]] = {}
         self._streams: dict[str, set[Stream]] = {address: set() for address in self.addresses.values()}
         self._last_port = _FIRST_PORT
+        self._windows: Mapping[tuple[str, str], tuple[int, int]] = {}
+        """Congestion windows with which connections begin, by addresses (from, to): there, and back."""
         self._ended: list[tuple[Callable[[], object], contextvars.Context]] = []
         """Ends of connections that have arrived at this instant."""
 
@@ -106,9 +108,10 @@ class MemoryNetwork:
         ours, theirs = make(), context.copy().run(accept)
         near = Stream(self._loop, ours, contextvars.copy_context(), self, here, there)
         far = Stream(self._loop, theirs, context.copy(), self, there, here)
-        near.connects = True
         near.join(far, up, down)
         far.join(near, down, up)
+        if (source, target) in self._windows:
+            near.flow.window_bytes, far.flow.window_bytes = self._windows[source, target]
         self._streams[source].add(near)
         self._streams[target].add(far)
         carry(self.kernel, far.plans, up, self.tcp, 0, far.begin)
@@ -129,14 +132,10 @@ class MemoryNetwork:
         )
         await arrived
 
-    def set_windows(self, windows: Windows) -> None:
-        """Gives the connections that there are these congestion windows, as if they had carried much before."""
-        node_of = {address: node for node, address in self.addresses.items()}
-        for address, streams in self._streams.items():
-            for stream in streams:
-                pair = node_of[address], node_of[stream.there[0]]
-                if stream.connects and pair in windows:
-                    stream.flow.window_bytes, stream.peer.flow.window_bytes = windows[pair]
+    def begin_with(self, windows: Windows) -> None:
+        """See ``netem.backend.Backend.begin_with``."""
+        address = self.addresses
+        self._windows = {(address[pair[0]], address[pair[1]]): sizes for pair, sizes in windows.items()}
 
     def n_streams(self, address: str) -> int:
         """Returns how many connections the node at ``address`` has open."""
@@ -186,8 +185,6 @@ class Stream(asyncio.Transport):
     peer: Stream
     flow: Flow
     """What this end sends."""
-    connects = False
-    """Whether this end asked for the connection."""
 
     def __init__(
         self,

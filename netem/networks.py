@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
+from netem import tcp
 from netem.spec import NetworkError, NetworkUnavailable
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class Network:
     """Pairs compete for the links in ``spec.shared``; else every pair has links of its own."""
     follows_courses: bool = False
     """It transmits what is queued by the planned changes of links (``spec.courses``)."""
+    filling_bytes: int | None = None
+    """What must arrive at each end of a connection until its receive window is whole, if connections begin with larger
+    windows in virtual time (``Backend.begin_with``); ``None`` if they cannot."""
     joins_machines: bool = False
     """Nodes may be on several machines (``spec.machines``)."""
     here: str = "works here"
@@ -101,6 +105,7 @@ NETWORKS: Mapping[str, Network] = {
             has_forwarder=True,
             shares_links=True,
             follows_courses=True,
+            filling_bytes=tcp.FILLING_BYTES,
             joins_machines=True,
         ),
         Network(
@@ -111,6 +116,7 @@ NETWORKS: Mapping[str, Network] = {
             nodes_are_processes=False,
             shares_links=True,
             follows_courses=True,
+            filling_bytes=0,
             here="works everywhere; all nodes in one process, virtual time only",
         ),
         Network(

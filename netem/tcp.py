@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable, Windows
 from policies.links import HEADER_BYTES
 
 WARM_FLIGHT_BYTES = 868_800
@@ -26,6 +26,11 @@ RECEIVE_WINDOW_BYTES = 12 * 1024**2
 """The receive window in virtual time."""
 _COUNTED_RATIO = 0.925173
 """The part of a receive buffer that is its window, as measured on Linux 6.18; half of the buffer before Linux 6.6."""
+_ENOUGH_BYTES = RECEIVE_WINDOW_BYTES * 3 // 2
+"""A congestion window that is larger, also with segments that are partly filled, never holds anything back."""
+FILLING_BYTES = RECEIVE_WINDOW_BYTES // 4
+"""What a connection must receive until its receive window is whole in virtual time. It begins with half of the buffer, and
+each byte that arrives widens it by two."""
 
 _SYSCTL = Path("/proc/sys/net/ipv4")
 _MIN_RETRANSMISSION = _SYSCTL / "tcp_rto_min_us"
@@ -70,15 +75,19 @@ def configure_namespace(spec: NetworkSpec) -> None:
     silence_ipv6()
 
 
-def route_options(spec: NetworkSpec) -> dict[str, dict[str, int]]:
+def route_options(spec: NetworkSpec, window_bytes: int | None = None) -> dict[str, dict[str, int]]:
     """Returns keyword arguments for pyroute2's ``IPRoute.route("add", ...)`` in a node's namespace.
 
     A warm connection starts with a congestion window and a receive window of ``WARM_FLIGHT_BYTES``,
-    rounded up to segments; others start with the kernel's defaults. In virtual time
+    rounded up to segments; others start with the kernel's defaults. With ``window_bytes`` the congestion window starts
+    with that, and the receive window with all that the kernel gives. In virtual time
     acknowledgements are sent at once, and nothing is retransmitted before ``_NEVER_S``.
     """
     metrics: dict[str, int] = {}
-    if spec.tcp.warm:
+    if window_bytes is not None:
+        mss = spec.mtu - HEADER_BYTES
+        metrics |= {"initcwnd": -(-window_bytes // mss), "initrwnd": -(-RECEIVE_WINDOW_BYTES // mss)}
+    elif spec.tcp.warm:
         segments = -(-WARM_FLIGHT_BYTES // (spec.mtu - HEADER_BYTES))
         metrics |= {"initcwnd": segments, "initrwnd": segments}
     if spec.is_virtual:
@@ -86,6 +95,19 @@ def route_options(spec: NetworkSpec) -> dict[str, dict[str, int]]:
         if not _MIN_RETRANSMISSION.exists():
             metrics["rto_min"] = _NEVER_S * 1000
     return {"metrics": metrics} if metrics else {}
+
+
+def windows_of_nodes(windows: Windows) -> dict[str, int] | None:
+    """Returns the congestion window in bytes of all that a node sends, by node; ``None`` if that is not one for each.
+
+    Windows that are all larger than ``_ENOUGH_BYTES`` have the same effect, and count as one.
+    """
+    found: dict[str, int] = {}
+    for nodes, sizes in windows.items():
+        for node, n_bytes in zip(nodes, (min(size, _ENOUGH_BYTES) for size in sizes), strict=True):
+            if found.setdefault(node, n_bytes) != n_bytes:
+                return None
+    return found
 
 
 def _choose_congestion_control(name: str) -> None:

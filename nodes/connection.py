@@ -36,6 +36,8 @@ class Answered(NamedTuple):
 
 WARM_BYTES = 24 * 1024**2
 """Twice the kernel's largest receive window (``netem.tcp``): a connection that has carried as much has its full window."""
+WARM_AT_ONCE_BYTES = WARM_BYTES // 2
+"""Of these, what is on its way at once."""
 
 
 class ServerError(Exception):
@@ -418,10 +420,11 @@ def prepare(raw: Any) -> None:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
-async def warm(connections: Iterable[Connection], n_bytes: int) -> None:
+async def warm(connections: Iterable[Connection], n_bytes: int, at_once_bytes: int) -> None:
     """Opens every connection and sends ``n_bytes`` over it and back, over all of them at the same time.
 
-    More than ``WARM_BYTES`` would change nothing; half of that is on its way at once. Raises ``ConnectionLost``, ``ServerError``.
+    More than ``WARM_BYTES`` would change nothing; ``at_once_bytes`` are on their way at once. Raises ``ConnectionLost``,
+    ``ServerError``.
     """
     payload = bytes(min(n_bytes, wire.PART_BYTES))
     n_pings = -(-min(n_bytes, WARM_BYTES) // wire.PART_BYTES)
@@ -431,7 +434,7 @@ async def warm(connections: Iterable[Connection], n_bytes: int) -> None:
             await connection.ask(wire.Ping(connection.next_id(), payload), generation=generation)
 
     async def warm_one(connection: Connection) -> None:
-        generation, room = await connection.ready(), asyncio.Semaphore(WARM_BYTES // 2 // wire.PART_BYTES)
+        generation, room = await connection.ready(), asyncio.Semaphore(at_once_bytes // wire.PART_BYTES)
         await asyncio.gather(*(ping(connection, generation, room) for _ in range(n_pings)))
 
     await asyncio.gather(*map(warm_one, connections))

@@ -117,10 +117,12 @@ class Links(Question[float], frozen=True):
 class Warm(Question[None], frozen=True):
     """Open connections and, unless ``n_bytes`` is 0, send that many bytes each way over every one.
 
-    A server node does so with ``servers``; a client with all servers that it has been connected to.
+    ``at_once_bytes`` of them are on their way at the same time. A server node does so with ``servers``; a client with all
+    servers that it has been connected to.
     """
 
     n_bytes: int
+    at_once_bytes: int
     servers: list[int] | None = None
 
 

@@ -266,7 +266,7 @@ class _Client:
         return self.clock.now_s()
 
     async def warm(self, message: Warm) -> None:
-        await warm((c for c in self.connections if c.generation), message.n_bytes)
+        await warm((c for c in self.connections if c.generation), message.n_bytes, message.at_once_bytes)
 
     async def start(self, message: Start) -> None:
         await _begin_time(self.clock, message)

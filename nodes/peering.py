@@ -67,7 +67,8 @@ class Peering:
 
         Raises ``ConnectionLost``, ``ServerError``.
         """
-        await warm((self._connections[server] for server in message.servers or ()), message.n_bytes)
+        connections = (self._connections[server] for server in message.servers or ())
+        await warm(connections, message.n_bytes, message.at_once_bytes)
 
     async def close(self) -> None:
         self._forwarding.close()

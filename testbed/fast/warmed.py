@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from netem.flows import Tcp
 from nodes import framesizes, wire
-from nodes.connection import WARM_BYTES
+from nodes.connection import WARM_AT_ONCE_BYTES, WARM_BYTES
 from policies.links import Link
 from policies.workload import longest_prompt
 from testbed.experiments.experiment import Experiment
@@ -29,12 +29,17 @@ def first_states(experiment: Experiment, pair: tuple[str, str]) -> tuple[LineSta
 
     If connections are warm, they have carried the longest prompt.
     """
+    return warmed(experiment, pair, longest_prompt_bytes(experiment) if experiment.network.tcp.warm else 0)
+
+
+def warmed(experiment: Experiment, pair: tuple[str, str], n_bytes: int) -> tuple[LineState, LineState]:
+    """Returns what ``first_states`` would, if ``n_bytes`` had been sent over the connection and back."""
     network = experiment.network
     tcp = Tcp.of(network.tcp, network.mtu)
-    if not network.tcp.warm:
+    if not n_bytes:
         return LineState(tcp.first_flight_bytes), LineState(tcp.first_flight_bytes)
     links = (Link(link.delay_s, link.rate_bps) for link in (network.links[pair], network.links[pair[::-1]]))
-    return _warmed(tcp, longest_prompt_bytes(experiment), *links)
+    return _warmed(tcp, n_bytes, *links)
 
 
 @lru_cache(1024)
@@ -55,7 +60,7 @@ def _warmed(tcp: Tcp, n_bytes: int, there: Link, back: Link) -> tuple[LineState,
             n_left -= 1
             asks.send(ping, answers.send, answer, ask)
 
-    for _ in range(WARM_BYTES // 2 // wire.PART_BYTES):
+    for _ in range(WARM_AT_ONCE_BYTES // wire.PART_BYTES):
         ask()
     queue.at(_LONG_S, queue.stop)
     queue.run()

@@ -32,8 +32,6 @@ class OpenNetwork:
     namespaces: Mapping[str, int] = field(default_factory=dict)
     """By node: descriptor of its network namespace in the process ``holder``; empty without namespaces."""
     holder: int | None = None
-    set_windows: Callable[[Windows], None] | None = None
-    """Gives connections these windows, where a network can do that."""
 
     @property
     def name(self) -> str:
@@ -105,6 +103,10 @@ class Launcher(Protocol):
 
     async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Change links; returns the instant of the change, which is before any effect of it can be seen."""
+        ...
+
+    async def begin_with(self, windows: Windows) -> None:
+        """Have connections begin with these windows from now on; see ``netem.backend.Backend.begin_with``."""
         ...
 
     async def stats(self) -> dict[str, float] | None:

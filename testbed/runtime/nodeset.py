@@ -13,18 +13,17 @@ from pathlib import Path
 
 from nodes import control
 from nodes.clock import RunClock
-from nodes.connection import WARM_BYTES
 from nodes.messages import A, Connect, Links, Message, Question, Reach, Start, Warm
 from policies.links import Link
 from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError
 from testbed.experiments.experiment import Experiment
-from testbed.fast.warmed import first_states, longest_prompt_bytes
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.runtime.peering import Ends, Peering
 from testbed.runtime.processes import Processes
+from testbed.runtime.warming import Warming, warming_by_sending, warming_by_windows
 
 Pair = tuple[str, str]
 
@@ -126,52 +125,35 @@ class NodeSet:
         Raises ``RunError`` if a node is unreachable.
         """
         experiment, ends = self._experiment, self._ends()
-        delays_in_client, n_bytes = self._delays_in_client, self._warm_bytes
+        delays_in_client, warming = self._delays_in_client, self._warming
+        if warming.windows:
+            await self._launcher.begin_with(warming.windows)
 
         async def connect(client: str) -> None:
             links = experiment.network.links if delays_in_client else None
             view = wiring.node_view(experiment, client, ends, links)
             try:
                 await self.peers[client].ask(Connect(view))
-                if n_bytes:
-                    await self.peers[client].ask(Warm(n_bytes))
+                if warming.n_bytes:
+                    await self.peers[client].ask(Warm(warming.n_bytes, warming.at_once_bytes))
             except control.ControlError as error:
                 raise RunError(f"{client} cannot reach the servers: {error}") from error
 
         await asyncio.gather(*map(connect, experiment.problem.clients))
-        await self._peering.begin(ends, self._coordinator.placement, delays_in_client, n_bytes)
-        if self._windows:
-            assert self._network.set_windows is not None
-            self._network.set_windows(self._windows)
+        await self._peering.begin(ends, self._coordinator.placement, delays_in_client, warming)
+        if warming.windows:
+            await self._launcher.begin_with({})
         await agree_on_zero(self.peers, self.clock, self._launcher)
 
-    @property
-    def _warm_bytes(self) -> int:
-        """What is sent over each connection and back, so that it behaves like one that has carried prompts."""
-        network = self._network.network
-        if not self._experiment.network.tcp.warm or network.delays_in_client or self._windows:
-            return 0
-        return min(longest_prompt_bytes(self._experiment), WARM_BYTES)
-
     @cached_property
-    def _windows(self) -> dict[Pair, tuple[int, int]]:
-        """The windows that connections have after ``_warm_bytes`` went over them; empty where these have to be sent.
-
-        They have to where the network's windows cannot be set, and where they also decide when a process next looks whether it
-        may write on, or when slow start begins anew.
-        """
-        experiment, found = self._experiment, dict[Pair, tuple[int, int]]()
-        tcp, problem = experiment.network.tcp, experiment.problem
-        if self._network.set_windows is None or not tcp.warm or tcp.slow_start_after_idle:
-            return {}
-        servers = [server.name for server in problem.servers]
-        to_servers = itertools.product(problem.clients, servers)
-        for pair in (*to_servers, *self._peering.pairs(self._coordinator.placement)):
-            there, back = first_states(experiment, pair)
-            if there.written_bytes or back.written_bytes:
-                return {}
-            found[pair] = there.window_bytes, back.window_bytes
-        return found
+    def _warming(self) -> Warming:
+        experiment, network = self._experiment, self._network.network
+        if self.clock.is_virtual:
+            servers = [server.name for server in experiment.problem.servers]
+            to_servers = itertools.product(experiment.problem.clients, servers)
+            pairs = (*to_servers, *self._peering.pairs(self._coordinator.placement))
+            return warming_by_windows(experiment, network, pairs) or warming_by_sending(experiment, network)
+        return warming_by_sending(experiment, network)
 
     def about_starting(self) -> str:
         """Returns what starting waits for; "" if that is nothing that takes long."""
@@ -181,7 +163,7 @@ class NodeSet:
 
     def about_connecting(self) -> str:
         """Returns what connecting waits for; "" if that takes less than two seconds on the slowest link."""
-        experiment, n_bytes = self._experiment, self._warm_bytes
+        experiment, n_bytes = self._experiment, self._warming.n_bytes
         if not n_bytes:
             return ""
         slowest_s = max(

@@ -14,6 +14,7 @@ from testbed.control.placing import followers
 from testbed.errors import RunError
 from testbed.experiments.experiment import Experiment
 from testbed.runtime import wiring
+from testbed.runtime.warming import Warming
 
 Pair = tuple[str, str]
 Ends = Mapping[str, tuple[str, int]]
@@ -35,11 +36,10 @@ class Peering:
         self._is_needed = experiment.problem.forwarding
         self._names = [server.name for server in experiment.problem.servers]
 
-    async def begin(self, ends: Ends, placement: Placement, delays_in_nodes: bool, n_bytes: int) -> None:
+    async def begin(self, ends: Ends, placement: Placement, delays_in_nodes: bool, warming: Warming) -> None:
         """Introduce all servers to each other, and connect each to those that can follow it in a chain.
 
-        To warm them up, ``n_bytes`` are sent over these connections in both directions. Raises ``RunError`` if a server
-        cannot reach another.
+        Raises ``RunError`` if a server cannot reach another.
         """
         if not self._is_needed:
             return
@@ -49,7 +49,10 @@ class Peering:
             await asyncio.gather(
                 *(
                     self._peers[self._names[server]].ask(
-                        Warm(n_bytes, [to for to in self._next(placement, server) if to in present])
+                        Warm(
+                            *(warming.n_bytes, warming.at_once_bytes),
+                            [to for to in self._next(placement, server) if to in present],
+                        )
                     )
                     for server in present
                 )

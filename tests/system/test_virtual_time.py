@@ -239,7 +239,7 @@ clients = { site = "Here" }
 network = { kind = "clusters", pairs = [{ sites = ["Here", "There"], rtt = "200 ms", rate = "1 Gbit/s" }] }
 [workload]
 arrivals = "listed"
-requests = [[0.0, 80, 6], [0.02, 80, 6], [0.3, 5, 6], [0.4, 80, 6], [0.41, 80, 6], [0.42, 80, 6]]
+requests = REQUESTS
 n_input_tokens = "trace"
 n_output_tokens = "trace"
 [policy]
@@ -247,13 +247,19 @@ name = "proposed"
 """
 
 
+BURSTS = "[[0.0, 80, 6], [0.02, 80, 6], [0.3, 5, 6], [0.4, 80, 6], [0.41, 80, 6], [0.42, 80, 6]]"
+"""Prompts of 2.3 MB on a path that holds 25 MB: decode steps do not wait behind them."""
+APART = "[[0.0, 400, 6], [3.0, 5, 6], [6.0, 400, 6]]"
+"""Prompts of 11.5 MB: connections begin with windows of as much, which less than a third is sent for."""
+
+
 @pytest.mark.usefixtures("fabric")
+@pytest.mark.parametrize("requests", [BURSTS, APART], ids=["bursts", "apart"])
 def test_memory_and_fabric_agree_where_more_is_under_way_than_a_new_connections_window(
-    testbed: Testbed, tmp_path: Path
+    requests: str, testbed: Testbed, tmp_path: Path
 ) -> None:
-    """Prompts of 2.3 MB in bursts, on a path that holds 25 MB: decode steps do not wait behind them."""
     scenario = tmp_path / "large-prompts.toml"
-    scenario.write_text(LARGE_PROMPTS, encoding="utf-8")
+    scenario.write_text(LARGE_PROMPTS.replace("REQUESTS", requests), encoding="utf-8")
     memory, fabric = (up(testbed, str(scenario), "--network", network) for network in ("memory", "fabric"))
     for name in ("ttft_s", "tpot_s"):
         found, expected = (outcome.json()["metrics"][name]["max"] for outcome in (memory, fabric))

@@ -17,7 +17,7 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from netem.spec import NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec, Windows
 from nodes import control
 from policies.links import Link
 from testbed.errors import RunError, UserError
@@ -295,6 +295,9 @@ class HostsLauncher:
             self._local.update(links), lambda remote: self._updated(remote, links)
         )
         return max(done_at)
+
+    async def begin_with(self, windows: Windows) -> None:
+        raise RunError("connections begin with given windows in virtual time only, which one machine has")
 
     async def _updated(self, remote: _Remote, links: Mapping[tuple[str, str], Link]) -> float:
         done_at: float = await remote.host.call("update", links)

@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from netem.spec import NetworkSpec
+from netem.spec import NetworkSpec, Windows
 from nodes import control
 from policies.links import Link
 from testbed.errors import RunError, UserError
@@ -145,6 +145,9 @@ class LauncherHandle(OnOneMachine):
 
     async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         return float(await self._ask("update", links))
+
+    async def begin_with(self, windows: Windows) -> None:
+        await self._ask("begin_with", windows)
 
     async def stats(self) -> dict[str, float] | None:
         found: dict[str, float] | None = await self._ask("stats")

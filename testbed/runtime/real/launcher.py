@@ -32,7 +32,7 @@ from netem.backend import Backend
 from netem.networks import choose
 from netem.probe import become_network_admin
 from netem.programs import end_all_in, exec_program
-from netem.spec import Endpoint, NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import Endpoint, NetworkError, NetworkSpec, NetworkUnavailable, Windows
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 from nodes.clock import NS
 from policies.links import Link
@@ -248,6 +248,11 @@ class Launcher:
         assert self._backend is not None, "update before open"
         self._backend.update(links)
         return time.monotonic() if self._page is None else self._page.now_ns / NS
+
+    def _do_begin_with(self, windows: Windows) -> None:
+        """Have connections begin with these windows from now on."""
+        assert self._backend is not None, "asked before open"
+        self._backend.begin_with(windows)
 
     def _do_kill(self, pid: int, number: int) -> None:
         """Send a signal to a child of this launcher."""

@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp import web
 
 from netem.memory import MemoryNetwork
-from netem.spec import NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec, Windows
 from nodes import control, node
 from nodes.clock import RunClock, run_clock
 from nodes.host import Watch
@@ -217,9 +217,7 @@ class MemoryLauncher(OnOneMachine):
     async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
         self._network = MemoryNetwork(spec)
         network = self._network.network
-        return OpenNetwork(
-            *(network, network.nature, self._network.addresses), set_windows=self._network.set_windows
-        )
+        return OpenNetwork(network, network.nature, self._network.addresses)
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:
         assert self._network is not None, "spawn before open"
@@ -284,6 +282,10 @@ class MemoryLauncher(OnOneMachine):
         except NetworkError as error:
             raise RunError(str(error)) from error
         return self._loop.time()
+
+    async def begin_with(self, windows: Windows) -> None:
+        assert self._network is not None, "asked before open"
+        self._network.begin_with(windows)
 
     async def stats(self) -> None:
         return None
