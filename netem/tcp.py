@@ -26,6 +26,8 @@ RECEIVE_WINDOW_BYTES = 12 * 1024**2
 """The receive window in virtual time."""
 _COUNTED_RATIO = 0.925173
 """The part of a receive buffer that is its window, as measured on Linux 6.18; half of the buffer before Linux 6.6."""
+_SEND_BUFFER_BYTES = 64 * 1024**2
+"""The send buffer in virtual time: a third of it is free whatever the receive window and ``UNSENT_BYTES`` let a process write."""
 _ENOUGH_BYTES = RECEIVE_WINDOW_BYTES * 3 // 2
 """A congestion window that is larger, also with segments that are partly filled, never holds anything back."""
 FILLING_BYTES = RECEIVE_WINDOW_BYTES // 4
@@ -65,6 +67,9 @@ def configure_namespace(spec: NetworkSpec) -> None:
         # Nor do receive buffers grow by round trips in real time.
         buffer_bytes = round(RECEIVE_WINDOW_BYTES / _COUNTED_RATIO)
         settings |= {"tcp_moderate_rcvbuf": "0", "tcp_rmem": f"4096 {buffer_bytes} {buffer_bytes}"}
+        # A process is told that it may write on only while a third of the send buffer is free, which the model of a
+        # connection (netem.flows) does not have.
+        settings["tcp_wmem"] = f"4096 {_SEND_BUFFER_BYTES} {_SEND_BUFFER_BYTES}"
         if _MIN_RETRANSMISSION.exists():
             settings[_MIN_RETRANSMISSION.name] = str(_NEVER_S * 1_000_000)
     for name, value in settings.items():

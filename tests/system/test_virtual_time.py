@@ -251,19 +251,25 @@ BURSTS = "[[0.0, 80, 6], [0.02, 80, 6], [0.3, 5, 6], [0.4, 80, 6], [0.41, 80, 6]
 """Prompts of 2.3 MB on a path that holds 25 MB: decode steps do not wait behind them."""
 APART = "[[0.0, 400, 6], [3.0, 5, 6], [6.0, 400, 6]]"
 """Prompts of 11.5 MB: connections begin with windows of as much, which less than a third is sent for."""
+TOGETHER = "[[0.0, 450, 6], [0.02, 450, 6], [0.3, 5, 6], [0.6, 450, 6], [2.5, 5, 9], [2.6, 450, 6]]"
+"""Prompts of 13 MB, of which two exceed the receive window. That of ``fabric`` begins with 53 kB less (0.4 %)."""
 
 
 @pytest.mark.usefixtures("fabric")
-@pytest.mark.parametrize("requests", [BURSTS, APART], ids=["bursts", "apart"])
+@pytest.mark.parametrize(
+    ("requests", "tolerance"),
+    [(BURSTS, 1e-3), (APART, 1e-3), (TOGETHER, 5e-3)],
+    ids=["bursts", "apart", "together"],
+)
 def test_memory_and_fabric_agree_where_more_is_under_way_than_a_new_connections_window(
-    requests: str, testbed: Testbed, tmp_path: Path
+    requests: str, tolerance: float, testbed: Testbed, tmp_path: Path
 ) -> None:
     scenario = tmp_path / "large-prompts.toml"
     scenario.write_text(LARGE_PROMPTS.replace("REQUESTS", requests), encoding="utf-8")
     memory, fabric = (up(testbed, str(scenario), "--network", network) for network in ("memory", "fabric"))
     for name in ("ttft_s", "tpot_s"):
         found, expected = (outcome.json()["metrics"][name]["max"] for outcome in (memory, fabric))
-        assert found == pytest.approx(expected, rel=1e-3), name
+        assert found == pytest.approx(expected, rel=tolerance), name
 
 
 CONTRADICTIONS = {
