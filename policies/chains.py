@@ -43,7 +43,7 @@ _Entry = tuple[int, Hop | None, int | None]
 """An edge without what depends on the request: its tail, its hop, and the server that sends."""
 
 
-class _Edge(NamedTuple):
+class Edge(NamedTuple):
     """An entry with what is the same for all requests.
 
     ``group`` counts the tails of its node. Edges with the same ``computed`` compute as long: servers with the same times need as
@@ -86,7 +86,7 @@ class Chains:
         self._placement = placement
         self._kinds: dict[RequestSpec, ChainGraph] = {}
         entries = self._by_server() if problem.forwarding else self._by_position()
-        self._nodes = [self._edges(of_node) for of_node in entries]
+        self.nodes = [self._edges(of_node) for of_node in entries]
         """By node: how many tails its edges have, and these."""
         self._tokens_s: list[dict[tuple[int | None, int | None], float]] = [{} for _ in problem.clients]
         """Seconds per further token between a hop's ends, by client."""
@@ -97,18 +97,18 @@ class Chains:
             graph = remember(self._kinds, request, self._build(request), _MAX_KINDS)
         return graph
 
-    def _edges(self, entries: list[_Entry]) -> tuple[int, list[_Edge]]:
+    def _edges(self, entries: list[_Entry]) -> tuple[int, list[Edge]]:
         problem, cache_bytes = self._problem, self._placement.cache_bytes
         group_of = {tail: i for i, tail in enumerate(sorted({tail for tail, _, _ in entries}))}
         edges = []
         for tail, hop, previous in entries:
             if hop is None:
-                edges.append(_Edge(group_of[tail], tail, None, (previous, None), (), 0, math.inf))
+                edges.append(Edge(group_of[tail], tail, None, (previous, None), (), 0, math.inf))
                 continue
             alike = problem.alike[hop.server]
             computed = (alike, *hop[1:]) if problem.servers[alike].others else (alike, hop.n_blocks)
             ends, room = (previous, hop.server), cache_bytes[hop.server]
-            edges.append(_Edge(group_of[tail], tail, hop, ends, computed, hop.n_blocks, room))
+            edges.append(Edge(group_of[tail], tail, hop, ends, computed, hop.n_blocks, room))
         return len(group_of), edges
 
     def _build(self, request: RequestSpec) -> ChainGraph:
@@ -117,7 +117,7 @@ class Chains:
         tokens_s = self._tokens_s[request.client]
         by_server: dict[int, list[Link]] = {}
         into: list[Groups] = []
-        for n_groups, edges in self._nodes:
+        for n_groups, edges in self.nodes:
             groups: list[list[Link]] = [[] for _ in range(n_groups)]
             for group, tail, hop, ends, computed, n_blocks, room in edges:
                 if hop is None:

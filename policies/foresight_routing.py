@@ -80,10 +80,11 @@ class ForesightRouter:
         backoff: Backoff,
         sharing: Sharing | None = None,
         waits: LinkWaits | None = None,
+        chains: Chains | None = None,
     ) -> None:
         self._problem = problem
         self._placement = placement
-        self._chains = Chains(problem, placement)
+        self._chains = chains or Chains(problem, placement)
         self._backoff = backoff
         self._sharing = None if problem.batching == "none" else sharing or Sharing(problem)
         self._link_waits = waits

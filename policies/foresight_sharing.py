@@ -8,26 +8,29 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from heapq import heapify, heappop, heapreplace
 from statistics import fmean
 from typing import NamedTuple
 
 from policies.cgbp import CgBp, lower_bounds_per_token_s
+from policies.chains import Chains
 from policies.composition import ChainComposition
 from policies.design import check_design_concurrency
 from policies.foresight_routing import WEIGHED, ForesightRouter, counted_tokens
 from policies.greedy import plan
+from policies.least_times import LeastTimes, Weights
 from policies.link_waits import LinkWaits
 from policies.neighbours import Neighbours, Ranges
 from policies.parallax import Parallax
 from policies.pipelines import SeparatePipelines, Swarm, WholeModel
 from policies.problem import Placement, PolicyError, Problem
-from policies.replay import EndReplay, ReplayedRequest, replay
+from policies.replay import ReplayedRequest, replay
 from policies.search import candidate_concurrencies, likely_requests
-from policies.shared_replay import replay_shared
+from policies.shared_replay import shared_ends
 from policies.sharing import Sharing
-from policies.workload import Backoff
+from policies.workload import Backoff, RequestPlan
 
 _RIVALS = (CgBp, ChainComposition, Parallax, SeparatePipelines, Swarm, WholeModel)
 """Policies whose placements are tried. Helix' is too slow, and so is Parallax' with many servers."""
@@ -111,6 +114,55 @@ class Limits:
         return cost.time > (1 + _ROUNDING_RATIO) * time_ratio * most_time
 
 
+class _Trial:
+    """One replay of a placement, as far as it has gone.
+
+    ``ends`` are its requests as they end, ``least_times`` what they take at least, by index. ``is_missed`` and ``time`` tell of
+    one that has ended whether it misses an objective, and what it took.
+    """
+
+    def __init__(
+        self,
+        ends: Iterator[ReplayedRequest],
+        least_times: Sequence[float],
+        is_missed: Callable[[ReplayedRequest], bool],
+        time: Callable[[ReplayedRequest], float],
+    ) -> None:
+        self._ends = ends
+        self._least_times = least_times
+        self._is_missed, self._time = is_missed, time
+        self._n_missed = 0
+        self._times: list[float] = []
+        self._past, self._to_come = 0.0, sum(least_times)
+        """The times of requests that have ended, and the least ones of the others."""
+        self.least = Cost(0.0, self._to_come / len(least_times))
+        """What the placement costs at least."""
+        self.cost: Cost | None = None
+        """What it costs, as soon as all requests have ended; infinite if one of them has no chain."""
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Smaller for a placement that is better as far as is known."""
+        missed, time = self.least
+        return (0.0 if missed <= _UNCLEAR_MISSED else missed), time
+
+    def go_on(self) -> None:
+        """Replays until the next request ends."""
+        try:
+            done = next(self._ends)
+        except PolicyError:
+            self.cost = _IMPOSSIBLE
+            return
+        self._n_missed += self._is_missed(done)
+        self._times.append(time := self._time(done))
+        self._past += time
+        self._to_come -= self._least_times[done.plan.index]
+        n = len(self._least_times)
+        self.least = Cost(self._n_missed / n, (self._past + max(self._to_come, 0.0)) / n)
+        if len(self._times) == n:
+            self.cost = Cost(self._n_missed / n, fmean(self._times))
+
+
 class SharedSearch:
     """One search. Counts limit its work, not a clock.
 
@@ -136,6 +188,8 @@ class SharedSearch:
         ]
         self._weighed_s = [[one for one in of if one[0] in WEIGHED] for of in self._objectives_s]
         """What counts of a request's times, by client: (metric, limit in seconds)."""
+        self._least_times = LeastTimes(problem, self._sharing, self._weights)
+        self._chains: dict[Ranges, Chains] = {}
         if any(counted_tokens(problem, client) is None for client in range(len(problem.clients))):
             self._weighed_s = [[("per_token", 1.0)] for _ in problem.clients]
         self._known: dict[tuple[Ranges, str], Cost] = {}
@@ -147,11 +201,7 @@ class SharedSearch:
         check_design_concurrency(design_concurrency)
         seeds = self._seeds(design_concurrency)
         of = {placement.ranges: placement for placement in seeds}
-        costs: dict[Ranges, Cost] = {}
-        for ranges, placement in of.items():
-            is_behind = Limits(costs.values(), _N_FINALISTS).are_exceeded
-            if (cost := self.cost(placement, _FITTING, is_behind)) is not None:
-                costs[ranges] = cost
+        costs = self._costs_of_the_best(seeds)
         best = ranked(costs)[:_N_FINALISTS]
         improved = self._improved(of[best[0]])
         of[improved.ranges] = improved
@@ -160,13 +210,35 @@ class SharedSearch:
         is_exact = self._problem.batching == "none" and self._waits is None
         return self._away_from_the_edge(chosen, seeds) if is_exact else chosen
 
+    def _costs_of_the_best(self, seeds: Sequence[Placement]) -> dict[Ranges, Cost]:
+        """Returns what the ``_N_FINALISTS`` best placements cost, and others that were not seen to be behind them.
+
+        All are replayed at the same time: always the one goes on that is the best as far as is known.
+        """
+        found: dict[Ranges, Cost] = {}
+        limits = Limits((), _N_FINALISTS)
+        trials = [self._trial(placement, _FITTING) for placement in seeds]
+        coming = [(trial.rank, i) for i, trial in enumerate(trials)]
+        heapify(coming)
+        while coming:
+            trial = trials[i := coming[0][1]]
+            if trial.cost is not None:
+                found[seeds[i].ranges] = self._known[seeds[i].ranges, _FITTING] = trial.cost
+                limits = Limits(found.values(), _N_FINALISTS)
+            elif not limits.are_exceeded(trial.least):
+                trial.go_on()
+                heapreplace(coming, (trial.rank, i))
+                continue
+            heappop(coming)
+        return {seed.ranges: found[seed.ranges] for seed in seeds if seed.ranges in found}
+
     def _away_from_the_edge(self, chosen: Placement, seeds: list[Placement]) -> Placement:
         """Returns ``chosen``, or a seed that misses no more and is much faster on exact replays."""
         n_exact = max(min(_N_EXACT * _MANY_SERVERS // self._problem.n_servers, _N_EXACT), 2)
         streams = [likely_requests(self._problem, f"exact {i}", self._n_requests) for i in range(n_exact)]
 
         def exact(placement: Placement) -> Cost:
-            router = ForesightRouter(self._problem, placement, Backoff())
+            router = ForesightRouter(self._problem, placement, Backoff(), chains=self._chains_of(placement))
             try:
                 done = [d for requests in streams for d in replay(self._problem, placement, router, requests)]
             except PolicyError:
@@ -224,28 +296,37 @@ class SharedSearch:
         return self._known[key]
 
     def _replayed(self, placement: Placement, stream: str, is_behind: IsBehind) -> Cost | None:
+        trial = self._trial(placement, stream)
+        while trial.cost is None and not is_behind(trial.least):
+            trial.go_on()
+        return trial.cost
+
+    def _trial(self, placement: Placement, stream: str) -> _Trial:
+        requests, chains = self._streams[stream], self._chains_of(placement)
+        router = ForesightRouter(self._problem, placement, Backoff(), self._sharing, self._waits, chains)
+        ends = shared_ends(self._problem, placement, router, requests, self._sharing, self._waits)
+        return _Trial(ends, self._least(placement, stream), self._is_missed, self._time)
+
+    def _least(self, placement: Placement, stream: str) -> list[float]:
+        """Returns the times that requests of a stream take at least, by index; 0 with many servers."""
         requests = self._streams[stream]
-        n, n_missed, total_time = len(requests), 0, 0.0
-        times = []
+        if self._problem.n_servers > _MANY_SERVERS:
+            return [0.0] * len(requests)
+        n_held = [held.n_blocks for held in placement.ranges]
+        return self._least_times.of(self._chains_of(placement), n_held, requests)
 
-        def check(done: ReplayedRequest) -> None:
-            nonlocal n_missed, total_time
-            n_missed += self._is_missed(done)
-            times.append(time := self._time(done))
-            total_time += time
-            if is_behind(Cost(n_missed / n, total_time / n)):
-                raise EndReplay
+    def _weights(self, plan: RequestPlan) -> Weights:
+        """Returns what ``_time`` is of the seconds until a request's first token, and of those per further token."""
+        n, limits_s = plan.n_output_tokens, dict(self._weighed_s[plan.client])
+        if "per_token" in limits_s:
+            return Weights(1 / n, 1 - 1 / n)
+        first, further = (1 / limits_s[name] / len(WEIGHED) for name in WEIGHED)
+        return Weights(first, further if n > 1 else 0.0)
 
-        router = ForesightRouter(self._problem, placement, Backoff(), self._sharing, self._waits)
-        try:
-            replay_shared(
-                *(self._problem, placement, router, requests, self._sharing, self._waits), on_end=check
-            )
-        except PolicyError:
-            return _IMPOSSIBLE
-        except EndReplay:
-            return None
-        return Cost(n_missed / n, fmean(times))
+    def _chains_of(self, placement: Placement) -> Chains:
+        if placement.ranges not in self._chains:
+            self._chains[placement.ranges] = Chains(self._problem, placement)
+        return self._chains[placement.ranges]
 
     def _cost_of(self, done: Sequence[ReplayedRequest]) -> Cost:
         return Cost(sum(map(self._is_missed, done)) / len(done), fmean(map(self._time, done)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -34,7 +34,7 @@ from policies.state import SystemState
 from policies.waiting import fits
 from policies.workload import RequestPlan
 
-_NOTICED_RATIO = 0.03
+NOTICED_RATIO = 0.03
 """If a step's time changes by a smaller share, sessions keep their pace."""
 
 
@@ -100,7 +100,24 @@ def replay_shared(
     also wait for links. ``on_end`` is called with each request that is completed; what it raises ends the replay.
     Raises ``PolicyError`` if a request has no chain.
     """
-    return _Run(problem, placement, router, sharing or Sharing(problem), waits).serve(requests, on_end)
+    found = {}
+    for done in shared_ends(problem, placement, router, requests, sharing or Sharing(problem), waits):
+        found[done.plan.index] = done
+        if on_end is not None:
+            on_end(done)
+    return [found[plan.index] for plan in requests]
+
+
+def shared_ends(
+    problem: Problem,
+    placement: Placement,
+    router: Router,
+    requests: Sequence[RequestPlan],
+    sharing: Sharing,
+    waits: LinkWaits | None = None,
+) -> Iterator[ReplayedRequest]:
+    """As ``replay_shared``, but returns requests as they end, and replays no further than is asked for."""
+    return _Run(problem, placement, router, sharing, waits).serve(requests)
 
 
 class _Run:
@@ -145,31 +162,26 @@ class _Run:
         self._links_uneven = False
         """Whether the waits for some links have."""
         self._now_s = 0.0
-        self._done: dict[int, ReplayedRequest] = {}
         self._known: dict[int, RequestSpec] = {}
         """What routing knows of requests, by their index."""
 
-    def serve(
-        self, requests: Sequence[RequestPlan], on_end: Callable[[ReplayedRequest], None] | None = None
-    ) -> list[ReplayedRequest]:
-        coming = deque(requests)
+    def serve(self, requests: Sequence[RequestPlan]) -> Iterator[ReplayedRequest]:
+        coming, n_left = deque(requests), len(requests)
         self._known = {plan.index: plan.known for plan in requests}
-        while len(self._done) < len(requests):
+        while n_left:
             arrives_at_s = coming[0].arrival_at_s if coming else math.inf
             decodes_at_s = self._prompts[0][0] if self._prompts else math.inf
             on, ends_at_s = self._next_end()
             self._go_on(min(arrives_at_s, decodes_at_s, ends_at_s))
             if on is not None and self._now_s == ends_at_s:
-                done = self._end(on)
-                if on_end is not None:
-                    on_end(done)
+                n_left -= 1
+                yield self._end(on)
             elif self._now_s == decodes_at_s:
                 self._decode(heappop(self._prompts)[2])
             else:
                 self._waiting.append(coming.popleft())
                 if len(self._waiting) == 1:
                     self._let_in()
-        return [self._done[plan.index] for plan in requests]
 
     def _next_end(self) -> tuple[_Path | None, float]:
         """Returns the path whose first session ends before all others at the present pace, and when."""
@@ -296,7 +308,7 @@ class _Run:
         session = heappop(path.decoding)[2]
         plan = session.plan
         waited_s = session.asked_at_s - plan.arrival_at_s
-        done = self._done[plan.index] = ReplayedRequest(
+        done = ReplayedRequest(
             plan, session.route, waited_s, waited_s + session.ttft_s, self._now_s - plan.arrival_at_s
         )
         if not path.decoding:
@@ -324,7 +336,7 @@ class _Run:
             n_blocks = self._n_blocks[server]
             if n_active:
                 block_s = self._steps.step_s(server, n_blocks, n_active) / n_blocks
-                if abs(block_s - self._block_s[server]) > _NOTICED_RATIO * block_s:
+                if abs(block_s - self._block_s[server]) > NOTICED_RATIO * block_s:
                     self._block_s[server] = block_s
                     self._uneven.add(server)
 

@@ -122,16 +122,17 @@ class Sharing:
         """Returns the cycle of a session on ``hops``, if all servers are idle."""
         request = RequestSpec(client, self._n_input, self._n_output)
         all_s = decode_step_s(self._problem, request, hops, round(self._context))
-        on_servers_s = sum(self._alone_s(hop.server, hop.n_blocks) for hop in hops)
+        on_servers_s = sum(self.alone_s(hop.server, hop.n_blocks) for hop in hops)
         return Cycle(max(all_s - on_servers_s, 0.0), on_servers_s)
 
-    def _alone_s(self, server: int, n_blocks: int) -> float:
+    def alone_s(self, server: int, n_blocks: int) -> float:
+        """Returns the seconds of a step over ``n_blocks`` of a session that is alone on the server."""
         times = self._times[server]
         return times.base_s + n_blocks * times.decode_s
 
     def expected_s(self, server: int, n_blocks: int, n_others: int, cycle: Cycle) -> float:
         """Returns the seconds of a step, its wait included, of a session with ``n_others`` on the server."""
-        alone_s = self._alone_s(server, n_blocks)
+        alone_s = self.alone_s(server, n_blocks)
         if not n_others or not alone_s or self._problem.batching == "none":
             return alone_s
         times, n_output = self._times[server], self._n_output
@@ -175,7 +176,7 @@ class Sharing:
         """Returns the share of time that ``server`` spends on the prompts of ``n_sessions`` whose steps take ``step_s``."""
         if self._problem.batching == "none":
             return 0.0
-        slower = step_s / (self._alone_s(server, n_blocks) or 1.0)
+        slower = step_s / (self.alone_s(server, n_blocks) or 1.0)
         prompts_s = n_sessions * n_blocks * self._times[server].prompt_s
         return min(prompts_s / (cycle.slower(slower) * self._n_output), _MOST_ON_PROMPTS)
 

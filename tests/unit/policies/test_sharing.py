@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.foresight import SCARCE, drawn
-from policies import Hop, InfeasiblePlacement, Placement, Problem, RequestSpec, SystemState, foresight_sharing
+from policies import (
+    Hop,
+    InfeasiblePlacement,
+    Placement,
+    PolicyError,
+    Problem,
+    RequestSpec,
+    SystemState,
+    foresight_sharing,
+)
 from policies import sharing as sharing_module
 from policies.cgbp import CgBp
 from policies.checks import check_placement
 from policies.foresight import ForesightPlacement
 from policies.foresight_routing import ForesightRouting
-from policies.foresight_sharing import Cost, IsBehind, Limits, SharedSearch, ranked
+from policies.foresight_sharing import Cost, IsBehind, Limits, SharedSearch, _Trial, ranked
 from policies.neighbours import Ranges
 from policies.problem import Batching, BlockRange, Route
 from policies.replay import ReplayedRequest, replay
@@ -232,21 +241,47 @@ def test_the_placement_is_the_one_that_whole_replays_of_all_decide(
     monkeypatch.setattr(foresight_sharing, "_MOST", 120)
     (setting,) = (one for one in read_suite("geo-1").settings if one.name == name)
     problem = load_experiment(setting.target, setting.changes).problem
-    replayed, n_cut = SharedSearch._replayed, 0
+    go_on, n_ended = _Trial.go_on, 0
 
-    def counted(search: SharedSearch, *arguments: Any) -> Cost | None:
-        nonlocal n_cut
-        cost = replayed(search, *arguments)
-        n_cut += cost is None
-        return cost
+    def counted(trial: _Trial) -> None:
+        nonlocal n_ended
+        n_ended += 1
+        go_on(trial)
 
-    monkeypatch.setattr(SharedSearch, "_replayed", counted)
+    monkeypatch.setattr(_Trial, "go_on", counted)
     placement = SharedSearch(problem, "foresight").run(None)
-    assert n_cut > 0
-    monkeypatch.setattr(
-        SharedSearch, "_replayed", lambda search, tried, stream, _: replayed(search, tried, stream, never)
-    )
+    n_cut, n_ended = n_ended, 0
+    monkeypatch.setattr(Limits, "are_exceeded", lambda limits, cost, time_ratio=1.0: False)
     assert SharedSearch(problem, "foresight").run(None) == placement
+    assert n_cut < 0.7 * n_ended
+
+
+@settings(max_examples=n_drawn(20), deadline=None)
+@given(
+    problems(),
+    st.sampled_from(["none", "serial", "continuous"]),
+    st.sampled_from([(), (("ttft", 5.0), ("tpot", 0.5)), (("tpot", 0.2), ("ttft", 9.0))]),
+    st.lists(st.tuples(st.integers(1, 60), st.sampled_from([1, 2, 9, 60])), max_size=9),
+)
+def test_no_request_of_a_replay_takes_less_than_the_least_time(
+    problem: Problem,
+    batching: Batching,
+    objectives: tuple[tuple[str, float], ...],
+    lengths: list[tuple[int, int]],
+) -> None:
+    most = max((n for _, n in lengths), default=None)
+    known = {"length_samples": tuple(lengths), "reserved_output_tokens": most}
+    problem = replace(shared(problem, batching), objectives_s=objectives, **(known if lengths else {}))
+    search = SharedSearch(problem, "foresight")
+    try:
+        placements = search._seeds(None)
+    except PolicyError:
+        return
+    for placement in placements:
+        least = search._least(placement, "fit 0")
+        with suppress(PolicyError):  # some request has no chain
+            for done in search._trial(placement, "fit 0")._ends:
+                assert 0 < least[done.plan.index] <= (1 + 1e-9) * search._time(done)
 
 
 @given(
