@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+LONG_S = 3.0
+_tells_of_what_takes_long = False
 _SAID: set[str] = set()
 """What this process has said once: a command may read the same scenario many times."""
 
@@ -17,6 +21,27 @@ _SAID: set[str] = set()
 def say(text: str) -> None:
     """Print a line to stderr at once: stdout is for answers."""
     print(text, file=sys.stderr, flush=True)
+
+
+def tell_of_what_takes_long() -> None:
+    """From now on, ``told_if_long`` tells: this is a command, and somebody looks at its terminal."""
+    global _tells_of_what_takes_long
+    _tells_of_what_takes_long = True
+
+
+@contextmanager
+def told_if_long(text: str) -> Iterator[None]:
+    """Say ``text`` once if the body takes longer than ``LONG_S`` seconds."""
+    if not _tells_of_what_takes_long:
+        yield
+        return
+    timer = threading.Timer(LONG_S, say, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def unsaid(texts: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from testbed.cli.helptext import Command, Group, group
 from testbed.cli.options import with_page_port
 from testbed.cli.reproduce import bundle, reproduce_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
-from testbed.terminal import warn_once
+from testbed.terminal import tell_of_what_takes_long, warn_once
 
 COMMANDS: dict[str, dict[str, Any]] = {
     "Run a testbed": {
@@ -116,6 +116,8 @@ def about(
 def main() -> NoReturn:
     """Entry point: runs the command. Errors are one sentence on stderr; a user's mistake has exit code 2."""
     warn_once()
+    if sys.stderr.isatty():
+        tell_of_what_takes_long()
     try:
         code = app(with_page_port(sys.argv[1:]) or ["--help"], standalone_mode=False)
     except _UsageError as error:

@@ -33,7 +33,7 @@ from testbed.experiments.experiment import Experiment
 from testbed.experiments.filesread import note_policy
 from testbed.experiments.policy import FIXED, UNREAD, Policies
 from testbed.experiments.schema import PolicyTable
-from testbed.terminal import unsaid
+from testbed.terminal import told_if_long, unsaid
 
 log = logging.getLogger(__name__)
 
@@ -288,8 +288,9 @@ def place(
         )
 
     def decide() -> Decided:
-        began_at = time.process_time()
-        return Decided(search(), time.process_time() - began_at)
+        name, began_at = experiment.policy.placement, time.process_time()
+        with told_if_long(f"placement policy {name} decides which blocks go where; Ctrl-C stops it"):
+            return Decided(search(), time.process_time() - began_at)
 
     placement, cpu_s = decide() if placements is None else placements.get(experiment, there, decide)
     check_placement(there, placement, experiment.policy.placement)

@@ -9,6 +9,7 @@ import pytest
 
 from policies.problem import InfeasiblePlacement
 from policies.registry import PLACEMENTS, resolve_placement
+from testbed import terminal
 from testbed.control.placing import RememberedPlacements, place, place_experiment
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
@@ -109,3 +110,35 @@ def test_what_a_placement_policy_raises_is_known_too() -> None:
             place(experiment, placements=known)
         said.append(caught.value)
     assert said[0] is said[1]
+
+
+SLOW = """
+import time
+from policies.cgbp import CgBp
+
+class Slow(CgBp):
+    def place(self, problem, design_concurrency=None):
+        time.sleep(0.3)
+        return super().place(problem, design_concurrency)
+"""
+
+
+@pytest.mark.parametrize(
+    ("somebody_looks", "policy", "said"),
+    [(True, "policy_that_is_slow:Slow", 1), (True, "cg-bp", 0), (False, "policy_that_is_slow:Slow", 0)],
+)
+def test_a_policy_that_decides_for_long_is_named_once_to_whom_looks(
+    somebody_looks: bool,
+    policy: str,
+    said: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_module(tmp_path, monkeypatch, "policy_that_is_slow", SLOW)
+    monkeypatch.setattr(terminal, "LONG_S", 0.2)
+    monkeypatch.setattr(terminal, "_tells_of_what_takes_long", False)
+    if somebody_looks:
+        terminal.tell_of_what_takes_long()
+    place_experiment(load_experiment("clustered", [f"policy.placement={policy}"]))
+    assert capsys.readouterr().err.count(f"placement policy {policy} decides which blocks go where") == said
