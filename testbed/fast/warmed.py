@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 from netem.flows import Tcp
@@ -29,17 +30,18 @@ def first_states(experiment: Experiment, pair: tuple[str, str]) -> tuple[LineSta
 
     If connections are warm, they have carried the longest prompt.
     """
-    return warmed(experiment, pair, longest_prompt_bytes(experiment) if experiment.network.tcp.warm else 0)
-
-
-def warmed(experiment: Experiment, pair: tuple[str, str], n_bytes: int) -> tuple[LineState, LineState]:
-    """Returns what ``first_states`` would, if ``n_bytes`` had been sent over the connection and back."""
     network = experiment.network
     tcp = Tcp.of(network.tcp, network.mtu)
-    if not n_bytes:
+    if not network.tcp.warm:
         return LineState(tcp.first_flight_bytes), LineState(tcp.first_flight_bytes)
     links = (Link(link.delay_s, link.rate_bps) for link in (network.links[pair], network.links[pair[::-1]]))
-    return _warmed(tcp, n_bytes, *links)
+    return _warmed(tcp, longest_prompt_bytes(experiment), *links)
+
+
+def pings_until_counts_recur() -> int:
+    """Returns after how many pings of whole parts, and their answers, both processes have counted as many written bytes again."""
+    sizes = framesizes.ping(wire.PART_BYTES).last_bytes, framesizes.out(wire.PART_BYTES).last_bytes
+    return math.lcm(*(framesizes.WRITTEN_BYTES // size + 1 for size in sizes))
 
 
 @lru_cache(1024)

@@ -11,7 +11,7 @@ from netem.tcp import windows_of_nodes
 from nodes import wire
 from nodes.connection import WARM_AT_ONCE_BYTES, WARM_BYTES
 from testbed.experiments.experiment import Experiment
-from testbed.fast.warmed import first_states, longest_prompt_bytes, warmed
+from testbed.fast.warmed import first_states, longest_prompt_bytes, pings_until_counts_recur
 
 _AT_ONCE_BYTES = 1024**2
 """Less than half of every window that is given to a connection, so that sending as much does not widen it."""
@@ -52,12 +52,7 @@ def warming_by_windows(experiment: Experiment, network: Network, pairs: Iterable
     if network.has_namespaces and windows_of_nodes(windows) is None:
         return None
 
-    def leaves_the_counts(n_bytes: int) -> bool:
-        found = ((state, warmed(experiment, pair, n_bytes)) for pair, state in states.items())
-        return all(a.written_bytes == b.written_bytes for ends in found for a, b in zip(*ends, strict=True))
-
+    # So many pings that as many bytes are counted as after those of the whole prompt.
     fewest, most = (-(-n // wire.PART_BYTES) for n in (n_filling, n_bytes))
-    for n_bytes in range(fewest * wire.PART_BYTES, most * wire.PART_BYTES, wire.PART_BYTES):
-        if leaves_the_counts(n_bytes):
-            return Warming(n_bytes, _AT_ONCE_BYTES, windows)
-    return None
+    n_pings = fewest + (most - fewest) % pings_until_counts_recur()
+    return Warming(n_pings * wire.PART_BYTES, _AT_ONCE_BYTES, windows) if n_pings < most else None
