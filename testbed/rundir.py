@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -196,14 +197,28 @@ def _runs_in(path: Path) -> Iterator[Path]:
 
 def owner_alive(run_dir: Path) -> bool:
     """Whether the process that owns ``run_dir`` is still running."""
+    owner = _owner(run_dir)
+    return owner is not None and runs(*owner)
+
+
+def _owner(run_dir: Path) -> tuple[int, str] | None:
+    """Return the pid and the start (``process_start``) of the process that owns ``run_dir``; ``None`` if that is unknown."""
     path = run_dir / OWNER
     try:
         if not path.is_file():  # reading from a pipe of that name would block
-            return False
+            return None
         owner = json.loads(path.read_text(encoding="utf-8"))
-        return runs(int(owner["pid"]), str(owner["started"]))
+        return int(owner["pid"]), str(owner["started"])
     except (OSError, ValueError, TypeError, KeyError):  # not a file that the testbed wrote
-        return False
+        return None
+
+
+def remove_scratch_of(pid: int) -> None:
+    """Remove the temporary folders of a process that was killed. They were its own, so that nobody else needs them."""
+    for folder in scratch_folders():
+        owner = _owner(folder)
+        if owner is not None and owner[0] == pid and not runs(*owner):
+            shutil.rmtree(folder, ignore_errors=True)  # what is left is for `testbed clean`
 
 
 @contextmanager

@@ -33,7 +33,8 @@ class OnLink(NamedTuple):
 
     ``row``: the message's row in the ``HopTable``. ``n_bits``: its bits on the wire. ``left_at_s``: when the last of
     them left the link. ``busy_s``: how long the link took for them. With nothing else on the link, which may change
-    meanwhile, the message takes ``transmission_s`` and ``delay_s`` to its arrival; it took ``wait_s`` longer.
+    meanwhile, the message takes ``transmission_s``, the time that the link is cut, and ``delay_s`` to its arrival; it took
+    ``wait_s`` longer.
     """
 
     row: NDArray[np.int64]
@@ -150,12 +151,16 @@ class LinkOverTime:
     def passed(self, sent: Messages, n_bits: Array) -> OnLink:
         """Returns what messages of ``n_bits`` did on it."""
         delay_s = self._delays_s[np.searchsorted(self._since_s, sent.sent_at_s, "right").clip(1) - 1]
-        idle_s = self._carried_at_s(self._carried(sent.sent_at_s) + n_bits) + delay_s - sent.sent_at_s
+        idle_left_at_s = self._carried_at_s(self._carried(sent.sent_at_s) + n_bits)
         took_s = sent.arrived_at_s - sent.sent_at_s
-        idle_s = np.where(np.isfinite(idle_s), idle_s, took_s)  # it was cut after the message had gone
+        is_idle = np.isfinite(idle_left_at_s)  # else it was cut after the message had gone
+        idle_left_at_s = np.where(is_idle, idle_left_at_s, sent.arrived_at_s - delay_s)
+        idle_s = np.where(is_idle, idle_left_at_s + delay_s - sent.sent_at_s, took_s)
+        up_at_s = (self._since_start(self._is_up, at_s) for at_s in (sent.sent_at_s, idle_left_at_s))
+        transmission_s = np.where(is_idle, -np.subtract(*up_at_s), took_s - delay_s)
         left_at_s = sent.arrived_at_s - delay_s
         began_at_s = self._carried_at_s(self._carried(left_at_s) - n_bits, "right")
         busy_s = self._since_start(self._is_up, left_at_s) - self._since_start(self._is_up, began_at_s)
         busy_s = busy_s.clip(0.0, np.maximum(left_at_s - sent.sent_at_s, 0.0))
-        waits = delay_s, idle_s - delay_s, took_s - idle_s
+        waits = delay_s, transmission_s, took_s - idle_s
         return OnLink(sent.row, n_bits, sent.sent_at_s, left_at_s, busy_s, *waits)

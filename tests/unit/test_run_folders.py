@@ -19,7 +19,14 @@ from testbed.experiments import load_experiment
 from testbed.page.report import write_report
 from testbed.records.plan import is_simulated
 from testbed.results import finish_run, load_run
-from testbed.rundir import OWNER, check_new_folder, owner_alive, write_json
+from testbed.rundir import (
+    OWNER,
+    check_new_folder,
+    owner_alive,
+    process_start,
+    remove_scratch_of,
+    write_json,
+)
 from testbed.runs import clean, session
 from testbed.runs.clean import clean_command
 from tests.unit.results.conftest import SyntheticRun, make_experiment
@@ -192,3 +199,22 @@ def test_an_interrupt_while_tables_are_made_names_what_completes_them(
     experiment = load_experiment("clustered", TINY)
     with pytest.raises(KeyboardInterrupt, match=rf"`testbed report {tmp_path}/run` completes"):
         session.RunSession(experiment, tmp_path / "run").run()
+
+
+def test_a_killed_process_s_temporary_folders_are_removed_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sleeper = subprocess.Popen(["sleep", "60"])
+    folders = [tmp_path / f"testbed-virtual-{name}" for name in ("killed", "here", "unknown")]
+    for folder, pid in zip(folders, (sleeper.pid, os.getpid(), None), strict=True):
+        (folder / "run").mkdir(parents=True)
+        if pid is not None:
+            owner = {"pid": pid, "started": process_start(pid)}
+            (folder / OWNER).write_text(json.dumps(owner), encoding="utf-8")
+    remove_scratch_of(sleeper.pid)
+    assert all(folder.exists() for folder in folders), "it is still running"
+    sleeper.kill()
+    sleeper.wait()
+    remove_scratch_of(sleeper.pid)
+    assert [folder.exists() for folder in folders] == [False, True, True]

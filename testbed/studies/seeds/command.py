@@ -104,7 +104,7 @@ def _run(case: Case, out: Path, options: RunOptions) -> tuple[dict[str, Any] | N
             row = answer(
                 Simulation(case, EMULATED, clock, stage.why, placed.placement, placed.decision_s, served)
             )
-            if options.objectives is not None:
+            if options.objectives or experiment.objectives:
                 row["goodput_rps"] = summary.goodput_rps
             return row, not exit_code(summary)
         error = ended.error

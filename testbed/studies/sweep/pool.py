@@ -28,6 +28,7 @@ import cloudpickle
 from netem.syscalls import set_death_signal
 from testbed.errors import RunError, UserError
 from testbed.experiments.provenance import n_cpus
+from testbed.rundir import remove_scratch_of
 from testbed.runtime.signals import handling, held_back, let_through
 from testbed.terminal import warn_once
 
@@ -261,6 +262,7 @@ class _Worker(Generic[T]):
         self._process.kill()
         self._process.wait()
         self.connection.close()
+        remove_scratch_of(self._process.pid)
 
 
 _BEGIN = (

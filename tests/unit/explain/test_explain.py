@@ -9,6 +9,7 @@ import pytest
 from testbed.errors import UserError
 from testbed.experiments.policy import PolicyChoice
 from testbed.simulator.cases import scenario_case
+from testbed.simulator.command import Options, simulate_command
 from testbed.simulator.engine import simulate
 from testbed.studies.explain.account import OF_HOPS, PARTS
 from testbed.studies.explain.command import explain_command
@@ -127,6 +128,37 @@ def test_long_prompts_wait_for_links_in_both_engines(tmp_path: Path) -> None:
         )
 
 
+CHANGES = {
+    "slower": "{at='0 s',link=['Cluster0','Cluster1'],rate='10 Mbit/s'}",
+    "cut": "{at='4 s',for='5 s',link=['Cluster0','Cluster1'],down=true}",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_simulation_s_folder_has_the_parts_of_the_run_s_where_links_change(
+    change: str, tmp_path: Path
+) -> None:
+    options = ("workload.n_requests=2", "workload.n_output_tokens=16", f"network.event=[{CHANGES[change]}]")
+    case = scenario_case("clustered", PolicyChoice(), options, None)
+    answers = []
+    for engine, is_virtual in (("fast", False), ("virtual", True)):
+        folder = tmp_path / engine
+        if is_virtual:
+            simulate(case, "testbed", is_virtual=True, folder=folder, live=False)
+        else:
+            command = Options((PolicyChoice(),), overrides=options, out=folder)
+            simulate_command(["clustered"], command, as_json=True)
+        answers.append(explain_command(str(folder), 0, None, [], None)[0])
+    fast, system = answers
+    assert fast["parts"] == pytest.approx(system["parts"], abs=1e-6)
+    # 16 hidden states each way on two hops; while the link is cut nothing is transmitted.
+    at_rest_s = 2 * 2 * (19 + 16) * 28_672 * 8 / 100e6
+    factor = 10 if change == "slower" else 1
+    assert fast["parts"]["transmission_s"] == pytest.approx(factor * at_rest_s, rel=0.05)
+    if change == "cut":
+        assert fast["parts"]["network_rest_s"] > 4.9
+
+
 SLOW = "fault=[{kind='slow',server='a100-0',at='0 s',factor=3}]"
 
 
@@ -148,8 +180,6 @@ def test_what_a_slowed_server_takes_has_a_name_of_its_own(batching: str) -> None
 
 
 def test_a_session_that_outlived_a_server_has_its_replays_named(tmp_path: Path) -> None:
-    from testbed.simulator.command import Options, simulate_command
-
     overrides = (*SHORT, *VARIANTS["a server that dies"])
     options = Options((PolicyChoice(),), overrides=overrides, out=tmp_path / "run")
     simulate_command(["clustered"], options, as_json=True)
@@ -173,8 +203,6 @@ def test_a_session_that_outlived_a_server_has_its_replays_named(tmp_path: Path) 
 
 
 def test_a_run_s_folder_says_the_same_as_its_scenario(tmp_path: Path) -> None:
-    from testbed.simulator.command import Options, simulate_command
-
     options = Options((PolicyChoice("petals"),), overrides=SHORT, out=tmp_path / "run")
     simulate_command(["clustered"], options, as_json=True)
     of_run, _ = explain_command(str(tmp_path / "run"), 12, None, [], None)

@@ -60,6 +60,16 @@ def test_the_means_are_those_of_the_runs_and_of_the_simulation(
     assert row.keys() - simulated.keys() <= {"goodput_rps", "goodput_rps_ci95"}
 
 
+def test_a_client_s_own_objective_gives_goodput_as_a_simulation_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ("--set", "clients=[{site='Cluster0',name='a',slo='ttft=10s'}]")
+    row, _ = ran(capsys, tmp_path / "runs", *own, "--runs", "2")
+    app(["simulate", "clustered", *SMALL[3:], *own, "--runs", "2", "--json"], standalone_mode=False)
+    simulated = json.loads(capsys.readouterr().out)
+    assert row["goodput_rps"] == pytest.approx(simulated["goodput_rps"], rel=1e-3)
+
+
 def test_a_run_that_breaks_is_told_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
