@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from nodes.outbox import Outbox
 from policies.links import HEADER_BYTES, Link
 from testbed.fast.events import EventQueue
 from testbed.fast.lazy import LazyFlow, LazyPipe, MessageSize
+from testbed.fast.overtime import LinkOverTime
 from testbed.records.links import LinkUse
 
 _MOST_RECENT = 3000
@@ -85,7 +87,7 @@ class Line(LazyFlow):
     """
 
     __slots__ = (
-        "_confirms", "_end", "_hears", "_is_writing", "_known", "_link", "_noted", "_outbox", "_passed", "_rates", "_recent", "_slower", "_written_bytes",
+        "_confirms", "_end", "_hears", "_is_writing", "_known", "_link", "_links", "_noted", "_outbox", "_passed", "_recent", "_slower", "_written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -110,13 +112,13 @@ class Line(LazyFlow):
         self._written_bytes = 0
         self._known: dict[FrameSize, _Known] = {}
         self._passed = array("d")
-        """Of each frame with hidden states its bytes with headers, when it was due, and when it arrived."""
+        """Of each frame with hidden states its bytes with headers, when it was sent, and when it arrived."""
         self._recent: list[float] = []
         """The same of the last ones. A list grows in less time than an array, which takes less memory."""
         self._noted = array("d")
         """Of frames that waited for nothing their bytes, their number, and from when until when they went."""
-        self._rates = [(0, 8 / link.rate_bps)]
-        """Seconds per byte of the line's own link, each with the length of ``_passed`` from which on it counts."""
+        self._links = [(0.0, link)]
+        """The line's own link, and from when on it is that."""
 
     def begin(self, state: LineState) -> None:
         """Begins as a line that nothing uses and that has this state."""
@@ -150,13 +152,13 @@ class Line(LazyFlow):
         if self._is_writing:
             return None
         known = self._known.get(size) or self._learn(size)
-        idle_s, n_wire_bytes, last = known
+        _, n_wire_bytes, last = known
         at_s = self.pass_on(last)
         if at_s is not None:
             if self._hears is not None and self._hears.n_waiting:
                 self._hears.message(at_s)
             if size.kind:
-                self._recent += n_wire_bytes, self._queue.now_s + idle_s, at_s
+                self._recent += n_wire_bytes, self._queue.now_s, at_s
                 if len(self._recent) > _MOST_RECENT:
                     self._keep()
             self._written_bytes += last.n_bytes
@@ -167,7 +169,7 @@ class Line(LazyFlow):
     def put_frame(self, size: FrameSize, call: Callable[..., None], *args: Any) -> None:
         """As ``send``, of a frame that may have to wait behind others."""
         known = self._known.get(size) or self._learn(size)
-        item = self._queue.now_s + known.idle_s, known.n_wire_bytes if size.kind else 0, call, args
+        item = self._queue.now_s, known.n_wire_bytes if size.kind else 0, call, args
         if self._is_writing:
             self._outbox.put(_Waiting(size, item))
         elif size.n_parts:
@@ -247,24 +249,31 @@ class Line(LazyFlow):
         """Adds what the line has carried to the use of its link and of shared ones, on which a byte takes so many seconds."""
         self._keep()
         if self._passed:
-            n_wire_bytes, due_at_s, arrived_at_s = np.array(self._passed).reshape(-1, 3).T
-            own_s_per_byte = np.empty(len(n_wire_bytes))
-            for since, s_per_byte in self._rates:
-                own_s_per_byte[since // 3 :] = s_per_byte
-            left_at_s, waits_s = arrived_at_s - self._link.delay_s, arrived_at_s - due_at_s
-            own.add(left_at_s, n_wire_bytes * own_s_per_byte, waits_s)
+            n_wire_bytes, sent_at_s, arrived_at_s = np.array(self._passed).reshape(-1, 3).T
+            if len(self._links) == 1:
+                link = self._link
+                idle_s = link.delay_s + n_wire_bytes * max(8 / link.rate_bps, self._slower)
+                left_at_s, waits_s = arrived_at_s - link.delay_s, arrived_at_s - (sent_at_s + idle_s)
+                busy_s = n_wire_bytes * (8 / link.rate_bps)
+            else:
+                over_time = LinkOverTime(
+                    self._links[0][1], self._links[1:], 8 / self._slower if self._slower else math.inf
+                )
+                n = np.arange(len(sent_at_s))
+                on_link = over_time.passed(n, sent_at_s, arrived_at_s, 8 * n_wire_bytes)
+                left_at_s, busy_s, waits_s = on_link.left_at_s, on_link.busy_s, on_link.wait_s
+            own.add(left_at_s, busy_s, waits_s)
             for use, s_per_byte in shared:
                 use.add(left_at_s, n_wire_bytes * s_per_byte, waits_s)
         rest = iter(self._noted)
         for n_bytes, n_times, since_s, until_s in zip(rest, rest, rest, rest, strict=True):
-            for use, s_per_byte in ((own, self._rates[-1][1]), *shared):
+            for use, s_per_byte in ((own, 8 / self._link.rate_bps), *shared):
                 use.spread(since_s, until_s, n_bytes * s_per_byte, int(n_times))
 
     def change(self, link: Link) -> None:
         """Notes that its link is another one from now on."""
-        self._keep()
         self._link = link
-        self._rates.append((len(self._passed), 8 / link.rate_bps))
+        self._links.append((self._queue.now_s, link))
         self._known.clear()
 
     def _keep(self) -> None:
@@ -300,9 +309,9 @@ class Line(LazyFlow):
             if self._confirms is not None:
                 self._confirms.tell(framesizes.GOT)
         elif item is not None:
-            due_at_s, n_wire_bytes, call, args = item
+            sent_at_s, n_wire_bytes, call, args = item
             if n_wire_bytes:
-                self._recent += n_wire_bytes, due_at_s, self._queue.now_s
+                self._recent += n_wire_bytes, sent_at_s, self._queue.now_s
                 if len(self._recent) > _MOST_RECENT:
                     self._keep()
             call(*args)

@@ -153,7 +153,7 @@ class LinksUsed:
             if busy_s := use.busy_s:
                 use_ratio = busy_s / until_s if until_s > 0 else 0.0
                 found.append((LinkRow(from_=source, to=target, use_ratio=use_ratio, wait_s=use.wait()), use))
-        found.sort(key=lambda one: (-one[0].use_ratio, one[0].from_, one[0].to))
+        found.sort(key=lambda one: (-round(one[0].use_ratio, 9), one[0].from_, one[0].to))
         self.rows = [row for row, _ in found]
         self._uses = [use for _, use in found]
 

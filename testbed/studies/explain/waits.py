@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from testbed.experiments.experiment import Experiment
+from testbed.fast.overtime import OnLink
 from testbed.records.events import LinksChanged, read_events
 from testbed.results.changes import as_carried_out
-from testbed.results.links import OnLink, on_links
+from testbed.results.links import on_links
 from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable
 from testbed.rundir import parquet_path

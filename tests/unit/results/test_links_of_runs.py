@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from policies.links import Link
-from testbed.results.links import LinkOverTime, OnLink
-from testbed.results.model import Messages
+from testbed.fast.overtime import LinkOverTime, OnLink
 
 
 def passed(link: LinkOverTime, *messages: tuple[float, float, float]) -> OnLink:
     """Of messages (sent at, arrived at, bits)."""
     sent_at_s, arrived_at_s, n_bits = np.array(messages).T
-    none = np.zeros(len(messages), dtype=np.int64)
-    return link.passed(Messages(none, none, sent_at_s, arrived_at_s, none, none, none), n_bits)
+    return link.passed(np.arange(len(messages)), sent_at_s, arrived_at_s, n_bits)
 
 
 def changing(*changes: tuple[float, Link], most_bps: float = math.inf) -> LinkOverTime:

@@ -52,6 +52,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "client to server": {},
     "server to server": {"policy": BASE["policy"] | {"communication": "server-to-server"}},
     "a site's own link": {"sites": [{"name": "A", "up": "50 Mbit/s", "down": "30 Mbit/s"}]},
+    "links that change": {
+        "network": BASE["network"]
+        | {
+            "event": [
+                {"at": "1 s", "for": "2 s", "link": ["A", "B"], "down": True},
+                {"at": "4 s", "for": "20 s", "link": ["A", "C"], "rate": "30 Mbit/s"},
+            ]
+        }
+    },
 }
 LONG_PROMPTS = tuple(
     f"workload.{key}"
@@ -70,7 +79,7 @@ def used(simulation: Simulation) -> dict[tuple[str, str], tuple[float, float, fl
     """By link: its use, and the mean and the 99th percentile of waits."""
     summary = summarize_simulation(simulation, Objectives())
     assert summary.links
-    ratios = [row.use_ratio for row in summary.links]
+    ratios = [round(row.use_ratio, 9) for row in summary.links]  # equal ones by name, whatever was rounded
     assert ratios == sorted(ratios, reverse=True)
     return {(row.from_, row.to): (row.use_ratio, row.wait_s.mean, row.wait_s.p99) for row in summary.links}
 
@@ -109,7 +118,7 @@ def test_use_of_links_is_the_same_in_both_engines(variant: str, tmp_path: Path) 
     assert by_fast.keys() == by_system.keys() and len(by_fast) >= 3
     assert ("A up", "") in by_fast or variant != "a site's own link"
     # Which of two prompts on one link is done first is nearly chance.
-    rel = {"client to server": 0.03, "server to server": 0.15, "a site's own link": 0.25}[variant]
+    rel = {"server to server": 0.15, "a site's own link": 0.25}.get(variant, 0.03)
     for link, (use_ratio, mean_s, p99_s) in by_system.items():
         assert by_fast[link][0] == pytest.approx(use_ratio, rel=0.01), link
         assert by_fast[link][1] == pytest.approx(mean_s, rel=rel, abs=LEAST_WAIT_S), link
