@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
-from nodes.connection import WARM_BYTES, warm
+from nodes.connection import WARM_AT_ONCE_BYTES, WARM_BYTES, warm
 from tests.support.data_plane import ManualClock, connected, make_server
 
 N_BYTES = 300_000
@@ -16,7 +16,7 @@ async def test_neither_end_keeps_what_it_sent_or_got() -> None:
     async with connected([make_server(name=name) for name in ("a", "b", "c")], clock) as connections:
         tracemalloc.start()
         try:
-            await warm(connections, N_BYTES)
+            await warm(connections, N_BYTES, WARM_AT_ONCE_BYTES)
             gc.collect()
             left, most = tracemalloc.get_traced_memory()
         finally:
@@ -29,7 +29,7 @@ async def test_a_connection_is_warmed_without_holding_all_that_goes_over_it() ->
     async with connected([make_server()], ManualClock()) as connections:
         tracemalloc.start()
         try:
-            await warm(connections, 100 * WARM_BYTES)
+            await warm(connections, 100 * WARM_BYTES, WARM_AT_ONCE_BYTES)
             most = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
