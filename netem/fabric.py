@@ -150,17 +150,19 @@ class FabricBackend(Backend):
             index = ip.link_lookup(ifname=DEVICE)[0]
             ip.addr("add", index=index, address=self.address(node), prefixlen=32)
             ip.link("set", index=index, state="up", mtu=self.spec.mtu, txqlen=10000)
-            ip.route("add", dst=str(self.spec.subnet), oif=index, **tcp.route_options(self.spec))
+            self._set_route(ip)
+
+    def _set_route(self, ip: IPRoute, window_bytes: int | None = None) -> None:
+        """Leads to all nodes from the present namespace. ``window_bytes``: see ``tcp.route_options``."""
+        index, options = ip.link_lookup(ifname=DEVICE)[0], tcp.route_options(self.spec, window_bytes)
+        ip.route("replace", dst=str(self.spec.subnet), oif=index, **options)
 
     def begin_with(self, windows: Windows) -> None:
         of_nodes = tcp.windows_of_nodes(windows)
         assert of_nodes is not None, "a route holds one window"
         for node, namespace in self._namespaces.items():
             with inside(namespace), IPRoute() as ip:
-                options = tcp.route_options(self.spec, of_nodes.get(node))
-                ip.route(
-                    "replace", dst=str(self.spec.subnet), oif=ip.link_lookup(ifname=DEVICE)[0], **options
-                )
+                self._set_route(ip, of_nodes.get(node))
 
     def enter(self, node: str) -> None:
         setns(self._namespaces[node])

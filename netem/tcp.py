@@ -89,11 +89,11 @@ def route_options(spec: NetworkSpec, window_bytes: int | None = None) -> dict[st
     acknowledgements are sent at once, and nothing is retransmitted before ``_NEVER_S``.
     """
     metrics: dict[str, int] = {}
+    mss = spec.mtu - HEADER_BYTES
     if window_bytes is not None:
-        mss = spec.mtu - HEADER_BYTES
         metrics |= {"initcwnd": -(-window_bytes // mss), "initrwnd": -(-RECEIVE_WINDOW_BYTES // mss)}
     elif spec.tcp.warm:
-        segments = -(-WARM_FLIGHT_BYTES // (spec.mtu - HEADER_BYTES))
+        segments = -(-WARM_FLIGHT_BYTES // mss)
         metrics |= {"initcwnd": segments, "initrwnd": segments}
     if spec.is_virtual:
         metrics["quickack"] = 1  # TCP never delays an acknowledgement by a timer

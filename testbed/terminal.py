@@ -42,6 +42,7 @@ def told_if_long(text: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        timer.join()  # who forks next, or enters a namespace, may have no other thread
 
 
 def unsaid(texts: Iterable[str]) -> list[str]:

@@ -76,8 +76,8 @@ class LinkOverTime:
         is_idle = np.isfinite(idle_left_at_s)  # else it was cut after the message had gone
         idle_left_at_s = np.where(is_idle, idle_left_at_s, arrived_at_s - delay_s)
         idle_s = np.where(is_idle, idle_left_at_s + delay_s - sent_at_s, took_s)
-        up_at_s = (self._since_start(self._is_up, at_s) for at_s in (sent_at_s, idle_left_at_s))
-        transmission_s = np.where(is_idle, -np.subtract(*up_at_s), took_s - delay_s)
+        up_s = self._since_start(self._is_up, idle_left_at_s) - self._since_start(self._is_up, sent_at_s)
+        transmission_s = np.where(is_idle, up_s, took_s - delay_s)
         left_at_s = arrived_at_s - delay_s
         began_at_s = self._carried_at_s(self._carried(left_at_s) - n_bits, "right")
         busy_s = self._since_start(self._is_up, left_at_s) - self._since_start(self._is_up, began_at_s)

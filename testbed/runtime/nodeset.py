@@ -148,12 +148,13 @@ class NodeSet:
     @cached_property
     def _warming(self) -> Warming:
         experiment, network = self._experiment, self._network.network
+        by_windows = None
         if self.clock.is_virtual:
             servers = [server.name for server in experiment.problem.servers]
             to_servers = itertools.product(experiment.problem.clients, servers)
             pairs = (*to_servers, *self._peering.pairs(self._coordinator.placement))
-            return warming_by_windows(experiment, network, pairs) or warming_by_sending(experiment, network)
-        return warming_by_sending(experiment, network)
+            by_windows = warming_by_windows(experiment, network, pairs)
+        return by_windows or warming_by_sending(experiment, network)
 
     def about_starting(self) -> str:
         """Returns what starting waits for; "" if that is nothing that takes long."""

@@ -11,12 +11,11 @@ from netem.tcp import windows_of_nodes
 from nodes import wire
 from nodes.connection import WARM_AT_ONCE_BYTES, WARM_BYTES
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.timeline import Pair
 from testbed.fast.warmed import first_states, longest_prompt_bytes, pings_until_counts_recur
 
 _AT_ONCE_BYTES = 1024**2
 """Less than half of every window that is given to a connection, so that sending as much does not widen it."""
-
-Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)

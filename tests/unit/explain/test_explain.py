@@ -151,8 +151,8 @@ def test_a_simulation_s_folder_has_the_parts_of_the_run_s_where_links_change(
         answers.append(explain_command(str(folder), 0, None, [], None)[0])
     fast, system = answers
     assert fast["parts"] == pytest.approx(system["parts"], abs=1e-6)
-    # 16 hidden states each way on two hops; while the link is cut nothing is transmitted.
-    at_rest_s = 2 * 2 * (19 + 16) * 28_672 * 8 / 100e6
+    # The prompt's 20 hidden states and 15 of tokens, each way on two hops; while the link is cut nothing is transmitted.
+    at_rest_s = 2 * 2 * (20 + 15) * 28_672 * 8 / 100e6
     factor = 10 if change == "slower" else 1
     assert fast["parts"]["transmission_s"] == pytest.approx(factor * at_rest_s, rel=0.05)
     if change == "cut":

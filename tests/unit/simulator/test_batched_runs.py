@@ -44,7 +44,14 @@ FORWARDING = ('policy.communication="server-to-server"',)
 
 @pytest.mark.parametrize(
     "options",
-    [(), CHUNKS, PAGED, (*PAGED, *FORWARDING), (*FORWARDING, "calibration.set='petals-clustered'")],
+    [
+        (),
+        CHUNKS,
+        FORWARDING,
+        PAGED,
+        (*PAGED, *FORWARDING),
+        (*FORWARDING, "calibration.set='petals-clustered'"),
+    ],
     ids=" ".join,
 )
 @pytest.mark.parametrize("queue", ["none", "fifo"])
