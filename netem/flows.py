@@ -246,16 +246,23 @@ class Flow:
     def _send(self, n_bytes: int, item: Any) -> None:
         self.flight_bytes += n_bytes
         mss = self._tcp.mss
-        self._flight_full_bytes += -(-n_bytes // mss) * mss
+        n_segments = -(-n_bytes // mss)
+        self._flight_full_bytes += n_segments * mss
         if self._flight_full_bytes > self._peak_bytes:
             self._peak_bytes = self._flight_full_bytes
-        self._sent_at_s = self._kernel.now_s
-        carry(self._kernel, self._receiver, self._pipe, self._tcp, n_bytes, self._arrive, n_bytes, item)
+        self._sent_at_s = now_s = self._kernel.now_s
+        if self._pipe.is_plain:
+            at_s = self._pipe.take(now_s, n_bytes + (n_segments or 1) * HEADER_BYTES)
+            self._receiver.at(at_s, self._arrive, n_bytes, item)
+        else:
+            carry(self._kernel, self._receiver, self._pipe, self._tcp, n_bytes, self._arrive, n_bytes, item)
 
     def _arrive(self, n_bytes: int, item: Any) -> None:
         """At the receiver: acknowledges a burst and passes it on."""
         back = self._back
-        if back.cut or back.route:
+        if back.is_plain:
+            self._acknowledge(n_bytes, back.take(self._kernel.now_s, HEADER_BYTES))
+        elif back.cut or back.route:
             carry(self._kernel, self._kernel, back, self._tcp, 0, self._acknowledge_now, n_bytes)
         else:
             entered = back.enter(self._kernel.now_s, HEADER_BYTES, 0)
@@ -274,6 +281,8 @@ class Flow:
 
     def _push_at(self, at_s: float) -> None:
         """Plans a push for ``at_s``, or the first whole nanosecond after it, unless one is planned before."""
+        if at_s >= self._pushes_at_s:
+            return
         ns = round(at_s * _NS)
         tick_s = ns / _NS
         if tick_s < at_s:

@@ -113,7 +113,7 @@ class Pipe:
 
     __slots__ = (
         "_draws", "_early_s", "_instants", "_jitter_s", "_last_at_s", "_losses", "_n_changed", "_origin_s", "_rates_bps",
-        "_retransmission_s", "cut", "delay_s", "free_at_s", "held", "name", "out_fd", "repairs", "route", "s_per_byte",
+        "_retransmission_s", "cut", "delay_s", "free_at_s", "held", "is_plain", "name", "out_fd", "repairs", "route", "s_per_byte",
     )  # fmt: skip
 
     def __init__(
@@ -190,6 +190,8 @@ class Pipe:
         self._losses = None
         if self._draws is not None and 0 < profile.loss_ratio < 1:
             self._losses = Losses(self._draws[1], profile.loss_ratio)
+        self.is_plain = not (self.route or self._instants or self.cut or profile.jitter_s or self._losses)
+        """Whether ``take`` is all that it does to packets, until its profile changes."""
 
     def release(self) -> None:
         """Sends the held packets, unless the link is still cut."""
@@ -233,6 +235,8 @@ class Pipe:
         start_s = self.free_at_s if self.free_at_s > now_s else now_s
         if start_s - now_s > MAX_BACKLOG_S and not self.repairs:
             return None
+        if self.is_plain:
+            return self.take(now_s, size), None
         through_at_s = self._through_s(start_s, size) if self._instants else start_s + size * self.s_per_byte
         self.free_at_s = through_at_s
         delay_s = self.delay_s
@@ -244,6 +248,12 @@ class Pipe:
             transit = Transit(self, size, segment_bytes, through_at_s, delay_s)
             return self._through_s(start_s, segment_bytes), transit
         return self.arrive(through_at_s + delay_s), None
+
+    def take(self, now_s: float, size: int) -> float:
+        """As ``enter`` on a plain link that drops nothing; returns the arrival at the receiver."""
+        free_at_s = self.free_at_s
+        self.free_at_s = free_at_s = (free_at_s if free_at_s > now_s else now_s) + size * self.s_per_byte
+        return self.arrive(free_at_s + self.delay_s)
 
     def _n_repairs(self, losses: Losses, n_segments: int) -> int:
         """Draws how often lost segments of a packet are sent again until none is lost."""

@@ -24,7 +24,7 @@ class LazyPipe(Pipe):
     The numbers are those of the events of ``queue``: of what happens at one instant, the acknowledgement enters in its turn.
     """
 
-    __slots__ = ("_queue", "is_plain", "promised")
+    __slots__ = ("_queue", "is_steady", "promised")
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class LazyPipe(Pipe):
     ) -> None:
         self._queue = queue
         super().__init__(name, -1, profile, route=route, repairs=True, course=course)
-        self.is_plain = not (route or course[0] or profile.jitter_s or profile.loss_ratio)
+        self.is_steady = not (route or course[0] or profile.jitter_s or profile.loss_ratio)
         """Whether a packet's time follows from the rate and the delay alone, for the whole run."""
         self.promised: list[tuple[float, int, LazyFlow, int]] = []
 
@@ -47,6 +47,12 @@ class LazyPipe(Pipe):
         if self.promised and self.promised[0][0] <= now_s:
             self.settle()
         return super().enter(now_s, size, n_segments, segment_bytes)
+
+    def take(self, now_s: float, size: int) -> float:
+        """See ``Pipe.take``."""
+        if self.promised and self.promised[0][0] <= now_s:
+            self.settle()
+        return Pipe.take(self, now_s, size)  # in less time than with ``super()``
 
     def settle(self) -> None:
         """Lets the acknowledgements enter that were to do so until now."""

@@ -288,14 +288,14 @@ class Line(LazyFlow):
         s_per_byte = max(8 / self._link.rate_bps, self._slower)
         n_bytes = bytes_on_wire(self._tcp, size)
         pipe, back, tcp = self._lazy_pipe, self._lazy_back, self._tcp
-        is_plain = pipe.is_plain and back.is_plain and not tcp.restarts_after_idle
+        is_steady = pipe.is_steady and back.is_steady and not tcp.restarts_after_idle
         head_bytes, rest_bytes = size.last_head_bytes, size.last_bytes - size.last_head_bytes
         n_segments = -(-head_bytes // tcp.mss) - (-rest_bytes // tcp.mss)
         last = MessageSize(
             size.last_bytes,
             n_bytes,
             n_segments * tcp.mss,
-            is_plain and not size.n_parts and rest_bytes <= BURST_BYTES,
+            is_steady and not size.n_parts and rest_bytes <= BURST_BYTES,
             head_bytes,
             tcp.wire_bytes(head_bytes) if head_bytes else 0,
         )
