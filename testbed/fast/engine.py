@@ -151,7 +151,7 @@ class _Run:
                 caches=None if paging is None else self._servers,
                 notify=self._send.notify,
                 forwarding=problem.forwarding,
-                hub_s=problem.hub_s,
+                hub_s=[problem.hub_s(client) for client in range(len(problem.clients))],
                 decoding=problem.decoding,
                 most=most_steps,
             )

@@ -26,23 +26,20 @@ class EventQueue:
         self.number = 0
         """The present event's: of those of one instant, the lower ones come first."""
         self._heap: list[_Event] = []
-        self._numbers = count()
-        self._is_stopped = False
+        self.next_number: Callable[[], int] = count().__next__
+        """Returns the number of an event that is planned now; ``in_turn`` may add it later."""
+        self._until_s = math.inf
 
     def at(self, at_s: float, call: Callable[..., object], *args: Any) -> float:
         """Call ``call(*args)`` at ``at_s``, which must not lie in the past; returns the instant."""
         at_s = round(at_s * NS) / NS  # ``on_tick``, without the time of a call
         assert at_s >= self.now_s, f"an event for {at_s} s was planned at {self.now_s} s"
-        heappush(self._heap, (at_s, next(self._numbers), call, args))
+        heappush(self._heap, (at_s, self.next_number(), call, args))
         return at_s
 
     def on_tick(self, tick_s: float, call: Callable[..., object], *args: Any) -> None:
         """As ``at``, for an instant that is a whole nanosecond already."""
-        heappush(self._heap, (tick_s, next(self._numbers), call, args))
-
-    def next_number(self) -> int:
-        """Returns the number of an event that is planned now; ``in_turn`` may add it later."""
-        return next(self._numbers)
+        heappush(self._heap, (tick_s, self.next_number(), call, args))
 
     def in_turn(self, tick_s: float, number: int, call: Callable[..., object], *args: Any) -> None:
         """As ``on_tick``, in the order of a ``next_number`` from before."""
@@ -52,16 +49,16 @@ class EventQueue:
         """As ``at``, before all of that instant that was planned with ``at``."""
         at_s = on_tick(at_s)
         assert at_s >= self.now_s, f"an event for {at_s} s was planned at {self.now_s} s"
-        heappush(self._heap, (at_s, next(self._numbers) - _FIRST, call, args))
+        heappush(self._heap, (at_s, self.next_number() - _FIRST, call, args))
         return at_s
 
     def run(self, until_s: float = math.inf) -> None:
         """Carry out all events, one after another, until ``stop`` is called or one was carried out after ``until_s``."""
-        heap, self._is_stopped = self._heap, False
-        while not self._is_stopped and self.now_s <= until_s:
+        heap, self._until_s = self._heap, until_s
+        while self.now_s <= self._until_s:
             self.now_s, self.number, call, args = heappop(heap)
             call(*args)
 
     def stop(self) -> None:
         """Have ``run`` return after the present event."""
-        self._is_stopped = True
+        self._until_s = -math.inf

@@ -5,8 +5,8 @@ They give the same instants as ``netem.flows.Flow`` and ``netem.forwarder_links.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from netem.flows import Deliver, Flow, Tcp
@@ -19,7 +19,7 @@ from testbed.fast.events import EventQueue
 
 
 class LazyPipe(Pipe):
-    """A link that never drops. ``promised`` is a heap of acknowledgements to come: (instant, number, flow, bytes).
+    """A link that never drops. ``promised`` are acknowledgements to come, in order: (instant, number, flow, bytes).
 
     The numbers are those of the events of ``queue``: of what happens at one instant, the acknowledgement enters in its turn.
     """
@@ -38,7 +38,8 @@ class LazyPipe(Pipe):
         super().__init__(name, -1, profile, route=route, repairs=True, course=course)
         self.is_steady = not (route or course[0] or profile.jitter_s or profile.loss_ratio)
         """Whether a packet's time follows from the rate and the delay alone, for the whole run."""
-        self.promised: list[tuple[float, int, LazyFlow, int]] = []
+        self.promised: deque[tuple[float, int, LazyFlow, int]] = deque()
+        """Those of messages that have passed one steady link, and so are in order."""
 
     def enter(
         self, now_s: float, size: int, n_segments: int = 1, segment_bytes: int = 0
@@ -60,7 +61,7 @@ class LazyPipe(Pipe):
         wire_s, delay_s = HEADER_BYTES * self.s_per_byte, self.delay_s
         now = self._queue.now_s, self._queue.number
         while promised and promised[0] < now:
-            at_s, _, flow, n_bytes = heappop(promised)
+            at_s, _, flow, n_bytes = promised.popleft()
             if at_s > free_at_s:
                 free_at_s = at_s
             free_at_s += wire_s
@@ -133,11 +134,11 @@ class LazyFlow(Flow):
         s_per_byte, delay_s = pipe.s_per_byte, pipe.delay_s
         if head_bytes:
             at_s = round((start_s + head_wire_bytes * s_per_byte + delay_s) * NS) / NS
-            heappush(back.promised, (at_s, self._queue.next_number(), self, head_bytes))
+            back.promised.append((at_s, self._queue.next_number(), self, head_bytes))
             n_bytes -= head_bytes
         pipe.free_at_s = free_at_s = start_s + n_wire_bytes * s_per_byte
         at_s = round((free_at_s + delay_s) * NS) / NS
-        heappush(back.promised, (at_s, self._queue.next_number(), self, n_bytes))
+        back.promised.append((at_s, self._queue.next_number(), self, n_bytes))
         return at_s
 
     def put(self, n_bytes: int, item: Any = None) -> None:
@@ -149,8 +150,7 @@ class LazyFlow(Flow):
     def _plan_promised(self) -> None:
         back = self._lazy_back
         back.settle()
-        mine = sorted(promise for promise in back.promised if promise[2] is self)
-        back.promised = [promise for promise in back.promised if promise[2] is not self]
-        heapify(back.promised)
+        mine = [promise for promise in back.promised if promise[2] is self]
+        back.promised = deque(promise for promise in back.promised if promise[2] is not self)
         for at_s, number, _, n_bytes in mine:
             self._queue.in_turn(at_s, number, self._arrive, n_bytes, None)

@@ -170,7 +170,7 @@ class Passes(Protocol):
 class Steps:
     """The steps of all servers: each on its own, by the servers' ``laws`` of times, or in ``batches``.
 
-    Every step takes its client ``hub_s(client)``, and its drafts what ``decoding`` says. Where caches grow, they are in ``caches``, and
+    Every step takes its client ``hub_s[client]``, and its drafts what ``decoding`` says. Where caches grow, they are in ``caches``, and
     ``notify(client, server, call, *args)`` sends that a session has lost its there. ``rows`` has a row for each hop of each token,
     with ``COLUMNS``, or is ``None`` if there are more than ``most``; ``n_rows`` counts them. ``gaps_s`` are
     the seconds from every token to the next one of its request.
@@ -186,7 +186,7 @@ class Steps:
         caches: Sequence[Admission[Key]] | None = None,
         notify: Notify = lambda client, server, call, *args: None,
         forwarding: bool = False,
-        hub_s: Callable[[int], float] = lambda client: 0.0,
+        hub_s: Sequence[float],
         decoding: Decoding | None = None,
         most: int = 0,
     ) -> None:
@@ -414,7 +414,11 @@ class Steps:
                 return
         step = session, arrived_at_s, departed_at_s, together
         if (decode := session.decodes.get(session.at)) is not None:
-            decode.back.send(decode.back_size, self._received, *step)
+            at_s = decode.back.pass_frame(decode.back_size)
+            if at_s is None:
+                decode.back.put_frame(decode.back_size, self._received, *step)
+            else:
+                self._queue.on_tick(at_s, self._received, *step)
             return
         if not session.ways:
             self._queue.at(departed_at_s + session.delay.down_s, self._received, *step)
@@ -477,7 +481,7 @@ class Steps:
             if session.of_hops and session.at < len(session.hops):
                 session.parts = session.of_hops[session.at]
             if session.at == len(session.hops):
-                if hub_s := self._hub_s(session.plan.client):
+                if hub_s := self._hub_s[session.plan.client]:
                     self._queue.at(self._queue.now_s + hub_s, self._next_token, session)
                 else:
                     self._next_token(session)

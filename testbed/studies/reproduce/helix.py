@@ -77,7 +77,7 @@ def replay(
     times = {kind: read_times(tables, kind, base_s) for kind in set(cluster.kinds)}
     queue = EventQueue()
     batches = [Batches(times[kind]) for kind in cluster.kinds]
-    steps = Steps(queue, TOKEN_BYTES, batches=batches, forwarding=True, most=10**9)
+    steps = Steps(queue, TOKEN_BYTES, hub_s=[0.0], batches=batches, forwarding=True, most=10**9)
     n_left = len(queries)
 
     def ended(_: float) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from netem.forwarder_links import Pipe, Transit
+from netem.forwarder_links import Pipe
 from testbed.experiments import load_experiment
 from testbed.experiments.slo import Objectives
 from testbed.experiments.sources import Document
@@ -96,15 +96,20 @@ def over_time(run_dir: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
 def carried_s(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """For how long every pipe was busy, by its name, as the network itself plays it."""
     found: dict[str, float] = {}
-    enter = Pipe.enter
 
-    def counted(self: Pipe, now_s: float, *args: Any) -> tuple[float, Transit | None] | None:
-        start_s = max(self.free_at_s, now_s)
-        entered = enter(self, now_s, *args)
-        found[self.name] = found.get(self.name, 0.0) + self.free_at_s - start_s
-        return entered
+    def count(method: str) -> None:
+        plain = getattr(Pipe, method)
 
-    monkeypatch.setattr(Pipe, "enter", counted)
+        def counted(self: Pipe, now_s: float, *args: Any) -> Any:
+            start_s, before_s = max(self.free_at_s, now_s), found.get(self.name, 0.0)
+            taken = plain(self, now_s, *args)
+            found[self.name] = before_s + self.free_at_s - start_s  # ``enter`` may call ``take``
+            return taken
+
+        monkeypatch.setattr(Pipe, method, counted)
+
+    count("enter")
+    count("take")
     return found
 
 
