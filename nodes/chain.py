@@ -7,17 +7,20 @@ import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodes import wire
 from nodes.admission import name_of_attempt
 from nodes.clock import Clock
-from nodes.connection import Connection, ConnectionLost, ServerError
+from nodes.errors import ConnectionLost, ServerError
 from nodes.prefixes import PAGE_ID_BYTES
 from nodes.request import Request, SessionError
 from nodes.watchdog import Limit, Overdue, Watchdog
 from policies.problem import Hop
 from policies.rules import RecoveryRules
+
+if TYPE_CHECKING:
+    from nodes.connection import Connection
 
 FAILURES = (wire.SESSION_EXPIRED, wire.SESSION_MOVED, wire.COMPUTE_FAILED, wire.UNKNOWN_SESSION)
 """Errors of a step after which the session can go on elsewhere. Others but ``PREEMPTED`` fail the request."""

@@ -15,6 +15,8 @@ import aiohttp
 
 from nodes import wire
 from nodes.clock import Clock
+from nodes.errors import ConnectionLost, ServerError
+from nodes.framesizes import WARM_BYTES
 from nodes.links import DelayedMessages, DelayLine, DelayProfile
 from nodes.outbox import Class
 from nodes.parts import Messages, Receiver, Sender, Sending, class_of
@@ -32,24 +34,6 @@ class Answered(NamedTuple):
     frame: wire.Ok | wire.Found | wire.Out | wire.Result
     sent_at_s: float
     received_at_s: float
-
-
-WARM_BYTES = 24 * 1024**2
-"""Twice the kernel's largest receive window (``netem.tcp``): a connection that has carried as much has its full window."""
-WARM_AT_ONCE_BYTES = WARM_BYTES // 2
-"""Of these, what is on its way at once."""
-
-
-class ServerError(Exception):
-    """The server answered with an error frame. ``code`` is one of those in ``nodes.wire``."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(f"{code}: {message}")
-        self.code = code
-
-
-class ConnectionLost(Exception):
-    """The connection to the server is gone."""
 
 
 class _Arrived:

@@ -18,7 +18,8 @@ from typing import Any
 
 from nodes import wire
 from nodes.clock import Clock
-from nodes.connection import Connection, ConnectionLost, ServerError
+from nodes.connection import Connection
+from nodes.errors import ConnectionLost, ServerError
 from nodes.limits import cut
 from nodes.parts import Sender
 from nodes.watchdog import Overdue, Watchdog

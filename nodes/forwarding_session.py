@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from nodes import wire
 from nodes.chain import FAILURES, Chain, HopFailed, OpenHop, Preempted, Refusal
-from nodes.connection import ConnectionLost, ServerError
+from nodes.errors import ConnectionLost, ServerError
 from nodes.records import HopRecord
 from nodes.request import SessionError
 from nodes.rounds import Answer, Round

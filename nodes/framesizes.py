@@ -21,6 +21,10 @@ _LARGE_BYTES = 16_384
 """aiohttp writes the header of a larger message of a server by itself."""
 WRITTEN_BYTES = 256 * 1024
 """aiohttp looks whether it should write on after so many bytes, not after every message."""
+WARM_BYTES = 24 * 1024**2
+"""Twice the kernel's largest receive window (``netem.tcp``): a connection that has carried as much has its full window."""
+WARM_AT_ONCE_BYTES = WARM_BYTES // 2
+"""Of these, what is on its way at once."""
 _TOKEN = "t" * 32
 """As long as those that ``nodes.forwarding_session`` draws."""
 

@@ -24,12 +24,18 @@ def rules_digest() -> str:
     """Return the SHA-256 (hex) of the code that decides a run's results, and what studies measure of them."""
     digest = hashlib.sha256()
     for study in ("sweep", "capacity", "score"):
-        digest.update((resources.files(f"testbed.studies.{study}") / "measures.py").read_bytes())
-    digest.update((resources.files("testbed") / "faultkinds.py").read_bytes())
+        digest.update((_folder(f"testbed.studies.{study}") / "measures.py").read_bytes())
+    digest.update((_folder("testbed") / "faultkinds.py").read_bytes())
     for package in _RULES:
-        for file in _files(resources.files(package)):
+        for file in _files(_folder(package)):
             digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _folder(package: str) -> Traversable:
+    """Return a package's folder, without importing more than the package that is the first part of its name."""
+    top, *within = package.split(".")
+    return resources.files(top).joinpath(*within)
 
 
 def _files(folder: Traversable) -> list[Traversable]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from nodes import framesizes
 from nodes.admission import Admission, Need
 from nodes.chain import NotOpened, OpenHop, Refusal
-from nodes.connection import ConnectionLost, ServerError
+from nodes.errors import ConnectionLost, ServerError
 from policies.problem import Hop, Problem
 from testbed.fast.connections import Connections, Wire
 from testbed.fast.events import EventQueue

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from netem.flows import Tcp
 from nodes import framesizes, wire
-from nodes.connection import WARM_AT_ONCE_BYTES, WARM_BYTES
+from nodes.framesizes import WARM_AT_ONCE_BYTES, WARM_BYTES
 from policies.links import Link
 from policies.workload import longest_prompt
 from testbed.experiments.experiment import Experiment

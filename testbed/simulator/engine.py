@@ -28,7 +28,6 @@ from testbed.records.summary import MOST_LINKS, SIMULATED, LinkRow
 from testbed.runtime.signals import Interruption
 from testbed.simulator.cases import Case, Served
 from testbed.simulator.rows import outcome_rows
-from testbed.simulator.virtual import serve_virtually
 from testbed.terminal import say
 
 TESTBED = "testbed"
@@ -135,6 +134,8 @@ def simulate(
         if engine == REFERENCE:
             served = _reference(case, placed)
         elif engine == VIRTUAL:
+            from testbed.simulator.virtual import serve_virtually  # with all that a run needs
+
             served = serve_virtually(case, placed, folder, live=live, interruption=interruption)
     except PolicyError as error:
         raise UserError(f"{experiment.name}: {error}") from error

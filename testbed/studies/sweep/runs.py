@@ -26,11 +26,9 @@ from testbed.experiments.provenance import source_digest
 from testbed.experiments.slo import Objectives
 from testbed.records.plan import REFERENCE
 from testbed.rundir import scratch
-from testbed.runs.session import RunOptions, RunSession
 from testbed.simulator.cases import Case, scenario_case
 from testbed.simulator.engine import TESTBED, VIRTUAL, Simulation, simulate
 from testbed.simulator.runs import draw_of, drawn_of, recorded_share
-from testbed.simulator.virtual import served_by
 from testbed.studies.sweep.measures import columns_of, measures_of
 
 FAST, REAL = "fast", "real"
@@ -204,6 +202,9 @@ def key_of(experiment: Experiment, setup: Setup, engine: str | None = None) -> s
 
 def _served_in_real_time(case: Case) -> Simulation:
     """Serves the case with real nodes, as `testbed up --clock real` does. The run directory is not kept."""
+    from testbed.runs.session import RunOptions, RunSession  # with all that a run needs
+    from testbed.simulator.virtual import served_by
+
     options = RunOptions(report=False, trace=False, with_twin=False, live=False)
     with scratch("study") as folder:
         try:

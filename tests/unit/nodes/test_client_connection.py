@@ -14,7 +14,8 @@ from aiohttp import web
 from nodes import wire
 from nodes.clock import Clock, ManualClock, ScaledClock
 from nodes.compute import StubProfile
-from nodes.connection import Connection, ConnectionLost, ServerError
+from nodes.connection import Connection
+from nodes.errors import ConnectionLost, ServerError
 from nodes.links import GIVE_UP_S, DelayLine, DelayProfile
 from policies.steps import StepTimes
 from tests.support.data_plane import (

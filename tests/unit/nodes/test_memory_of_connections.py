@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
-from nodes.connection import WARM_AT_ONCE_BYTES, WARM_BYTES, warm
+from nodes.connection import warm
+from nodes.framesizes import WARM_AT_ONCE_BYTES, WARM_BYTES
 from tests.support.data_plane import ManualClock, connected, make_server
 
 N_BYTES = 300_000

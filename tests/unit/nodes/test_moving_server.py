@@ -10,8 +10,9 @@ import pytest
 from nodes import wire
 from nodes.clock import ManualClock
 from nodes.compute import StubProfile
-from nodes.connection import Connection, ServerError
+from nodes.connection import Connection
 from nodes.digest import apply_blocks, write_rows
+from nodes.errors import ServerError
 from nodes.messages import Moved
 from nodes.moving import Moving
 from nodes.server import Server

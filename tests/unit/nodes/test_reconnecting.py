@@ -15,7 +15,8 @@ from aiohttp import web
 from nodes import wire
 from nodes.chain import Chain, Refusal
 from nodes.clock import ManualClock
-from nodes.connection import Connection, ConnectionLost
+from nodes.connection import Connection
+from nodes.errors import ConnectionLost
 from nodes.request import Request
 from policies.rules import RecoveryRules
 from tests.support.data_plane import TOKEN_BYTES, ask, drive, serving_app, until
