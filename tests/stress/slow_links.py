@@ -85,7 +85,7 @@ def scaled() -> Iterator[None]:
     smaller = {
         (wire, "PART_BYTES"): wire.PART_BYTES // SCALE,
         (wire, "SMALL_BYTES"): wire.SMALL_BYTES // SCALE,
-        (connection, "WARM_BYTES"): connection.WARM_BYTES // SCALE,
+        (connection, "WARM_BYTES"): framesizes.WARM_BYTES // SCALE,
         (flows, "UNSENT_BYTES"): links.UNSENT_BYTES // SCALE,
         (flows, "WARM_FLIGHT_BYTES"): max(WARM_FLIGHT_BYTES // SCALE, 3 * _MSS),
         (flows, "RECEIVE_WINDOW_BYTES"): RECEIVE_WINDOW_BYTES // SCALE,
