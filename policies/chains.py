@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -22,19 +23,23 @@ _MAX_KINDS = 4096
 """Graphs of at most this many kinds of request are kept."""
 
 
-class Link(NamedTuple):
+_Ends = tuple[int | None, int | None]
+"""The server that sends the hidden states, where servers forward, and the one that receives them; ``None``: the client."""
+
+
+@dataclass(slots=True, eq=False)
+class Link:
     """An edge of the graph: a server entered from node ``tail``.
 
     ``service_s`` is its cost over the whole request in seconds, ``need_bytes`` the cache that it needs.
-    ``hop`` is ``None`` for the way back to the client. ``ends`` are the server that sends the hidden states, where servers
-    forward, and the one that receives them; ``None``: the client.
+    ``hop`` is ``None`` for the way back to the client.
     """
 
     tail: int
     hop: Hop | None
     service_s: float
     need_bytes: float
-    ends: tuple[int | None, int | None]
+    ends: _Ends
     server: int
     """That of the hop; -1 for the way back."""
 
@@ -53,7 +58,7 @@ class Edge(NamedTuple):
     group: int
     tail: int
     hop: Hop | None
-    ends: tuple[int | None, int | None]
+    ends: _Ends
     computed: tuple[int, ...]
     n_blocks: int
     cache_bytes: float
@@ -78,18 +83,34 @@ class ChainGraph(NamedTuple):
     of_servers: tuple[tuple[int, float, tuple[Link, ...]], ...]
 
 
-class Chains:
-    """Builds the ``ChainGraph`` of every kind of request for one placement, and keeps it."""
+class HopTimes:
+    """What hops take whatever the placement: seconds by their ends, as far as they have been asked for."""
 
-    def __init__(self, problem: Problem, placement: Placement) -> None:
+    def __init__(self, problem: Problem) -> None:
+        self.tokens_s: list[dict[_Ends, float]] = [{} for _ in problem.clients]
+        """Per further token, by client."""
+        self._prompts_s: dict[tuple[int, int], dict[_Ends, float]] = {}
+
+    def prompts_s(self, request: RequestSpec) -> dict[_Ends, float]:
+        """Returns those for the prompts of such requests."""
+        return self._prompts_s.setdefault((request.client, request.n_input_tokens), {})
+
+
+class Chains:
+    """Builds the ``ChainGraph`` of every kind of request for one placement, and keeps it.
+
+    ``times`` are those of ``problem``, which several placements share.
+    """
+
+    def __init__(self, problem: Problem, placement: Placement, times: HopTimes | None = None) -> None:
         self._problem = problem
         self._placement = placement
         self._kinds: dict[RequestSpec, ChainGraph] = {}
         entries = self._by_server() if problem.forwarding else self._by_position()
         self.nodes = [self._edges(of_node) for of_node in entries]
         """By node: how many tails its edges have, and these."""
-        self._tokens_s: list[dict[tuple[int | None, int | None], float]] = [{} for _ in problem.clients]
-        """Seconds per further token between a hop's ends, by client."""
+        self._times = times
+        self._tokens_s = HopTimes(problem).tokens_s if times is None else times.tokens_s
 
     def of(self, request: RequestSpec) -> ChainGraph:
         graph = self._kinds.get(request)
@@ -115,6 +136,7 @@ class Chains:
         token_bytes = self._problem.model.cache_bytes(request.cache_tokens)
         computed_s: dict[tuple[int, ...], float] = {}
         tokens_s = self._tokens_s[request.client]
+        prompts_s: dict[_Ends, float] = {} if self._times is None else self._times.prompts_s(request)
         by_server: dict[int, list[Link]] = {}
         into: list[Groups] = []
         for n_groups, edges in self.nodes:
@@ -131,8 +153,9 @@ class Chains:
                         tokens_s[ends] = token_s = hop_token_s(
                             self._problem, request.client, ends[0], hop.server
                         )
-                    input_s = hop_input_s(self._problem, request, ends[0], hop.server)
-                    service_s = input_s + (request.n_output_tokens - 1) * token_s + compute_s
+                    if (prompt_s := prompts_s.get(ends)) is None:
+                        prompts_s[ends] = prompt_s = hop_input_s(self._problem, request, ends[0], hop.server)
+                    service_s = prompt_s + (request.n_output_tokens - 1) * token_s + compute_s
                     link = Link(tail, hop, service_s, need_bytes, ends, hop.server)
                     groups[group].append(link)
                     by_server.setdefault(hop.server, []).append(link)

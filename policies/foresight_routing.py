@@ -201,7 +201,9 @@ class ForesightRouter:
             held = enumerate(self._placement.ranges)
             added_s = [steps.added_s(server, blocks.n_blocks) for server, blocks in held]
             remember(self._added_s, steps, added_s, _MOST_CYCLES)
-        return [*(n_decoded * by_number[n] for by_number, n in zip(added_s, n_active, strict=True)), 0.0]
+        loads_s = [n_decoded * by_number[n] for by_number, n in zip(added_s, n_active, strict=True)]
+        loads_s.append(0.0)
+        return loads_s
 
     def _waits(
         self, graph: ChainGraph, state: SystemState, now_s: float

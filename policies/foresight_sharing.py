@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from policies.cgbp import CgBp, lower_bounds_per_token_s
-from policies.chains import Chains
+from policies.chains import Chains, HopTimes
 from policies.composition import ChainComposition
 from policies.design import check_design_concurrency
 from policies.foresight_routing import WEIGHED, ForesightRouter, counted_tokens
@@ -189,6 +189,7 @@ class SharedSearch:
         self._weighed_s = [[one for one in of if one[0] in WEIGHED] for of in self._objectives_s]
         """What counts of a request's times, by client: (metric, limit in seconds)."""
         self._least_times = LeastTimes(problem, self._sharing, self._weights)
+        self._hop_times = HopTimes(problem)
         self._chains: dict[Ranges, Chains] = {}
         if any(counted_tokens(problem, client) is None for client in range(len(problem.clients))):
             self._weighed_s = [[("per_token", 1.0)] for _ in problem.clients]
@@ -325,7 +326,7 @@ class SharedSearch:
 
     def _chains_of(self, placement: Placement) -> Chains:
         if placement.ranges not in self._chains:
-            self._chains[placement.ranges] = Chains(self._problem, placement)
+            self._chains[placement.ranges] = Chains(self._problem, placement, self._hop_times)
         return self._chains[placement.ranges]
 
     def _cost_of(self, done: Sequence[ReplayedRequest]) -> Cost:

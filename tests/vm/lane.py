@@ -40,7 +40,7 @@ _MARK = "@@status"
 
 _INIT = """#!/bin/busybox sh
 export PATH=/bin:{bin} HOME=/root PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH={lib} PYTHONHASHSEED=0
-export PYTHONPATH=/tmp/code
+export PYTHONPATH=/tmp/code:{packages}
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mount -t tmpfs tmp /tmp
 mkdir -p /dev/shm /run; mount -t tmpfs shm /dev/shm
 chmod 1777 /tmp; ip link set lo up 2>/dev/null || ifconfig lo 127.0.0.1 up
@@ -186,7 +186,13 @@ def _build_tree(tree: Path, version: str) -> None:
     _copy_modules(tree, version)
     init = tree / "init"
     init.write_text(
-        _INIT.format(bin=python.parent, lib=base / "lib", modules=" ".join(MODULES), mark=_MARK),
+        _INIT.format(
+            bin=python.parent,
+            lib=base / "lib",
+            packages=library / "site-packages",
+            modules=" ".join(MODULES),
+            mark=_MARK,
+        ),  # fmt: skip
         encoding="ascii",
     )
     init.chmod(0o755)
