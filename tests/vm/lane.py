@@ -192,7 +192,7 @@ def _build_tree(tree: Path, version: str) -> None:
             packages=library / "site-packages",
             modules=" ".join(MODULES),
             mark=_MARK,
-        ),  # fmt: skip
+        ),
         encoding="ascii",
     )
     init.chmod(0o755)
