@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from testbed.errors import UserError
 
@@ -41,6 +41,8 @@ STUDY, STUDY_PAGE = "study.json", "index.html"
 """Files of the folder of a study (`testbed sweep`): what it is about, and the page of its results."""
 LEADERBOARD = "leaderboard.parquet"
 """File of the folder of a leaderboard (`testbed score --all`), beside ``STUDY_PAGE``."""
+_FIRST_NAMESPACE = "pid:[4026531836]"
+"""The pid namespace in which Linux starts, from where all others are seen."""
 SCRATCH = ("links", "virtual", "study", "agent")
 """Kinds of temporary folders: of ``testbed links``, of simulations by the engine ``virtual``, of simulated or
 measured runs of a study, of agents on other machines."""
@@ -128,8 +130,17 @@ def scratch_folders() -> list[Path]:
 
 def claim(run_dir: Path) -> None:
     """Record in ``run_dir`` that this process owns it."""
-    since = datetime.now().astimezone().isoformat(timespec="seconds")
-    write_json(run_dir / OWNER, {"pid": os.getpid(), "started": process_start(os.getpid()), "since": since})
+    since, pid = datetime.now().astimezone().isoformat(timespec="seconds"), os.getpid()
+    owner = {"pid": pid, "started": process_start(pid), "since": since, "pid_namespace": pid_namespace(pid)}
+    write_json(run_dir / OWNER, owner)
+
+
+def pid_namespace(pid: int) -> str:
+    """Return the name of a process's pid namespace; empty if it has ended, or is another user's."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 def process_start(pid: int) -> str:
@@ -198,17 +209,44 @@ def _runs_in(path: Path) -> Iterator[Path]:
 def owner_alive(run_dir: Path) -> bool:
     """Whether the process that owns ``run_dir`` is still running."""
     owner = _owner(run_dir)
-    return owner is not None and runs(*owner)
+    return owner is not None and runs(owner.pid, owner.started)
 
 
-def _owner(run_dir: Path) -> tuple[int, str] | None:
-    """Return the pid and the start (``process_start``) of the process that owns ``run_dir``; ``None`` if that is unknown."""
+def is_in_use(scratch_folder: Path) -> bool:
+    """Whether the process that owns a temporary folder is still running, in this pid namespace or in another.
+
+    Containers can share a folder for temporary files. Only the machine's first namespace sees the processes of others, so elsewhere an
+    owner in another one counts as running.
+    """
+    owner, here = _owner(scratch_folder), pid_namespace(os.getpid())
+    if owner is None or owner.namespace in ("", here):
+        return owner_alive(scratch_folder)
+    return here != _FIRST_NAMESPACE or any(
+        pid_namespace(int(entry.name)) == owner.namespace
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit()
+    )
+
+
+class _Owner(NamedTuple):
+    """A process, by its pid in a pid namespace and by its start (``process_start``).
+
+    ``namespace`` is empty for folders of earlier versions, which do not say.
+    """
+
+    pid: int
+    started: str
+    namespace: str
+
+
+def _owner(run_dir: Path) -> _Owner | None:
+    """Return the process that owns ``run_dir``; ``None`` if that is unknown."""
     path = run_dir / OWNER
     try:
         if not path.is_file():  # reading from a pipe of that name would block
             return None
         owner = json.loads(path.read_text(encoding="utf-8"))
-        return int(owner["pid"]), str(owner["started"])
+        return _Owner(int(owner["pid"]), str(owner["started"]), str(owner.get("pid_namespace", "")))
     except (OSError, ValueError, TypeError, KeyError):  # not a file that the testbed wrote
         return None
 
@@ -217,7 +255,7 @@ def remove_scratch_of(pid: int) -> None:
     """Remove the temporary folders of a process that was killed. They were its own, so that nobody else needs them."""
     for folder in scratch_folders():
         owner = _owner(folder)
-        if owner is not None and owner[0] == pid and not runs(*owner):
+        if owner is not None and owner.pid == pid and not is_in_use(folder):
             shutil.rmtree(folder, ignore_errors=True)  # what is left is for `testbed clean`
 
 

@@ -26,6 +26,7 @@ from testbed.rundir import (
     PAGE,
     RUN_VARIABLE,
     SEED,
+    is_in_use,
     owner_alive,
     runs,
     scratch_folders,
@@ -76,7 +77,7 @@ def clean_command(out: Path) -> dict[str, Any]:
                 answer["problems"].append(f"{run}: {error}")
     for folder in scratch_folders():
         with contextlib.suppress(FileNotFoundError):  # its owner, or another `clean`, removes it now
-            if not owner_alive(folder) and _is_ours(folder):
+            if not is_in_use(folder) and _is_ours(folder):
                 shutil.rmtree(folder)
                 answer["folders"].append(str(folder))
     return answer

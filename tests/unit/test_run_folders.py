@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from netem.probe import probe_rootless
+from testbed import rundir
 from testbed.errors import RunError, UserError
 from testbed.experiments import load_experiment
 from testbed.page.report import write_report
@@ -29,6 +31,7 @@ from testbed.rundir import (
 )
 from testbed.runs import clean, session
 from testbed.runs.clean import clean_command
+from tests.support.runs import require
 from tests.unit.results.conftest import SyntheticRun, make_experiment
 
 
@@ -123,6 +126,34 @@ def test_temporary_folders_of_others_are_left_to_them(
     of_study.mkdir()
     assert clean_command(tmp_path / "none")["folders"] == [str(theirs), str(of_study)]
     assert linked.is_symlink()
+
+
+def test_temporary_folders_of_a_container_are_left_to_it_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require("rootless", probe_rootless())
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(clean, "_orphans", dict)
+    inside = "from pathlib import Path; from testbed.rundir import claim; claim(Path('.')); print(flush=True); input()"
+    folder = tmp_path / "testbed-agent-x"
+    folder.mkdir()
+    container = subprocess.Popen(
+        ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", inside],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with container:
+        assert container.stdin is not None and container.stdout is not None
+        assert container.stdout.readline()
+        here = str(Path("/proc/self/ns/pid").readlink())
+        monkeypatch.setattr(rundir, "_FIRST_NAMESPACE", here)
+        assert json.loads((folder / OWNER).read_text())["pid_namespace"] != here
+        assert not owner_alive(folder)  # no process of this namespace
+        assert clean_command(tmp_path / "none")["folders"] == []
+        container.stdin.close()
+    monkeypatch.setattr(rundir, "_FIRST_NAMESPACE", "another, whose processes cannot be seen")
+    assert clean_command(tmp_path / "none")["folders"] == []
+    monkeypatch.setattr(rundir, "_FIRST_NAMESPACE", here)
+    assert clean_command(tmp_path / "none")["folders"] == [str(folder)]
 
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
