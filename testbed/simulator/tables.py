@@ -12,8 +12,9 @@ from testbed.errors import RunError
 from testbed.experiments import dump_toml
 from testbed.experiments.inputs import INPUTS, keep_policies
 from testbed.experiments.provenance import PROVENANCE, provenance
+from testbed.fast.outcome import ServerEvent
 from testbed.records.base import data_of
-from testbed.records.events import EVENTS
+from testbed.records.events import EVENTS, LinksChanged, RecoveryEvent
 from testbed.records.summary import RunSummary
 from testbed.rundir import write_json
 from testbed.simulator.engine import Simulation
@@ -43,8 +44,7 @@ def write_simulation(out: Path, simulation: Simulation, summary: RunSummary) -> 
         writers["links.parquet"] = lambda path: write_links(path, links)
     if not summary.hops_left_out:
         writers["hops.parquet"] = lambda path: write_hops(path, experiment, hop_table(simulation))
-    if simulation.served.faults:
-        lines = [msgspec.json.encode(event) + b"\n" for event in simulation.served.faults]
+    if lines := [msgspec.json.encode(event) + b"\n" for event in _events(simulation)]:
         writers[EVENTS] = lambda path: path.write_bytes(b"".join(lines))
     for name, write in writers.items():
         try:
@@ -54,3 +54,16 @@ def write_simulation(out: Path, simulation: Simulation, summary: RunSummary) -> 
             raise RunError(
                 f"cannot write {out / name} ({error.strerror}); make room, or choose another --out"
             ) from error
+
+
+def _events(simulation: Simulation) -> list[ServerEvent | RecoveryEvent | LinksChanged]:
+    """Return what happened to servers and links until the last request ended, as a run logs it."""
+    ended_at_s = max((row.ended_at_s or 0.0 for row in simulation.rows), default=0.0)
+    changes = [
+        LinksChanged(
+            at_s=change.at_s, planned_at_s=change.at_s, late_s=0.0, why=change.why, n_links=len(change.links)
+        )
+        for change in simulation.case.experiment.network.changes
+        if change.at_s <= ended_at_s
+    ]
+    return sorted([*simulation.served.faults, *changes], key=lambda event: event.at_s or 0.0)

@@ -48,7 +48,7 @@ def hop_waits(
     chosen = table.request == request
     propagation_s, transmission_s, wait_s = (np.zeros(len(chosen)) for _ in range(3))
     logged = RunRecords([], 0, changes=read_events(run_dir, LinksChanged))
-    # The fast engine carries out what is planned, and logs none of it.
+    # Simulations of earlier versions carried out what was planned, and logged none of it.
     changes = as_carried_out(experiment, logged) or experiment.network.changes
     of_clients = np.array([clients[number] for number in table.request.tolist()], dtype=np.int64)
     passed = dict(on_links(experiment, table, of_clients, changes))

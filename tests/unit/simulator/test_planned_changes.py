@@ -9,7 +9,7 @@ import pytest
 
 from testbed.experiments import load_experiment
 from testbed.experiments.slo import Objectives
-from testbed.records.events import OF_FAULTS, Moved, ServerLeft
+from testbed.records.events import OF_FAULTS, LinksChanged, Moved, ServerLeft
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import Simulation, simulate
 from testbed.simulator.summary import summarize_simulation
@@ -39,7 +39,7 @@ FORWARDING = "policy.communication='server-to-server'"
 SLOWER_NOW = ("network.event=[{at='0 s', link=['Cluster0', 'Cluster1'], rate='50 Mbit/s'}]",)
 ENDS = {"leave": ", for='3 s'", "kill": ", for='3 s'", "restart": ""}
 CUT = "network.event=[{at='6 s', for='4 s', link=['Cluster0', 'Cluster2'], down=true}]"
-KINDS = {kind.__struct_config__.tag for kind in (*OF_FAULTS, ServerLeft, Moved)}
+KINDS = {kind.__struct_config__.tag for kind in (*OF_FAULTS, ServerLeft, Moved, LinksChanged)}
 
 
 def both(*options: str, folder: Path) -> tuple[Simulation, Simulation]:
@@ -112,13 +112,14 @@ def test_the_first_session_on_a_server_that_was_away_connects_again(
 
 
 def test_events_are_those_of_the_testbed_itself(tmp_path: Path) -> None:
-    fast, _ = both(LEAVES, folder=tmp_path)
+    fast, _ = both(LEAVES, SLOWER, folder=tmp_path)
     write_simulation(tmp_path / "fast", fast, summarize_simulation(fast, Objectives()))
     found, expected = (
         [event for event in map(json.loads, path.read_text().splitlines()) if event["event"] in KINDS]
         for path in (tmp_path / "fast" / "events.jsonl", tmp_path / "virtual" / "events.jsonl")
     )
-    assert [event["event"] for event in found] == ["fault", "left", "fault", "begun"]
+    change = "network-change"
+    assert [event["event"] for event in found] == [change, "fault", change, "left", "fault", "begun"]
     for one, other in zip(found, expected, strict=True):
         assert one.keys() == other.keys()
         for key, value in other.items():
