@@ -14,6 +14,10 @@ UNLIMITED_BPS = 1e15
 """The rate of links on which nothing takes time but the delay, as in instance files."""
 
 
+Pair = tuple[str, str]
+"""The names of the nodes that a link leads from and to."""
+
+
 @dataclass(frozen=True)
 class Link:
     """One direction of the link between two nodes, in seconds and bits per second.

@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from nodes.clock import Clock
 from nodes.messages import Question
-from policies.links import Link
+from policies.links import Link, Pair
 from testbed.errors import TestbedError, UserError
 from testbed.experiments.events import between, members_of, unknown_place
 from testbed.experiments.experiment import Experiment
@@ -26,7 +26,6 @@ from testbed.experiments.units import DURATION, RATE
 from testbed.experiments.whole import WholeNetwork
 from testbed.records.events import BY_HAND, BY_SCENARIO, EventWriter, LinkRow, LinksChanged
 
-Pair = tuple[str, str]
 Action = Literal["cut", "restore", "set"]
 ACTIONS: tuple[Action, ...] = ("cut", "restore", "set")
 

@@ -21,7 +21,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from policies.links import Link
+from policies.links import Link, Pair
 from testbed.experiments.event_table import EventTable, TraceTable
 from testbed.experiments.experiment import LinkPlans, NetworkChange
 from testbed.experiments.limits import MAX_LINK_CHANGES
@@ -32,7 +32,6 @@ from testbed.experiments.units import DURATION, RATE
 DRIFT_STEP_S = 1.0
 _MAX_DRIFT_STEPS = 600
 
-Pair = tuple[str, str]
 Change = tuple[float, Link]
 """An instant in seconds, and the link from then on."""
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from policies.links import Link
+from policies.links import Link, Pair
 from testbed.experiments.network_tables import ClustersTable, MatrixTable, SiteTable
 from testbed.experiments.problems import KeyedError, unknown
 from testbed.experiments.units import RATE
-
-Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from policies.links import Link
+from policies.links import Link, Pair
 from testbed.experiments.experiment import Experiment, NetworkChange
 
-Pair = tuple[str, str]
 _TO_ITSELF = Link(0.0, math.inf)
 """The link of a server to itself: as two hops in a row it sends nothing over the network."""
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from policies.links import Link
+from policies.links import Link, Pair
 from testbed.experiments.events import network_changes
 from testbed.experiments.experiment import Experiment, NetworkChange
 from testbed.experiments.shared_links import SharedLinks
-
-Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)

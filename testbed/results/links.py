@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from netem.flows import Tcp
 from nodes import framesizes
-from policies.links import Link
+from policies.links import Link, Pair
 from testbed.experiments.experiment import Experiment, NetworkChange
-from testbed.experiments.timeline import Pair
 from testbed.fast.lines import bytes_on_wire
 from testbed.fast.overtime import LinkOverTime, OnLink
 from testbed.records.links import LinksUsed, LinkUse, ends_of

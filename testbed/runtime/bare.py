@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nodes.clock import run_clock
-from policies.links import Link
+from policies.links import Link, Pair
 from testbed.control.faults.byhand import Fault
 from testbed.control.guarded import guarded
-from testbed.control.links import ChangeLink, LinkChanges, Pair
+from testbed.control.links import ChangeLink, LinkChanges
 from testbed.control.live import LiveSocket
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.units import counted

@@ -14,7 +14,7 @@ from pathlib import Path
 from nodes import control
 from nodes.clock import RunClock
 from nodes.messages import A, Connect, Links, Message, Question, Reach, Start, Warm
-from policies.links import Link
+from policies.links import Link, Pair
 from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError
 from testbed.experiments.experiment import Experiment
@@ -24,8 +24,6 @@ from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.runtime.peering import Ends, Peering
 from testbed.runtime.processes import Processes
 from testbed.runtime.warming import Warming, warming_by_sending, warming_by_windows
-
-Pair = tuple[str, str]
 
 _START_LEAD_S, _MAX_LEAD_S = 0.1, 5.0
 _KEEP_TIME_S = 1.0

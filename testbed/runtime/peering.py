@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nodes.control import ControlError, Peer
 from nodes.messages import Links, Message, Peers, Reach, Warm
-from policies.links import Link
+from policies.links import Link, Pair
 from policies.problem import Placement
 from testbed.control.placing import followers
 from testbed.errors import RunError
@@ -16,7 +16,6 @@ from testbed.experiments.experiment import Experiment
 from testbed.runtime import wiring
 from testbed.runtime.warming import Warming
 
-Pair = tuple[str, str]
 Ends = Mapping[str, tuple[str, int]]
 """(address, port) of every node; port 0: the node has not started yet."""
 

@@ -10,8 +10,8 @@ from netem.spec import Windows
 from netem.tcp import windows_of_nodes
 from nodes import wire
 from nodes.framesizes import WARM_AT_ONCE_BYTES, WARM_BYTES
+from policies.links import Pair
 from testbed.experiments.experiment import Experiment
-from testbed.experiments.timeline import Pair
 from testbed.fast.warmed import first_states, longest_prompt_bytes, pings_until_counts_recur
 
 _AT_ONCE_BYTES = 1024**2

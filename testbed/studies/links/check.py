@@ -21,7 +21,7 @@ from nodes import control
 from nodes.messages import A, Question
 from nodes.node import DATA_PORT, NodeConfig
 from nodes.probe import KeepBusy, Measure, Measured, ProbePlan, Rest
-from policies.links import Link
+from policies.links import Link, Pair
 from testbed.errors import RunError, UserError
 from testbed.experiments.experiment import Experiment
 from testbed.results.requests import stats
@@ -50,7 +50,6 @@ _BUSY_INTERVAL_S = 0.01
 this.
 """
 
-Pair = tuple[str, str]
 Announce = Callable[[str], None]
 
 

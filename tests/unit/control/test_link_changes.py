@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nodes.clock import ManualClock
-from policies.links import Link
+from policies.links import Link, Pair
 from testbed.control.links import ChangeLink, LinkChanges
 from testbed.errors import RunError, UserError
 from testbed.experiments import load_experiment
@@ -19,7 +19,6 @@ from testbed.experiments.whole import whole_network
 from testbed.records.events import EventWriter, LinksChanged, event_data, read_events
 from testbed.runs.byhand import link_command
 
-Pair = tuple[str, str]
 UP, DOWN = ("client-0", "a100-0"), ("a100-0", "client-0")
 
 
