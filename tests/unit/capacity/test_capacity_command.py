@@ -81,7 +81,7 @@ def test_a_wider_edge_and_fewer_requests_ask_for_less() -> None:
 
 
 def test_no_rate_and_every_rate_are_said() -> None:
-    (row,) = capacity("tpot_mean=1ms", n_runs=1)["policies"]
+    (row,) = capacity("tpot_mean=1ms", "workload.n_output_tokens=2", n_runs=1)["policies"]
     assert row["max_rate"] is None and row["reason"].startswith("no rate keeps it: at 0.0015625 requests/s")
     (row,) = capacity("setup_mean=1h", "workload.rate=0.001", "workload.n_output_tokens=2", n_runs=1)[
         "policies"

@@ -63,7 +63,8 @@ def test_a_response_is_the_mean_over_all_requests_of_a_run() -> None:
 
 
 def _response_s(scenario: str, policy: str, rate: float) -> float | int | None:
-    changes = [f"workload.rate={rate}", "compute.batching=none", "workload.n_requests=40"]
+    short = ["workload.n_requests=40", "workload.n_output_tokens=24"]
+    changes = [f"workload.rate={rate}", "compute.batching=none", *short]
     case = scenario_case(scenario, PolicyChoice(policy), changes, 0)
     return chain._response(simulate(case, "testbed"), {})[METRIC]
 
