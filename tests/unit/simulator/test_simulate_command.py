@@ -25,6 +25,7 @@ from tests.support.own_modules import write_module
 from tests.unit.simulator.test_instance import DOCUMENT
 
 MEANS = {"per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent"}
+SHORT = ("--set", "workload.n_output_tokens=8")
 FIRST_LINES = "from policies.problem import BlockRange, Hop, Placement, Route\n"
 ROUTER = (
     FIRST_LINES
@@ -134,13 +135,13 @@ def test_an_infeasible_placement_is_the_only_answer_as_text_and_ends_with_its_re
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     for folder in ("a", "b"):
-        run("abovenet", "--seed", "3", "--out", str(tmp_path / folder))
+        run("abovenet", "--seed", "3", "--out", str(tmp_path / folder), *SHORT)
     for name in ("requests.parquet", "hops.parquet", "scenario.toml"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
 def test_tables_have_the_columns_of_an_emulation_and_hops_add_up_to_the_request(tmp_path: Path) -> None:
-    run("clustered", "--out", str(tmp_path / "o"), "--set", "calibration.set=petals-scattered")
+    run("clustered", "--out", str(tmp_path / "o"), "--set", "calibration.set=petals-scattered", *SHORT)
     requests = pq.read_table(tmp_path / "o" / "requests.parquet")
     hops = pq.read_table(tmp_path / "o" / "hops.parquet")
     experiment, nothing = load_experiment("clustered"), RunRecords([], 0)
@@ -168,7 +169,7 @@ def test_hops_add_up_with_forwarding_too(tmp_path: Path) -> None:
 def test_runs_count_seeds_up_and_state_a_confidence_interval(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (found,) = lines(capsys, "abovenet", "--runs", "3", "--seed", "5", "--out", str(tmp_path / "o"))
+    (found,) = lines(capsys, "abovenet", "--runs", "3", "--seed", "5", "--out", str(tmp_path / "o"), *SHORT)
     assert [r["seed"] for r in found["runs"]] == [5, 6, 7]
     sample = [r["mean"]["per_token_ms"] for r in found["runs"]]
     mean = sum(sample) / 3
@@ -314,7 +315,7 @@ def test_a_scenario_states_its_objectives_and_the_command_line_others(
 def test_a_design_concurrency_that_has_no_effect_is_said_to_have_none(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run("clustered", "--policy", "petals", "--design-concurrency", "5")
+    run("clustered", "--policy", "petals", "--design-concurrency", "5", *SHORT)
     assert "petals uses no design concurrency: 5 has no effect" in capsys.readouterr().out
 
 
@@ -330,8 +331,8 @@ def test_the_resolved_scenario_of_a_fixed_placement_can_be_run_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run("clustered", "--out", "first")
-    run("clustered", "--placement", "fixed:first/plan.json", "--routing", "ws-rr", "--out", "second")
+    run("clustered", "--out", "first", *SHORT)
+    run("clustered", "--placement", "fixed:first/plan.json", "--routing", "ws-rr", "--out", "second", *SHORT)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     run("../second/scenario.toml", "--out", "third")
@@ -339,7 +340,7 @@ def test_the_resolved_scenario_of_a_fixed_placement_can_be_run_from_any_folder(
     assert tables[0] == tables[1]
 
 
-TRACE = ("trace-replay", "--runs", "4", "--set", "workload.n_output_tokens=8")
+TRACE = ("trace-replay", "--runs", "4", *SHORT)
 
 
 def test_runs_over_a_trace_take_windows_of_their_own_as_long_as_there_are_enough(
