@@ -122,6 +122,7 @@ def test_a_recording_is_stretched_with_as_many_requests_as_it_has(tmp_path: Path
         f"workload.file={trace}",
         "workload.draw=first",
         "workload.n_requests=20",
+        "workload.n_output_tokens=2",
     )
     answer = capacity("ttft_p95=20s", *recorded, n_runs=2)
     (row,) = answer["policies"]

@@ -159,7 +159,8 @@ def test_tables_have_the_columns_of_an_emulation_and_hops_add_up_to_the_request(
 
 
 def test_hops_add_up_with_forwarding_too(tmp_path: Path) -> None:
-    run("clustered", "--out", str(tmp_path / "o"), "--set", "policy.communication=server-to-server")
+    forwarding = ("--set", "policy.communication=server-to-server")
+    run("clustered", "--out", str(tmp_path / "o"), *forwarding, *SHORT)
     hops = pq.read_table(tmp_path / "o" / "hops.parquet").to_pylist()
     for row in pq.read_table(tmp_path / "o" / "requests.parquet").to_pylist():
         spent = sum(h["hop_network_s"] + h["hop_compute_s"] for h in hops if h["request"] == row["request"])
