@@ -115,7 +115,12 @@ class Table(BaseModel):
     def _known_keys(cls, data: Any) -> Any:
         if isinstance(data, dict):
             valid = [field.alias or name for name, field in cls.model_fields.items()]
-            for key in data:
+            for key, value in data.items():
+                texts = value if isinstance(value, list) else [value]
+                if any(isinstance(text, str) and "\0" in text for text in texts):
+                    raise rule(
+                        'has a NUL character ("\\u0000"), which no name and no path can have; remove it', key
+                    )
                 if key not in valid:
                     cls._refuse_key_of_other_kind(key)
                     what = f"unknown key{nearest(key, valid)}; valid here: {', '.join(valid)}"

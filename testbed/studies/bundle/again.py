@@ -41,6 +41,7 @@ from testbed.studies.sweep.table import RESULTS
 T = TypeVar("T")
 
 _FABRIC_TOLERANCE_S = 1.5e-6
+_OF_REAL_TIME = "the run was in real time: its measured times cannot be the same on any machine; compared is its twin in virtual time"
 _OF_A_RUN = ("requests.parquet", "hops.parquet", "links.parquet", "events.jsonl", "trace.json")
 _OF_A_SWEEP = (RESULTS, REQUESTS, *TABLES[1:])
 
@@ -136,23 +137,32 @@ def sweep_again(result: Path, call: Mapping[str, Any], out: Path, jobs: int | No
     return Again(result, out, tuple(name for name in _OF_A_SWEEP if (result / name).is_file()))
 
 
+def why_not_again(result: Path) -> str | None:
+    """Return why a run cannot be served again; ``None``: it can. Raises ``UserError`` if its files cannot be read."""
+    summary = read_summary(result)
+    if summary.n_interrupted or summary.n_not_started:
+        return "the run was interrupted, and nothing repeats the moment of that"
+    if _is_in_real_time(read_plan(result)) and not (result / TWIN / PLAN).is_file():
+        return f"{_OF_REAL_TIME}, and it has none (--no-twin)"
+    return None
+
+
+def _is_in_real_time(plan: Plan) -> bool:
+    return not plan.is_simulated and (plan.clock is None or plan.clock.name != "virtual")
+
+
 def run_again(result: Path, call: Mapping[str, Any], out: Path) -> Again:
     """Serve a run again, in the engine that served it; of a run in real time its twin.
 
     ``call`` has its policies by kind, if they are not shipped ones. Raises ``UserError`` and ``RunError``.
     """
-    plan = read_plan(result)
-    is_real = not plan.is_simulated and (plan.clock is None or plan.clock.name != "virtual")
-    note = ""
-    if is_real:
-        note = "the run was in real time: its measured times cannot be the same on any machine; compared is its twin in virtual time"
-        if not (result / TWIN / PLAN).is_file():
-            raise UserError(f"{note}, and it has none (--no-twin)")
+    plan, note = read_plan(result), ""
+    if (why_not := why_not_again(result)) is not None:
+        raise UserError(why_not)
+    if _is_in_real_time(plan):
+        note = _OF_REAL_TIME
         result = result / TWIN
         plan = read_plan(result)
-    summary = read_summary(result)
-    if summary.n_interrupted or summary.n_not_started:
-        raise UserError(f"{result.name}: the run was interrupted, and nothing repeats the moment of that")
     (_simulate if plan.is_simulated else _emulate)(result, plan, call, out)
     is_exact = plan.is_simulated or plan.network == IN_PROCESS.name
     compared = _OF_A_RUN if is_exact else _OF_A_RUN[:3]  # the others are text, in which no tolerance holds

@@ -27,6 +27,7 @@ from testbed.rundir import (
     not_a_run,
     write_json,
 )
+from testbed.studies.bundle.again import why_not_again
 from testbed.studies.bundle.manifest import BUNDLE, RESULT, Manifest, digests_of
 from testbed.studies.score.command import SCORE
 from testbed.studies.sweep.table import RESULTS
@@ -62,7 +63,13 @@ def bundle_command(results: Path, out: Path) -> tuple[dict[str, Any], str]:
         shutil.rmtree(temporary, ignore_errors=True)
     n_bytes = sum((out / name).stat().st_size for name in manifest.files)
     answer = {"out": str(out), "kind": kind, "n_files": len(manifest.files), "n_bytes": n_bytes}
-    text = f"{out}: a {kind} in {counted(len(manifest.files), 'files')}, {n_bytes / 1e6:.1f} MB; `testbed reproduce {out}` computes it again"
+    why_not = why_not_again(results) if kind == RUN else None
+    then = (
+        f"`testbed reproduce {out}` computes it again"
+        if why_not is None
+        else f"it is not computed again: {why_not}"
+    )
+    text = f"{out}: a {kind} in {counted(len(manifest.files), 'files')}, {n_bytes / 1e6:.1f} MB; {then}"
     return answer, text
 
 

@@ -81,7 +81,7 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     without = f" without {down}, down meanwhile," if down else ""
     machine_s = answer["lost_to_machine_s"]
     due = (
-        "due to frames and this machine: no other request was there"
+        f"due to frames{' and this machine' if answer['in_real_time'] else ''}: no other request was there"
         if machine_s
         else f"due to others{', to links that changed' if answer['links_changed'] else ''} and to failures"
     )
@@ -95,7 +95,8 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
         f"alone on {its}{kept}: {own['e2e_s'] - kept_s:.3f} s; {_in_ms(answer['lost_to_others_s'] + machine_s)} s are {due}{slower}"
     )
     if best is None:
-        console.print(f"no chain of the placement{without} has room for it")
+        holds = "holds all blocks and has room" if down else "has room"
+        console.print(f"no chain of the placement{without} {holds} for it")
     elif best["e2e_s"] >= own["e2e_s"] - kept_s:
         console.print(f"no chain{without} would have been faster on idle servers")
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -188,6 +189,37 @@ def test_a_run_of_every_engine_gives_the_same_bytes(
     answer, text, code = reproduce_bundle(tmp_path / "bundle", 1)
     assert (code, answer["kind"], answer["differences"]) == (0, "run", []), text
     assert {"requests.parquet", "hops.parquet"} <= set(answer["files"])
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "why"),
+    [
+        (
+            "summary.json",
+            {"n_interrupted": 1},
+            "the run was interrupted, and nothing repeats the moment of that",
+        ),
+        (
+            "plan.json",
+            {"clock": {"name": "real", "why": "asked for"}},
+            r"in virtual time, and it has none \(--no-twin\)",
+        ),
+    ],
+    ids=["interrupted", "real time without a twin"],
+)
+def test_a_run_that_cannot_be_computed_again_is_bundled_and_that_is_said(
+    file: str, change: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = ("--set", "workload.n_requests=2", "--set", "workload.n_output_tokens=2")
+    up = ["up", "clustered", "--network", "memory", "--no-report", *short, "--out", "run"]
+    assert app(up, standalone_mode=False) == 0
+    path = tmp_path / "run" / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    _, text = bundle_command(Path("run"), Path("bundle"))
+    assert re.search(f"; it is not computed again: .*{why}$", text), text
+    with pytest.raises(UserError, match=f"{why}$"):
+        reproduce_bundle(Path("bundle"), 1)
 
 
 def test_a_call_is_read_back_as_it_was_given(project: Path) -> None:

@@ -14,6 +14,7 @@ Complain = Callable[..., str]
 OPTIONS = {
     # what is set: what the sentence says after the file and the option
     "workload.rat=1": 'workload.rat: unknown key (did you mean "rate"?)',
+    'workload.file="a\\u0000b"': 'workload.file: has a NUL character ("\\u0000"), which no name and no path can have; remove it',
     "wrkload.rate=1": 'wrkload: unknown key (did you mean "workload"?)',
     "network.pairs.0.rtt=5 msec": 'network.pairs.0.rtt: unknown unit "msec" (did you mean "ms"?)',
     "network.pairs.0.rtt=5": 'network.pairs.0.rtt: must be text with a unit such as "100 ms", not 5',

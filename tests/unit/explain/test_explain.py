@@ -200,6 +200,8 @@ def test_a_session_that_outlived_a_server_has_its_replays_named(tmp_path: Path) 
             f"it lost {server} at {loss['at_s']:.3f} s, and went on at {loss['on_again_at_s']:.3f} s" in said
         )
         assert f"without {server}, down meanwhile" in said and "alone on its first chain" in said
+        without_any = {**answer, "best_chain_alone": None, "lost_to_chain_s": None}
+        assert f"without {server}, down meanwhile, holds all blocks and has room" in explain_text(without_any)
 
 
 def test_a_run_s_folder_says_the_same_as_its_scenario(tmp_path: Path) -> None:
@@ -210,6 +212,7 @@ def test_a_run_s_folder_says_the_same_as_its_scenario(tmp_path: Path) -> None:
     for answer in (of_run, of_scenario):
         del answer["target"], answer["engine"]
     assert of_run == json.loads(json.dumps(of_scenario))
+    assert not of_run["in_real_time"] and "this machine" not in explain_text(of_run)
     with pytest.raises(UserError, match="is a finished run, which options cannot change"):
         explain_command(str(tmp_path / "run"), 12, "petals", [], None)
     with pytest.raises(UserError, match="there is no request 30: they are 0 to 29"):
