@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -117,7 +118,7 @@ def check_writable(out: Path, option: str = "--out") -> None:
 def scratch(kind: str) -> Iterator[Path]:
     """Yield a temporary folder of a ``SCRATCH`` kind; `testbed clean` removes those of killed processes."""
     assert kind in SCRATCH, kind
-    with tempfile.TemporaryDirectory(prefix=f"testbed-{kind}-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"testbed-{kind}-{os.getpid()}-") as folder:
         claim(Path(folder))
         yield Path(folder)
 
@@ -216,10 +217,13 @@ def is_in_use(scratch_folder: Path) -> bool:
     """Whether the process that owns a temporary folder is still running, in this pid namespace or in another.
 
     Containers can share a folder for temporary files. Only the machine's first namespace sees the processes of others, so elsewhere an
-    owner in another one counts as running.
+    owner in another one counts as running. Until a process has noted that it owns its folder, the folder's name tells its pid.
     """
     owner, here = _owner(scratch_folder), pid_namespace(os.getpid())
-    if owner is None or owner.namespace in ("", here):
+    if owner is None:
+        pid = re.match(r"testbed-[a-z]+-(\d+)-", scratch_folder.name)
+        return pid is not None and process_start(int(pid[1])) != ""
+    if owner.namespace in ("", here):
         return owner_alive(scratch_folder)
     return here != _FIRST_NAMESPACE or any(
         pid_namespace(int(entry.name)) == owner.namespace

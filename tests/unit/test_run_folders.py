@@ -122,10 +122,11 @@ def test_temporary_folders_of_others_are_left_to_them(
     monkeypatch.setattr(clean, "_orphans", dict)
     assert clean_command(tmp_path / "none")["folders"] == []
     monkeypatch.setattr(clean.os, "geteuid", lambda: user)
-    of_study = tmp_path / "testbed-study-x"
+    of_study, begun = tmp_path / "testbed-study-x", tmp_path / f"testbed-study-{os.getpid()}-x"
     of_study.mkdir()
+    begun.mkdir()  # by this process, which has not noted yet that it owns it
     assert clean_command(tmp_path / "none")["folders"] == [str(theirs), str(of_study)]
-    assert linked.is_symlink()
+    assert linked.is_symlink() and begun.is_dir()
 
 
 def test_temporary_folders_of_a_container_are_left_to_it_while_it_runs(

@@ -48,6 +48,7 @@ def bundle_command(results: Path, out: Path) -> tuple[dict[str, Any], str]:
     check_new_folder(out, "OUT")
     if out.absolute().is_relative_to(results.absolute()):
         raise UserError(f"{out} is in {results}, which is to be copied; give another OUT")
+    why_not = why_not_again(results) if kind == RUN else None
     temporary = out.with_name(out.name + HALF_WRITTEN)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -63,7 +64,6 @@ def bundle_command(results: Path, out: Path) -> tuple[dict[str, Any], str]:
         shutil.rmtree(temporary, ignore_errors=True)
     n_bytes = sum((out / name).stat().st_size for name in manifest.files)
     answer = {"out": str(out), "kind": kind, "n_files": len(manifest.files), "n_bytes": n_bytes}
-    why_not = why_not_again(results) if kind == RUN else None
     then = (
         f"`testbed reproduce {out}` computes it again"
         if why_not is None
