@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from testbed.rundir import owner_alive, scratch_folders
+from testbed.rundir import is_in_use, scratch_folders
 from tests.support.forked import COMMAND
 from tests.support.ray_cluster import Machine, cluster, need_ray
 from tests.support.runs import (
@@ -70,9 +70,9 @@ address = "10.77.0.3"
 
 def assert_clean_removes_the_rest(run_dir: Path) -> None:
     """Programs that were killed could not remove their temporary folders."""
-    assert [folder for folder in scratch_folders() if not owner_alive(folder)]
+    assert [folder for folder in scratch_folders() if not is_in_use(folder)]
     subprocess.run([COMMAND, "clean", "--out", str(run_dir.parent)], check=True, stdout=subprocess.DEVNULL)
-    assert not [folder for folder in scratch_folders() if not owner_alive(folder)]
+    assert all(map(is_in_use, scratch_folders()))
 
 
 @pytest.fixture(scope="module")
