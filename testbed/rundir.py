@@ -226,10 +226,21 @@ def is_in_use(scratch_folder: Path) -> bool:
     if owner.namespace in ("", here):
         return owner_alive(scratch_folder)
     return here != _FIRST_NAMESPACE or any(
-        pid_namespace(int(entry.name)) == owner.namespace
+        pid_namespace(int(entry.name)) == owner.namespace and _innermost_pid(entry) == owner.pid
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit()
     )
+
+
+def _innermost_pid(process: Path) -> int:
+    """Return the pid that a process has in its own pid namespace, by its folder in /proc; 0 if it has ended."""
+    try:
+        found = re.search(
+            r"^NSpid:.*\s(\d+)$", (process / "status").read_text(encoding="utf-8"), re.MULTILINE
+        )
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
 
 
 class _Owner(NamedTuple):
