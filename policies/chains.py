@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -83,17 +84,37 @@ class ChainGraph(NamedTuple):
     of_servers: tuple[tuple[int, float, tuple[Link, ...]], ...]
 
 
+class ByEnds(dict[_Ends, float]):
+    """Seconds of hops by their ends, computed when they are first asked for."""
+
+    def __init__(self, of: Callable[[int | None, int], float]) -> None:
+        self._of = of
+
+    def __missing__(self, ends: _Ends) -> float:
+        previous, server = ends
+        assert server is not None, "a hop leads to a server"
+        found_s = self[ends] = self._of(previous, server)
+        return found_s
+
+
 class HopTimes:
-    """What hops take whatever the placement: seconds by their ends, as far as they have been asked for."""
+    """What hops take whatever the placement (``hop_times_s``)."""
 
     def __init__(self, problem: Problem) -> None:
-        self.tokens_s: list[dict[_Ends, float]] = [{} for _ in problem.clients]
+        self._problem = problem
+        self.tokens_s = [
+            ByEnds(partial(hop_token_s, problem, client)) for client in range(len(problem.clients))
+        ]
         """Per further token, by client."""
-        self._prompts_s: dict[tuple[int, int], dict[_Ends, float]] = {}
+        self._prompts_s: dict[tuple[int, int], ByEnds] = {}
 
-    def prompts_s(self, request: RequestSpec) -> dict[_Ends, float]:
+    def prompts_s(self, request: RequestSpec) -> ByEnds:
         """Returns those for the prompts of such requests."""
-        return self._prompts_s.setdefault((request.client, request.n_input_tokens), {})
+        key = request.client, request.n_input_tokens
+        if (found := self._prompts_s.get(key)) is None:
+            found = ByEnds(partial(hop_input_s, self._problem, request))
+            remember(self._prompts_s, key, found, _MAX_KINDS)
+        return found
 
 
 class Chains:
@@ -109,8 +130,7 @@ class Chains:
         entries = self._by_server() if problem.forwarding else self._by_position()
         self.nodes = [self._edges(of_node) for of_node in entries]
         """By node: how many tails its edges have, and these."""
-        self._times = times
-        self._tokens_s = HopTimes(problem).tokens_s if times is None else times.tokens_s
+        self._times = times or HopTimes(problem)
 
     def of(self, request: RequestSpec) -> ChainGraph:
         graph = self._kinds.get(request)
@@ -135,8 +155,7 @@ class Chains:
     def _build(self, request: RequestSpec) -> ChainGraph:
         token_bytes = self._problem.model.cache_bytes(request.cache_tokens)
         computed_s: dict[tuple[int, ...], float] = {}
-        tokens_s = self._tokens_s[request.client]
-        prompts_s: dict[_Ends, float] = {} if self._times is None else self._times.prompts_s(request)
+        tokens_s, prompts_s = self._times.tokens_s[request.client], self._times.prompts_s(request)
         by_server: dict[int, list[Link]] = {}
         into: list[Groups] = []
         for n_groups, edges in self.nodes:
@@ -149,13 +168,7 @@ class Chains:
                 elif fits(room, need_bytes := n_blocks * token_bytes):
                     if (compute_s := computed_s.get(computed)) is None:
                         computed_s[computed] = compute_s = self._compute_s(request, hop)
-                    if (token_s := tokens_s.get(ends)) is None:
-                        tokens_s[ends] = token_s = hop_token_s(
-                            self._problem, request.client, ends[0], hop.server
-                        )
-                    if (prompt_s := prompts_s.get(ends)) is None:
-                        prompts_s[ends] = prompt_s = hop_input_s(self._problem, request, ends[0], hop.server)
-                    service_s = prompt_s + (request.n_output_tokens - 1) * token_s + compute_s
+                    service_s = prompts_s[ends] + (request.n_output_tokens - 1) * tokens_s[ends] + compute_s
                     link = Link(tail, hop, service_s, need_bytes, ends, hop.server)
                     groups[group].append(link)
                     by_server.setdefault(hop.server, []).append(link)

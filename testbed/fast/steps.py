@@ -414,7 +414,7 @@ class Steps:
                 return
         step = session, arrived_at_s, departed_at_s, together
         if (decode := session.decodes.get(session.at)) is not None:
-            at_s = decode.back.pass_frame(decode.back_size)
+            at_s = decode.back.pass_frame(decode.back_size)  # ``Line.send``, without the time of a call
             if at_s is None:
                 decode.back.put_frame(decode.back_size, self._received, *step)
             else:

@@ -101,6 +101,11 @@ class Plan(Record, kw_only=True):
         """Whether no nodes ran, so that there are no logs."""
         return self.network == SIMULATED
 
+    @property
+    def is_in_real_time(self) -> bool:
+        """Whether nodes ran by the machine's clock, as all did before there was virtual time."""
+        return not self.is_simulated and (self.clock is None or self.clock.name != "virtual")
+
 
 def find_plan(run_dir: Path) -> Plan | None:
     """Read ``plan.json``; None if there is none, or it is not one that a run writes."""

@@ -28,6 +28,7 @@ from testbed.rundir import (
     SEED,
     is_in_use,
     owner_alive,
+    pid_namespace,
     runs,
     scratch_folders,
 )
@@ -110,14 +111,10 @@ def _run_left_by(pid: int) -> Path | None:
         variables = os.fsdecode((process / "environ").read_bytes()).split("\0")
         values = {name: value for name, _, value in (variable.partition("=") for variable in variables)}
         owner, _, started = values.get(OWNER_VARIABLE, "").partition(":")
-        if RUN_VARIABLE in values and owner and not runs(int(owner), started) and _in_our_namespace(process):
+        is_here = pid_namespace(pid) == pid_namespace(os.getpid())
+        if RUN_VARIABLE in values and owner and not runs(int(owner), started) and is_here:
             return Path(values[RUN_VARIABLE])
     return None
-
-
-def _in_our_namespace(process: Path) -> bool:
-    """Whether a process is in this process' pid namespace."""
-    return (process / "ns/pid").readlink() == Path("/proc/self/ns/pid").readlink()
 
 
 def _end(pids: Iterable[int]) -> list[int]:

@@ -142,13 +142,11 @@ def why_not_again(result: Path) -> str | None:
     summary = read_summary(result)
     if summary.n_interrupted or summary.n_not_started:
         return "the run was interrupted, and nothing repeats the moment of that"
-    if _is_in_real_time(read_plan(result)) and not (result / TWIN / PLAN).is_file():
+    if not read_plan(result).is_in_real_time:
+        return None
+    if not (result / TWIN / PLAN).is_file():
         return f"{_OF_REAL_TIME}, and it has none (--no-twin)"
-    return None
-
-
-def _is_in_real_time(plan: Plan) -> bool:
-    return not plan.is_simulated and (plan.clock is None or plan.clock.name != "virtual")
+    return why_not_again(result / TWIN)
 
 
 def run_again(result: Path, call: Mapping[str, Any], out: Path) -> Again:
@@ -159,7 +157,7 @@ def run_again(result: Path, call: Mapping[str, Any], out: Path) -> Again:
     plan, note = read_plan(result), ""
     if (why_not := why_not_again(result)) is not None:
         raise UserError(why_not)
-    if _is_in_real_time(plan):
+    if plan.is_in_real_time:
         note = _OF_REAL_TIME
         result = result / TWIN
         plan = read_plan(result)

@@ -130,15 +130,11 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
         "losses": losses,
         "down_meanwhile": sorted(down),
         "links_changed": has_changed,
-        "in_real_time": _is_in_real_time(plan),
+        "in_real_time": plan is not None and plan.is_in_real_time,
         "lost_to_others_s": beyond_s if has_company else 0.0,
         "lost_to_machine_s": 0.0 if has_company else beyond_s,
         "lost_to_chain_s": None if best is None else own["e2e_s"] - kept_s - best["e2e_s"],
     }
-
-
-def _is_in_real_time(plan: Plan | None) -> bool:
-    return plan is not None and plan.clock is not None and plan.clock.name == "real"
 
 
 def _saved_by_kept_caches_s(experiment: Experiment, row: RequestRow, less_setup_s: float) -> float:
@@ -184,7 +180,7 @@ class _Slower:
     """How much of what a step took beyond its profile other sessions are not the reason for."""
 
     def __init__(self, experiment: Experiment, run_dir: Path, plan: Plan | None) -> None:
-        is_real = _is_in_real_time(plan)
+        is_real = plan is not None and plan.is_in_real_time
         compute = experiment.compute
         self._all_meet = is_real or compute.batching != "none" or compute.backend != "stub"
         self._servers = {server.name: number for number, server in enumerate(experiment.problem.servers)}

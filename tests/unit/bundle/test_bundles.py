@@ -222,6 +222,27 @@ def test_a_run_that_cannot_be_computed_again_is_bundled_and_that_is_said(
         reproduce_bundle(Path("bundle"), 1)
 
 
+def test_a_run_whose_twin_was_interrupted_is_not_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = ("--set", "workload.n_requests=2", "--set", "workload.n_output_tokens=2", "--no-report")
+    for name in ("run", "run/twin"):
+        assert (
+            app(["up", "clustered", "--network", "memory", *short, "--out", name], standalone_mode=False) == 0
+        )
+    for file, change in (
+        ("twin/summary.json", {"n_interrupted": 1}),
+        ("plan.json", {"clock": {"name": "real", "why": ""}}),
+    ):
+        path = tmp_path / "run" / file
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    _, text = bundle_command(Path("run"), Path("bundle"))
+    assert text.endswith(
+        "it is not computed again: the run was interrupted, and nothing repeats the moment of that"
+    )
+
+
 def test_a_call_is_read_back_as_it_was_given(project: Path) -> None:
     options = Options(over=("a=1",), axes=(), policies=("x",), n_runs=3, slo="ttft=1s")
     assert called(json.loads(json.dumps(call_of("clustered", options)))) == ("clustered", options)
