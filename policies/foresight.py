@@ -88,8 +88,11 @@ class ForesightPlacement(PlacementPolicy):
         """
         differ = len(set(problem.length_samples)) > 1
         if problem.batching != "none" or differ or LinkWaits.of(problem) is not None:
-            return SharedSearch(problem, self.name).run(design_concurrency)
+            return self._best_shared(problem, design_concurrency)
         return _Search(problem, self.name).run(design_concurrency)
+
+    def _best_shared(self, problem: Problem, design_concurrency: int | None) -> Placement:
+        return SharedSearch(problem, self.name).finalists(design_concurrency)[0]
 
 
 class _Search:

@@ -197,8 +197,11 @@ class SharedSearch:
         self._n_concurrencies = min(max(240 // problem.n_servers, 4), 12)
         self._n_draws = min(480 // problem.n_servers, 40)
 
-    def run(self, design_concurrency: int | None) -> Placement:
-        """Returns the best placement found. Raises ``InfeasiblePlacement`` if no policy has a placement."""
+    def finalists(self, design_concurrency: int | None) -> list[Placement]:
+        """Returns the best placement found, then the others of the last comparison.
+
+        Raises ``InfeasiblePlacement`` if no policy has a placement.
+        """
         check_design_concurrency(design_concurrency)
         seeds = self._seeds(design_concurrency)
         of = {placement.ranges: placement for placement in seeds}
@@ -209,7 +212,9 @@ class SharedSearch:
         tried = {ranges: of[ranges] for ranges in (seeds[0].ranges, *best, improved.ranges)}
         chosen = self._best_judged(list(tried.values()))
         is_exact = self._problem.batching == "none" and self._waits is None
-        return self._away_from_the_edge(chosen, seeds) if is_exact else chosen
+        if is_exact:
+            chosen = self._away_from_the_edge(chosen, seeds)
+        return list({placement.ranges: placement for placement in (chosen, *tried.values())}.values())
 
     def _costs_of_the_best(self, seeds: Sequence[Placement]) -> dict[Ranges, Cost]:
         """Returns what the ``_N_FINALISTS`` best placements cost, and others that were not seen to be behind them.
@@ -306,7 +311,7 @@ class SharedSearch:
         requests, chains = self._streams[stream], self._chains_of(placement)
         router = ForesightRouter(self._problem, placement, Backoff(), self._sharing, self._waits, chains)
         ends = shared_ends(self._problem, placement, router, requests, self._sharing, self._waits)
-        return _Trial(ends, self._least(placement, stream), self._is_missed, self._time)
+        return _Trial(ends, self._least(placement, stream), self.misses, self.time)
 
     def _least(self, placement: Placement, stream: str) -> list[float]:
         """Returns the times that requests of a stream take at least, by index; 0 with many servers."""
@@ -317,7 +322,7 @@ class SharedSearch:
         return self._least_times.of(self._chains_of(placement), n_held, requests)
 
     def _weights(self, plan: RequestPlan) -> Weights:
-        """Returns what ``_time`` is of the seconds until a request's first token, and of those per further token."""
+        """Returns what ``time`` is of the seconds until a request's first token, and of those per further token."""
         n, limits_s = plan.n_output_tokens, dict(self._weighed_s[plan.client])
         if "per_token" in limits_s:
             return Weights(1 / n, 1 - 1 / n)
@@ -330,15 +335,17 @@ class SharedSearch:
         return self._chains[placement.ranges]
 
     def _cost_of(self, done: Sequence[ReplayedRequest]) -> Cost:
-        return Cost(sum(map(self._is_missed, done)) / len(done), fmean(map(self._time, done)))
+        return Cost(sum(map(self.misses, done)) / len(done), fmean(map(self.time, done)))
 
-    def _is_missed(self, done: ReplayedRequest) -> bool:
+    def misses(self, done: ReplayedRequest, safe_ratio: float = _SAFE_RATIO) -> bool:
+        """Whether a request needs more than ``safe_ratio`` of what an objective allows."""
         for name, limit_s in self._objectives_s[done.plan.client]:
-            if _METRICS[name](done) > _SAFE_RATIO * limit_s:
+            if _METRICS[name](done) > safe_ratio * limit_s:
                 return True
         return False
 
-    def _time(self, done: ReplayedRequest) -> float:
+    def time(self, done: ReplayedRequest) -> float:
+        """Returns what counts of a request in ``Cost.time``."""
         weighed_s = self._weighed_s[done.plan.client]
         return sum([_METRICS[name](done) / limit_s for name, limit_s in weighed_s]) / len(weighed_s)
 

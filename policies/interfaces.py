@@ -15,12 +15,13 @@ from policies.state import SystemState
 Queue = Literal["none", "fifo", "backfill"]
 Communication = Literal["hub-spoke", "server-to-server"]
 SessionSetup = Literal["petals", "proposed"]
-Want = Literal["places", "seed", "requests"]
+Want = Literal["places", "seed", "requests", "rehearsal"]
 """What a policy gets only if it wants it:
 
 - ``places``: ``Problem.places``, the sites and regions of servers and clients, and the servers' prices
 - ``seed``: ``Problem.seed``, the run's, for draws of its own
 - ``requests``: ``SystemState.who``, which request asks (only routings)
+- ``rehearsal``: ``Problem.rehearsal``, with which a placement can be tried in the simulator (only placements)
 """
 
 

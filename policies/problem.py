@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 from policies.decoding import MOST_TOKENS, Decoding, RoundTimes
 from policies.link_rates import LinkRates
 from policies.places import Places
+from policies.rehearsal import Rehearsal
 from policies.steps import StepLaw, StepTimes
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -311,7 +312,8 @@ class Problem:
     - ``decoding``: how clients draft tokens, which servers verify together; ``None``: a step makes one token.
     - ``further_token_s[c][j]``: what every hidden state after the first adds to a decode step's messages; empty: nothing.
     - ``shared``: see ``by_token``.
-    - ``places``, ``seed``: only for policies that want them (``policies.interfaces``).
+    - ``places``, ``seed``, ``rehearsal``: only for policies that want them (``policies.interfaces``). ``rehearsal`` is
+      ``None``, too, where the fast engine cannot serve the scenario.
     """
 
     model: ModelSpec
@@ -344,6 +346,7 @@ class Problem:
     caps_limit_concurrency: bool = True
     places: Places | None = None
     seed: int | None = None
+    rehearsal: Rehearsal | None = None
 
     @cached_property
     def alike(self) -> tuple[int, ...]:

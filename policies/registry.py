@@ -39,6 +39,7 @@ from policies.petals_rebalancing import PetalsRebalancing
 from policies.petals_routing import PetalsRouting
 from policies.pipelines import Exo, RoundRobin, SeparatePipelines, Swarm, WholeModel
 from policies.problem import PolicyError
+from policies.rehearsed import RehearsedForesight
 from policies.swarm_routing import SwarmRouting
 from policies.wsrr import ShortestPath, WsRr
 
@@ -50,6 +51,7 @@ PLACEMENTS: dict[str, type[PlacementPolicy]] = {
         OptimizedNumber,
         CgBp,
         ForesightPlacement,
+        RehearsedForesight,
         MilpPlacement,
         MilpPaperPlacement,
         LpRounding,
@@ -89,6 +91,7 @@ PAIRS: dict[str, tuple[str, str]] = {
     "petals-optimized-rr": ("petals", "optimal-rr"),
     "proposed": ("cg-bp", "ws-rr"),
     "foresight": ("foresight", "foresight"),
+    "foresight-rehearsed": ("foresight-rehearsed", "foresight"),
     "cg-bprr": ("cg-bp", "shortest-path"),
     "milp": ("milp", "optimal-rr"),
     "milp-paper": ("milp-paper", "optimal-rr"),

@@ -24,6 +24,7 @@ from policies.joining import among, spread
 from policies.outcomes import Outcome
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
 from policies.registry import OBJECT, how_failed, resolve, resolve_placement, resolve_routing
+from policies.rehearsal import Rehearsal
 from policies.search import search_design_concurrency
 from policies.state import SystemState
 from testbed.control.fixed import fixed_placement, fixed_routing
@@ -185,15 +186,14 @@ def users_policy(kind: str, name: str, is_of_file: bool = False) -> object:
     return resolve(kind, name)
 
 
-def place_experiment(
-    experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
-) -> PlacedExperiment:
-    """Place the blocks. Raises ``UserError`` with the policy's reason.
+Rehearse = Callable[[Experiment, Mapping[str, RoutingPolicy]], Rehearsal | None]
+"""See ``testbed.fast.rehearsal.rehearsal``."""
 
-    ``stand_ins`` are routing policies to use instead of those registered under their names.
-    """
+
+def place_experiment(experiment: Experiment, rehearse: Rehearse | None = None) -> PlacedExperiment:
+    """Place the blocks; ``rehearse``: as in ``place``. Raises ``UserError`` with the policy's reason."""
     try:
-        return place(experiment, stand_ins)
+        return place(experiment, rehearse=rehearse)
     except PolicyError as error:
         raise UserError(str(error)) from error
 
@@ -244,11 +244,17 @@ def place(
     placements: RememberedPlacements | None = None,
     *,
     as_reference: bool = False,
+    rehearse: Rehearse | None = None,
+    decided: Placement | None = None,
 ) -> PlacedExperiment:
     """As ``place_experiment``, but raises the ``PolicyError`` itself.
 
-    Uses ``placements`` to remember placements. ``as_reference``: policies do not see the links' rates, since in the
-    reference no message waits for another, and choose |R| as the reference does, whatever block caps leave room for.
+    - ``stand_ins``: routing policies to use instead of those registered under their names
+    - ``placements``: remembers placements
+    - ``as_reference``: policies do not see the links' rates, since in the reference no message waits for another, and
+      choose |R| as the reference does, whatever block caps leave room for
+    - ``rehearse``: makes what policies try placements with; ``None``: they cannot
+    - ``decided``: a placement as the policy returns it, to use without asking the policy
     """
     problem = experiment.problem
     if as_reference:
@@ -266,6 +272,8 @@ def place(
     if not trait(policy, PlacementPolicy, "sees_join_order"):  # every seed draws another one
         there = dataclasses.replace(there, join_order=())
     there = _with_wanted(experiment, there, wants_of(policy), None if is_whole else present)
+    if rehearse is not None and decided is None and "rehearsal" in wants_of(policy):
+        there = dataclasses.replace(there, rehearsal=rehearse(experiment, stand_ins))
     wants = wants_of(routing)
 
     def search() -> Placement:
@@ -288,6 +296,8 @@ def place(
         )
 
     def decide() -> Decided:
+        if decided is not None:
+            return Decided(decided, 0.0)
         name, began_at = experiment.policy.placement, time.process_time()
         with told_if_long(f"placement policy {name} decides which blocks go where; Ctrl-C stops it"):
             return Decided(search(), time.process_time() - began_at)
@@ -326,15 +336,18 @@ def place(
 def _with_wanted(
     experiment: Experiment, problem: Problem, wants: Collection[Want], servers: Sequence[int] | None = None
 ) -> Problem:
-    """Return the problem with what a policy ``wants``, and without what it does not; ``servers``: those of the problem."""
+    """Return the problem with what a policy ``wants``, and without what it does not; ``servers``: those of the problem.
+
+    It has no rehearsals: only placements get them.
+    """
     places = None
     if "places" in wants:
         places = experiment.places
         places = places if servers is None else places.among(servers)
     seed = experiment.seed if "seed" in wants else None
-    if (places, seed) == (problem.places, problem.seed):
+    if (places, seed, None) == (problem.places, problem.seed, problem.rehearsal):
         return problem
-    return dataclasses.replace(problem, places=places, seed=seed)
+    return dataclasses.replace(problem, places=places, seed=seed, rehearsal=None)
 
 
 def _check_nothing_was_missed(

@@ -1,10 +1,12 @@
-"""Experiments that differ only in what no policy can know, to find those that know it."""
+"""Experiments that differ only in what no policy can know: to find those that know it, and for rehearsals."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from testbed.experiments.experiment import Experiment
+from policies.workload import RequestPlan
+from testbed.experiments.experiment import Experiment, FaultsPart, LinkPlans
 
 
 def with_outputs_of_others(experiment: Experiment) -> Experiment:
@@ -17,4 +19,32 @@ def with_outputs_of_others(experiment: Experiment) -> Experiment:
     for i, other in zip(hidden, [*hidden[1:], *hidden[:1]], strict=True):
         n_output_tokens = experiment.workload.requests[other].n_output_tokens
         requests[i] = replace(requests[i], n_output_tokens=n_output_tokens)
+    return replace(experiment, workload=replace(experiment.workload, requests=tuple(requests)))
+
+
+def without_the_unknown(experiment: Experiment) -> Experiment:
+    """Return an experiment without what no policy can know before it happens, and without its requests.
+
+    That are its faults, its changes of links, and what its seed draws: the order in which servers join, jitter, and how
+    clients spread their attempts. Nothing of it may be saved.
+    """
+    workload, faults = experiment.workload, experiment.faults
+    return replace(
+        experiment,
+        seed=0,
+        problem=replace(experiment.problem, join_order=()),
+        network=replace(experiment.network, changes=(), plans=LinkPlans()),
+        policy=replace(experiment.policy, online=None),
+        workload=replace(
+            workload, requests=(), source="", sample=None, backoff=replace(workload.backoff, seed=0)
+        ),
+        faults=FaultsPart(recovery=replace(faults.recovery, seed=0), absent=faults.absent),
+        machines=(),
+        programs=(),
+        tables=None,
+    )
+
+
+def with_requests(experiment: Experiment, requests: Sequence[RequestPlan]) -> Experiment:
+    """Return an experiment that serves other requests. Nothing of it may be saved."""
     return replace(experiment, workload=replace(experiment.workload, requests=tuple(requests)))

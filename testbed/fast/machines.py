@@ -18,7 +18,7 @@ from testbed.experiments.experiment import Experiment, Fault
 from testbed.fast.events import EventQueue
 from testbed.fast.outcome import Disturbed, ServerEvent
 from testbed.fast.steps import Key
-from testbed.faultkinds import KINDS, FaultKind, Join, Kill, Leave, Restart
+from testbed.faultkinds import KINDS, FaultKind
 from testbed.records.events import (
     BY_SCENARIO,
     FaultHappened,
@@ -29,39 +29,6 @@ from testbed.records.events import (
 )
 
 T = TypeVar("T")
-_CARRIED = (Kill.name, Restart.name, Join.name, Leave.name)
-"""The kinds of fault that this engine carries out."""
-
-
-def not_carried(experiment: Experiment) -> str:
-    """Returns which of the scenario's faults and changes of links this engine cannot carry out; "" if it can all of them."""
-    faults = experiment.faults
-    for fault in faults.planned:
-        if fault.kind not in _CARRIED:
-            return f"fault {fault.kind}"
-        if fault.after is not None:
-            return "fault after a token"
-        if experiment.compute.paging is not None:
-            if fault.kind not in (Kill.name, Restart.name):
-                return f"fault {fault.kind}, where caches grow,"
-            if experiment.problem.forwarding:
-                return "fault, where caches grow and servers forward,"
-    if faults.membership.kind != "instant":
-        return "membership"
-    limit_s = min(faults.recovery.connect_timeout_s, faults.recovery.step_limit_s(1))
-    return f"a link that is cut for more than {limit_s:g} s" if _longest_cut_s(experiment) > limit_s else ""
-
-
-def _longest_cut_s(experiment: Experiment) -> float:
-    cut_at_s: dict[tuple[str, str], float] = {}
-    longest_s = 0.0
-    for change in experiment.network.changes:
-        for pair, link in change.links.items():
-            if link.loss_ratio >= 1 and experiment.uses(pair):
-                cut_at_s.setdefault(pair, change.at_s)
-            elif pair in cut_at_s:
-                longest_s = max(longest_s, change.at_s - cut_at_s.pop(pair))
-    return math.inf if cut_at_s else longest_s
 
 
 def _done(work: Coroutine[Any, Any, T]) -> T:

@@ -13,6 +13,7 @@ from testbed.experiments.experiment import Experiment
 from testbed.experiments.hours import hours_in_words
 from testbed.experiments.shared_links import own_links_in_words
 from testbed.experiments.units import counted
+from testbed.fast.rehearsal import rehearsal
 from testbed.runs.session import check_online
 from testbed.runtime.gpus import missing_gpu, shared_out
 from testbed.runtime.wiring import check_frames, check_rates
@@ -49,7 +50,7 @@ def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[s
     blocks = shared_out(experiment, remarks.append)
     placement = None
     if not not_loaded:
-        placement = place_experiment(experiment).placement
+        placement = place_experiment(experiment, rehearsal).placement
         check_online(experiment, placement)
     remarks += hours_in_words(experiment, placement)
     n_servers, n_clients = experiment.problem.n_servers, len(experiment.problem.clients)

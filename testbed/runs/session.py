@@ -21,6 +21,7 @@ from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiments.assumed import assumed_batching
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.slo import Objectives
+from testbed.fast.rehearsal import rehearsal
 from testbed.page.beside import bind_page, page_beside
 from testbed.page.report import write_report
 from testbed.records.summary import RunSummary
@@ -256,7 +257,7 @@ def placed_experiment(experiment: Experiment) -> PlacedExperiment:
 
     Raises ``UserError`` if a policy refuses the scenario, or real blocks do not fit on this machine.
     """
-    placed = place_experiment(experiment)
+    placed = place_experiment(experiment, rehearsal)
     check_fits(experiment, placed.placement)
     check_online(experiment, placed.placement)
     return placed

@@ -18,9 +18,10 @@ from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.hours import has_hours
 from testbed.experiments.units import counted
+from testbed.fast.disturbances import disturbance
 from testbed.fast.engine import OnEnd, simulate_fast
-from testbed.fast.machines import not_carried
 from testbed.fast.outcome import Disturbed, SimulatedRequest
+from testbed.fast.rehearsal import rehearsal
 from testbed.records.links import link_name
 from testbed.records.plan import REFERENCE, PlacementRow, Plan
 from testbed.records.requests import COMPLETED, RequestRow
@@ -116,7 +117,13 @@ def simulate(
     try:
         online = None if mode == REFERENCE else online_policy(experiment)
         engine, why = (VIRTUAL, "asked for") if is_virtual else _engine(case, mode, online)
-        placed = place(experiment, case.stand_ins, placements, as_reference=mode == REFERENCE)
+        placed = place(
+            experiment,
+            case.stand_ins,
+            placements,
+            as_reference=mode == REFERENCE,
+            rehearse=None if mode == REFERENCE else rehearsal,
+        )
     except InfeasiblePlacement as error:
         return Simulation(case, mode, engine, why, error=str(error))
     except PolicyError as error:
@@ -159,7 +166,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
     Raises ``UserError`` for keys that mode ``reference`` does not have.
     """
     experiment = case.experiment
-    disturbance = _disturbance(experiment, online)
+    disturbing = disturbance(experiment, online)
     if mode == REFERENCE:
         for is_asked, what in (
             (experiment.policy.online is not None, "policy.online"),
@@ -181,46 +188,16 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             (bool(experiment.faults.planned), "fault or churn"),
             (bool(experiment.faults.absent), "servers.present = false"),
             (bool(experiment.network.changes), "network.event"),
-            (disturbance is not None, disturbance),
+            (disturbing is not None, disturbing),
         ):
             if is_asked:
                 raise UserError(
                     f"{experiment.name}: {what} has no meaning in the reference mode; add --mode {TESTBED}"
                 )
         return REFERENCE, "asked for" if case.source is None else "an instance file"
-    if disturbance is not None:
-        return VIRTUAL, f"{disturbance} can disturb a session midway"
+    if disturbing is not None:
+        return VIRTUAL, f"{disturbing} can disturb a session midway"
     return FAST, "nothing disturbs a session midway"
-
-
-def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | None:
-    """Return the key that can disturb sessions midway; ``None``: their times follow from the closed form."""
-    decoding = experiment.problem.decoding
-    found = (
-        (bool(reason := not_carried(experiment)), reason),
-        (
-            online is not None and bool(experiment.faults.planned),
-            f"fault, with policy.online {experiment.policy.online},",
-        ),
-        (
-            experiment.compute.paging is not None
-            and experiment.compute.prefix is not None
-            and experiment.compute.prefix.history_bytes > 0,
-            "cache.hub_history, where caches grow,",
-        ),
-        (experiment.compute.batching == "serial", "compute.batching serial"),
-        (decoding is not None and decoding.in_flight > 1, "decoding.in_flight"),
-        (
-            online is not None and experiment.compute.paging is not None,
-            f"policy.online {experiment.policy.online}, where caches grow,",
-        ),
-        (any(s.contention_ratio for s in experiment.problem.servers), "contention of hardware"),
-        (
-            online is not None and not online.drains,
-            f"policy.online {experiment.policy.online}, which cuts sessions,",
-        ),
-    )
-    return next((what for is_there, what in found if is_there), None)
 
 
 def has_further_turns(experiment: Experiment) -> bool:

@@ -1,0 +1,213 @@
+"""Rehearsals: what a placement is told of itself by the simulator, and what it cannot be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from policies.cgbp import CgBp
+from policies.interfaces import Want
+from policies.outcomes import Outcome
+from policies.problem import BlockRange, Placement, PolicyError, Problem
+from policies.registry import offering
+from policies.rehearsal import Rehearsal
+from policies.search import likely_requests
+from policies.workload import RequestPlan
+from testbed.control.placing import RememberedPlacements, place
+from testbed.experiments import load_experiment
+from testbed.experiments.policy import PolicyChoice
+from testbed.experiments.sources import Document
+from testbed.fast.rehearsal import rehearsal
+from testbed.simulator.cases import Case, scenario_case
+from testbed.simulator.engine import REFERENCE, TESTBED, Simulation, simulate
+from testbed.studies.score.suite import read_suite
+
+SCENARIO: dict[str, Any] = {
+    "seed": 3,
+    "model": {"profile": "bloom-176b", "n_blocks": 12},
+    "servers": [
+        {"hardware": "a100", "site": "Here", "count": 2},
+        {"hardware": "mig-1g", "site": "There", "count": 2},
+    ],
+    "clients": [{"site": "Here"}, {"site": "There"}],
+    "network": {
+        "kind": "clusters",
+        "pairs": [
+            {"sites": ["Here", "Here"], "rtt": "5 ms", "rate": "1 Gbit/s"},
+            {"sites": ["There", "There"], "rtt": "5 ms", "rate": "1 Gbit/s"},
+            {"sites": ["Here", "There"], "rtt": "60 ms", "rate": "100 Mbit/s"},
+        ],
+    },
+    "workload": {
+        "rate": 1,
+        "n_requests": 20,
+        "n_input_tokens": 50,
+        "n_output_tokens": {"p50": 6, "p95": 18, "max": 20},
+        "lengths": "hidden",
+        "known_lengths": [[50, 2], [50, 6], [60, 18]],
+    },
+    "compute": {"batching": "continuous"},
+}
+
+Ask = Callable[[Problem, Placement], object]
+
+
+class Rehearses(CgBp):
+    """CG-BP's placement, which calls ``ask`` with it first."""
+
+    name = "rehearses"
+    wants: ClassVar[tuple[Want, ...]] = ("rehearsal",)
+    sees_join_order = False
+
+    def __init__(self, ask: Ask) -> None:
+        super().__init__()
+        self.ask = ask
+        self.answers: list[Any] = []
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        placement = super().place(problem, design_concurrency)
+        self.answers.append(self.ask(problem, placement))
+        return placement
+
+
+def answers(
+    ask: Ask, changes: Sequence[str] = (), mode: str = TESTBED, routing: str = "ws-rr", **more: Any
+) -> tuple[list[Any], Simulation]:
+    policy = Rehearses(ask)
+    with offering([("placement", policy)]) as names:
+        choice = PolicyChoice(None, names["placement", id(policy)], routing)
+        case = scenario_case(Document({**SCENARIO, **more}, "rehearsed"), choice, changes, None)
+        served = simulate(case, mode, live=False)
+    return policy.answers, served
+
+
+def given(problem: Problem) -> Rehearsal:
+    assert problem.rehearsal is not None
+    return problem.rehearsal
+
+
+def some(problem: Problem, n_requests: int = 20) -> list[RequestPlan]:
+    return likely_requests(problem, "rehearsals", n_requests)
+
+
+def rehearsed(problem: Problem, placement: Placement) -> Sequence[Outcome]:
+    return given(problem)(placement, some(problem))
+
+
+def test_a_rehearsal_is_what_the_simulator_makes_of_the_same_requests() -> None:
+    """Told is what a simulation of a workload with these requests measures."""
+    asked: list[RequestPlan] = []
+
+    def ask(problem: Problem, placement: Placement) -> Sequence[Outcome]:
+        asked.extend(some(problem))
+        return rehearsed(problem, placement)
+
+    (told,), _ = answers(ask)
+    listed = {
+        "arrivals": "listed",
+        "requests": [
+            [p.arrival_at_s, p.n_input_tokens, p.n_output_tokens, p.client, p.max_new_tokens] for p in asked
+        ],
+        "lengths": "hidden",
+        "known_lengths": [[50, 2], [50, 6], [60, 18]],
+    }
+    _, served = answers(lambda *_: None, workload=listed)
+    for outcome, row in zip(told, served.rows, strict=True):
+        assert (outcome.request, outcome.n_output_tokens) == (row.request, row.n_output_tokens)
+        assert outcome.wait_s == row.times["queue_s"]
+        assert outcome.ttft_s == pytest.approx(row.times["ttft_s"])
+        assert outcome.tpot_s == pytest.approx(row.times["tpot_s"])
+        assert not outcome.has_failed
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["seed=4"],
+        ["workload.n_requests=7"],
+        [
+            'fault=[{kind="kill",server="a100-0",at="3 s",for="1 min"},{kind="slow",server="a100-1",at="1 s",for="1 h",factor=9}]'
+        ],
+        ['network.event=[{site="There",at="2 s",rtt="900 ms"}]'],
+        ["backoff.jitter=0.5", "seed=9"],
+    ],
+)
+def test_a_rehearsal_knows_nothing_of_what_is_to_come(changes: list[str]) -> None:
+    """Neither of the requests, nor of faults, changes of links and draws."""
+    jitter = [change for change in changes if "jitter" in change]
+    before, after = (answers(rehearsed, some)[0] for some in (jitter, changes))
+    assert before == after and len(before[0]) == 20
+
+
+def test_only_placements_that_want_them_have_rehearsals() -> None:
+    class Plain(Rehearses):
+        wants = ()
+
+    policy = Plain(lambda problem, _: problem.rehearsal)
+    with offering([("placement", policy)]) as names:
+        choice = PolicyChoice(None, names["placement", id(policy)], "ws-rr")
+        simulate(scenario_case(Document(SCENARIO, "x"), choice, (), None), TESTBED, live=False)
+    assert policy.answers == [None]
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes"),
+    [
+        (TESTBED, ['compute.batching="serial"']),
+        (REFERENCE, ['compute.batching="none"', 'workload.lengths="known"']),
+    ],
+)
+def test_where_the_fast_engine_cannot_serve_there_are_none(mode: str, changes: list[str]) -> None:
+    found, _ = answers(lambda problem, _: problem.rehearsal, changes, mode)
+    assert found == [None]
+
+
+def test_a_placement_that_breaks_a_rule_is_refused_in_a_rehearsal_too() -> None:
+    said: list[str] = []
+
+    def ask(problem: Problem, placement: Placement) -> None:
+        ranges = (BlockRange(0, 5), *(BlockRange(0, 0),) * 3)
+        with pytest.raises(PolicyError) as refused:
+            given(problem)(Placement("mine", ranges, problem.room_bytes(ranges)), some(problem))
+        said.append(str(refused.value))
+
+    answers(ask)
+    assert "leaves blocks 5-11 on no server" in said[0]
+
+
+def test_servers_that_are_absent_are_no_part_of_a_rehearsal() -> None:
+    servers = [{**SCENARIO["servers"][0], "present": False}, {"hardware": "a100", "site": "There"}]
+    (told,), _ = answers(rehearsed, servers=servers)
+    assert {hop.server for outcome in told for hop in outcome.hops} == {2}
+
+
+def test_what_was_decided_by_rehearsals_is_remembered_for_other_seeds_but_not_for_other_routings() -> None:
+    policy = Rehearses(rehearsed)
+    remembered = RememberedPlacements()
+    with offering([("placement", policy)]) as names:
+        for seed, routing in ((1, "ws-rr"), (2, "ws-rr"), (1, "shortest-path")):
+            choice = PolicyChoice(None, names["placement", id(policy)], routing)
+            case = scenario_case(Document(SCENARIO, "x"), choice, (), seed)
+            place(case.experiment, placements=remembered, rehearse=rehearsal)
+    assert len(policy.answers) == 2
+
+
+def test_foresight_chooses_by_rehearsals_what_they_show_to_be_better() -> None:
+    """Two servers with equal parts of the model serve all of their sessions in turn, which no mean number of sessions shows."""
+    (setting,) = (one for one in read_suite("geo-dev").settings if one.name == "abovenet")
+    shares = []
+    for pair in ("foresight", "foresight-rehearsed"):
+        experiment = load_experiment(
+            setting.target, [*setting.changes, "seed=101", f'policy={{name="{pair}"}}']
+        )
+        served = simulate(Case(experiment), TESTBED, live=False)
+        limits = dict(experiment.objectives.common)
+        shares.append(
+            sum(
+                all((row.times[f"{name}_s"] or 1e9) <= limit for name, limit in limits.items())
+                for row in served.rows
+            )
+        )
+    assert shares[1] > 1.3 * shares[0]
