@@ -7,7 +7,8 @@ The input and output of policies
   when
 - ``steps``: how long a step takes on a server; ``links``: what a link does to a message
 - ``link_rates``: the rates of a problem's links; ``link_waits``: how long messages are expected to wait for them
-- ``places``: where nodes are; ``outcomes``: what became of requests, for policies that want to know
+- ``places``: where nodes are; ``outcomes``: what became of requests; ``rehearsal``: what would become of requests that a
+  placement makes up; for policies that want to know
 - ``interfaces``: the protocols of placement and routing policies, with their traits; ``checks``: the rules for
   their results
 - ``registry``: policies by name, users' own included; ``remember``: keeps results
@@ -17,7 +18,7 @@ Placement
 - ``petals``: PETALS' placement; ``ablations``: Optimized Order and Optimized Number; ``fixed``: given
   placements
 - ``foresight``: our own placement, chosen by trial; ``foresight_sharing``: the same for servers that batch
-  sessions
+  sessions; ``rehearsed``: the same with the last choice by rehearsals
 - ``search``: trials on synthetic arrivals, and the search for |R|; ``neighbours``: small changes of a
   placement
 - ``pipelines``: placements of other systems that make stages or pipelines; ``parallax``: Parallax'

@@ -198,7 +198,7 @@ class SharedSearch:
         self._n_draws = min(480 // problem.n_servers, 40)
 
     def finalists(self, design_concurrency: int | None) -> list[Placement]:
-        """Returns the best placement found, then the others of the last comparison.
+        """Returns the best placement found, then the others of the last comparison: the best on trial first, CG-BP's last.
 
         Raises ``InfeasiblePlacement`` if no policy has a placement.
         """
@@ -214,7 +214,8 @@ class SharedSearch:
         is_exact = self._problem.batching == "none" and self._waits is None
         if is_exact:
             chosen = self._away_from_the_edge(chosen, seeds)
-        return list({placement.ranges: placement for placement in (chosen, *tried.values())}.values())
+        others = (*best, improved.ranges, seeds[0].ranges)
+        return [of[ranges] for ranges in dict.fromkeys((chosen.ranges, *others))]
 
     def _costs_of_the_best(self, seeds: Sequence[Placement]) -> dict[Ranges, Cost]:
         """Returns what the ``_N_FINALISTS`` best placements cost, and others that were not seen to be behind them.

@@ -14,6 +14,11 @@ if TYPE_CHECKING:  # these import the module that names this one
 class Rehearsal(Protocol):
     """Serves requests that the policy makes up with a placement that it thinks of, in the simulator's fast engine."""
 
+    @property
+    def keeps_caches(self) -> bool:
+        """Whether servers keep caches for later requests, so that these are faster if they are turns of a conversation."""
+        ...
+
     def __call__(self, placement: Placement, requests: Sequence[RequestPlan]) -> Sequence[Outcome]:
         """Returns what becomes of ``requests`` (numbered 0, 1, ... by ascending arrival), in their order.
 

@@ -23,8 +23,8 @@ from policies.workload import RequestPlan
 _STREAM = "rehearsal"
 _FEWEST, _MOST = 50, 400
 """Requests of a rehearsal. With fewer than ``_FEWEST``, chance would decide."""
-_MOST_WORK = 200_000
-"""Tokens times hops of all rehearsals of a decision, at most: they take some 5 s of CPU."""
+_MOST_WORK = 150_000
+"""Tokens times hops of all rehearsals of a decision, at most: they take 2 to 8 s of CPU."""
 _BYTES_OF_WORK = 70_000
 """So many bytes of a prompt on a link take the simulator as long as a token on a hop."""
 _CLEAR = 2.0
@@ -35,9 +35,13 @@ _GIVEN_UP_RATIO = 10.0
 
 
 class _Judged(NamedTuple):
-    """What a rehearsal shows of each request: whether it misses an objective, and its time as in ``foresight_sharing.Cost``."""
+    """What a rehearsal shows of each request.
 
-    missed: Sequence[bool]
+    ``misses`` is 0 for one that meets its objectives, 1 for one that misses some, and 2 for one that is given up. ``times`` are as
+    in ``foresight_sharing.Cost``.
+    """
+
+    misses: Sequence[int]
     times: Sequence[float]
 
 
@@ -47,8 +51,9 @@ class RehearsedForesight(ForesightPlacement):
 
     Foresight expects times from mean numbers of sessions. Rehearsals compute every step, and so see how sessions bunch: where
     two servers have equal parts of a chain, for example, all sessions can end up in one step, on one server at a time.
-    Where the simulator cannot serve the scenario, has too much to do for it, or servers do not share their time and no message
-    waits for a link (then Foresight's own trials are exact), the placement is Foresight's.
+    The placement is Foresight's where the simulator cannot serve the scenario or has too much to do for it, where servers keep
+    caches for later requests (nobody knows which), and where servers do not share their time and no message waits for a link
+    (then Foresight's own trials are exact).
     """
 
     name: str = "foresight-rehearsed"
@@ -57,18 +62,22 @@ class RehearsedForesight(ForesightPlacement):
     def _best_shared(self, problem: Problem, design_concurrency: int | None) -> Placement:
         search = _Rehearsals(problem, self.name)
         finalists = search.finalists(design_concurrency)
-        return finalists[0] if problem.rehearsal is None else search.best(finalists, problem.rehearsal)
+        if problem.rehearsal is None or problem.rehearsal.keeps_caches:
+            return finalists[0]
+        return search.best(finalists, problem.rehearsal)
 
 
 class _Rehearsals(SharedSearch):
     def best(self, finalists: Sequence[Placement], rehearsal: Rehearsal) -> Placement:
         """Returns the first of ``finalists``, or one that rehearsals show to be clearly better."""
         requests = self._requests(finalists)
-        if len(finalists) == 1 or len(requests) < _FEWEST:
-            return finalists[0]
-        chosen = finalists[0]
-        best = self._judged_by(rehearsal, chosen, requests)
-        for other in finalists[1:]:
+        while len(requests) < _FEWEST and len(finalists) > 1:
+            finalists = finalists[:-1]
+            requests = self._requests(finalists)
+        chosen, *others = finalists
+        if others:
+            best = self._judged_by(rehearsal, chosen, requests)
+        for other in others:
             judged = self._judged_by(rehearsal, other, requests)
             if _is_clearly_better(judged, best):
                 chosen, best = other, judged
@@ -97,9 +106,13 @@ class _Rehearsals(SharedSearch):
         try:
             outcomes = rehearsal(placement, requests)
         except PolicyError:  # some request has no chain
-            return _Judged([True] * len(requests), [math.inf] * len(requests))
+            return _Judged([2] * len(requests), [math.inf] * len(requests))
         done = [_as_replayed(plan, outcome) for plan, outcome in zip(requests, outcomes, strict=True)]
-        return _Judged([self.misses(one, safe_ratio=1.0) for one in done], [self.time(one) for one in done])
+        misses = [
+            2 if outcome.has_failed else int(self.misses(one, safe_ratio=1.0))
+            for outcome, one in zip(outcomes, done, strict=True)
+        ]
+        return _Judged(misses, [self.time(one) for one in done])
 
 
 def _as_replayed(plan: RequestPlan, outcome: Outcome) -> ReplayedRequest:
@@ -111,9 +124,8 @@ def _as_replayed(plan: RequestPlan, outcome: Outcome) -> ReplayedRequest:
 
 
 def _is_clearly_better(one: _Judged, other: _Judged) -> bool:
-    """Whether ``one`` misses clearly fewer requests; or, if neither does, is faster by more than chance."""
-    gained = sum(b and not a for a, b in zip(one.missed, other.missed, strict=True))
-    lost = sum(a and not b for a, b in zip(one.missed, other.missed, strict=True))
-    if abs(gained - lost) > _CLEAR * math.sqrt(gained + lost):
-        return gained > lost
+    """Whether ``one`` misses clearly less often; or, if neither does, is faster by more than chance."""
+    gains = [b - a for a, b in zip(one.misses, other.misses, strict=True)]
+    if abs(sum(gains)) > _CLEAR * math.sqrt(sum(gain * gain for gain in gains)):
+        return sum(gains) > 0
     return fmean(one.times) < (1 - _UNCLEAR_RATIO) * fmean(other.times)

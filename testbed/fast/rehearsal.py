@@ -27,6 +27,10 @@ class FastRehearsal:
     stand_ins: Mapping[str, RoutingPolicy]
     """As in ``testbed.control.placing.place``."""
 
+    @property
+    def keeps_caches(self) -> bool:
+        return self.experiment.compute.prefix is not None
+
     def __hash__(self) -> int:
         return hash((self.experiment.problem, self.experiment.policy))
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 import pytest
 
+from policies import rehearsed as rehearsed_module
 from policies.cgbp import CgBp
+from policies.foresight_sharing import SharedSearch
 from policies.interfaces import Want
-from policies.outcomes import Outcome
+from policies.outcomes import Outcome, Times, WhoAsks, outcome_of
 from policies.problem import BlockRange, Placement, PolicyError, Problem
 from policies.registry import offering
 from policies.rehearsal import Rehearsal
+from policies.rehearsed import RehearsedForesight
 from policies.search import likely_requests
 from policies.workload import RequestPlan
 from testbed.control.placing import RememberedPlacements, place
@@ -23,7 +29,9 @@ from testbed.fast.rehearsal import rehearsal
 from testbed.simulator.cases import Case, scenario_case
 from testbed.simulator.engine import REFERENCE, TESTBED, Simulation, simulate
 from testbed.studies.score.suite import read_suite
+from tests.support.problems import make_problem
 
+ROOT = Path(__file__).resolve().parents[3]
 SCENARIO: dict[str, Any] = {
     "seed": 3,
     "model": {"profile": "bloom-176b", "n_blocks": 12},
@@ -192,6 +200,103 @@ def test_what_was_decided_by_rehearsals_is_remembered_for_other_seeds_but_not_fo
             case = scenario_case(Document(SCENARIO, "x"), choice, (), seed)
             place(case.experiment, placements=remembered, rehearse=rehearsal)
     assert len(policy.answers) == 2
+
+
+def test_the_example_of_the_docs_takes_the_placement_that_is_the_fastest_in_a_rehearsal() -> None:
+    text = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    (block,) = (part for part in text.split("```python\n")[1:] if "class BestOf" in part)
+    names: dict[str, Any] = {}
+    exec(block.partition("```")[0], names)
+    means_s = []
+    for policy in (
+        names["BestOf"](),
+        *(names[name]() for name in ("CgBp", "Exo", "SeparatePipelines", "Swarm")),
+    ):
+        with offering([("placement", policy)]) as offered:
+            choice = PolicyChoice(None, offered["placement", id(policy)], "ws-rr")
+            case = scenario_case(Document(SCENARIO, "x"), choice, ("workload.rate=20",), None)
+            served = simulate(case, TESTBED, live=False)
+        assert served.placement is not None
+        means_s.append((served.placement.ranges, fmean(row.times["e2e_s"] or 1e9 for row in served.rows)))
+    (best, mean_s), *others = means_s
+    assert best in [ranges for ranges, _ in others] and len({ranges for ranges, _ in others}) > 1
+    assert mean_s < 1.1 * min(other_s for _, other_s in others)
+
+
+@dataclass
+class Answers:
+    """Rehearsals whose requests miss, or are given up, as often as ``n_bad`` says of their number in the list of placements."""
+
+    n_bad: Sequence[int]
+    takes_s: Sequence[float]
+    are_given_up: bool = False
+    keeps_caches: bool = False
+    asked: list[Placement] = field(default_factory=list)
+    n_requests: set[int] = field(default_factory=set)
+
+    def __call__(self, placement: Placement, requests: Sequence[RequestPlan]) -> Sequence[Outcome]:
+        n = len(self.asked)
+        self.asked.append(placement)
+        self.n_requests.add(len(requests))
+        return [self._outcome(plan, plan.index < self.n_bad[n], self.takes_s[n]) for plan in requests]
+
+    def _outcome(self, plan: RequestPlan, is_bad: bool, takes_s: float) -> Outcome:
+        first_s = 100.0 if is_bad else takes_s
+        has_failed = is_bad and self.are_given_up
+        ends_s = plan.arrival_at_s + first_s + 0.1 * (plan.n_output_tokens - 1)
+        times = Times(
+            plan.arrival_at_s, None if has_failed else plan.arrival_at_s + first_s, plan.n_output_tokens
+        )
+        who = WhoAsks(plan.index, None, 0, plan.arrival_at_s)
+        return outcome_of(who, 0, (), plan.n_input_tokens, times, ends_s, has_failed=has_failed)
+
+
+def choose(n_bad: Sequence[int], takes_s: Sequence[float], **how: Any) -> tuple[int, Answers]:
+    """Returns which of Foresight's finalists is chosen, where rehearsals answer so."""
+    servers = tuple(replace(server, session_slope_s=0.001) for server in PROBLEM.servers)
+    answers = Answers(n_bad, takes_s, **how)
+    problem = replace(
+        PROBLEM, servers=servers, batching="continuous", objectives_s=(("ttft", 50.0), ("tpot", 1.0))
+    )
+    finalists = SharedSearch(problem, "foresight-rehearsed").finalists(None)
+    found = RehearsedForesight().place(replace(problem, rehearsal=answers))
+    assert [one.ranges for one in answers.asked] == [one.ranges for one in finalists[: len(answers.asked)]]
+    assert len(finalists) == 3
+    return [one.ranges for one in finalists].index(found.ranges), answers
+
+
+PROBLEM = make_problem([100.0, 60.0, 60.0], n_output_tokens=10)
+
+
+@pytest.mark.parametrize(
+    ("n_bad", "takes_s", "how", "chosen"),
+    [
+        ([0, 0, 0], [2.0, 2.0, 2.0], {}, 0),
+        ([0, 0, 0], [2.0, 1.5, 1.49], {}, 1),
+        ([3, 0, 0], [2.0, 2.0, 2.0], {}, 1),  # not clear, but what misses takes longer
+        ([40, 20, 10], [1.0, 2.0, 3.0], {}, 2),
+        ([10, 20, 40], [3.0, 2.0, 1.0], {}, 0),
+        ([20, 5, 3], [1.0, 1.0, 30.0], {"are_given_up": True}, 1),
+    ],
+)
+def test_another_finalist_is_taken_if_it_is_clearly_better(
+    n_bad: list[int], takes_s: list[float], how: dict[str, Any], chosen: int
+) -> None:
+    found, answers = choose(n_bad, takes_s, **how)
+    assert (found, answers.n_requests) == (chosen, {400})
+
+
+def test_requests_are_made_up_only_where_no_caches_are_kept_for_others() -> None:
+    found, answers = choose([400, 0, 0], [9.0, 1.0, 1.0], keeps_caches=True)
+    assert found == 0 and not answers.asked
+
+
+def test_rehearsals_are_limited_by_what_they_have_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for work, n_asked in ((4000, 3), (1200, 2), (500, 0)):
+        monkeypatch.setattr(rehearsed_module, "_MOST_WORK", work)
+        _, answers = choose([0, 0, 0], [1.0, 1.0, 1.0])
+        assert len(answers.asked) == n_asked
+        assert all(50 <= n < 400 for n in answers.n_requests)
 
 
 def test_foresight_chooses_by_rehearsals_what_they_show_to_be_better() -> None:
