@@ -139,8 +139,13 @@ def make_workload(
         ),
     ] = "clustered",
     kind: Annotated[
-        str, typer.Option("--kind", metavar="KIND", help="Format of the file: azure, burstgpt or mooncake.")
-    ] = "azure",
+        str | None,
+        typer.Option(
+            "--kind",
+            metavar="KIND",
+            help="Format of the file: azure, burstgpt or mooncake; default mooncake for a name that ends in .jsonl, else azure.",
+        ),
+    ] = None,
     seed: SeedOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,

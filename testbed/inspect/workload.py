@@ -22,13 +22,14 @@ _SHARES = (50, 90, 99)
 
 
 def make_command(
-    file: Path, scenario: str, kind: str, overrides: Sequence[str]
+    file: Path, scenario: str, kind: str | None, overrides: Sequence[str]
 ) -> tuple[dict[str, Any], str]:
     """Write the requests of ``scenario`` to ``file`` in the format ``kind``; returns as ``show_command``, and where they are
     from.
 
-    Raises ``UserError``.
+    ``kind`` ``None``: mooncake, whose files are JSON Lines, for a name that ends so, else azure. Raises ``UserError``.
     """
+    kind = kind or ("mooncake" if file.suffix == ".jsonl" else "azure")
     if kind not in TRACE_KINDS:
         raise UserError(f"--kind {kind}: choose one of {', '.join(TRACE_KINDS)}")
     if file.exists():

@@ -256,6 +256,14 @@ def test_a_workload_that_is_written_as_a_trace_is_read_as_it_was(
         make_command(file, "clustered", kind, [])
 
 
+def test_the_format_of_a_workload_follows_from_its_name(tmp_path: Path) -> None:
+    found = [
+        make_command(tmp_path / name, "clustered", kind, ["workload.n_requests=3"])[0]["kind"]
+        for name, kind in (("w.jsonl", None), ("w.csv", None), ("azure.jsonl", "azure"))
+    ]
+    assert found == ["Mooncake", "Azure", "Azure"]
+
+
 def test_the_shipped_trace_is_what_the_shipped_scenario_says_makes_it(tmp_path: Path) -> None:
     text = (SCENARIOS / "trace-replay.toml").read_text(encoding="utf-8")
     said = shlex.split(" ".join(line.removeprefix("#").strip(" \\") for line in text.splitlines()[2:6]))

@@ -1,0 +1,18 @@
+"""Paths as users give them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import UserError
+
+
+def path_of(given: Any, rule: str) -> Path:
+    """Return a path. Raises ``UserError``, which begins with ``rule``, such as "out is a folder's path", for what can be none."""
+    if not isinstance(given, str | os.PathLike):
+        raise UserError(f"{rule}, not {given!r}")
+    if "\0" in os.fspath(given):
+        raise UserError(f"{rule}, which can have no NUL character as {given!r} has")
+    return Path(given)
