@@ -1,4 +1,4 @@
-"""A suite of two small settings, and policies that work, fail, loop, draw and print."""
+"""A suite of two small settings, and policies that work, fail, loop, change and print."""
 
 from __future__ import annotations
 
@@ -66,15 +66,24 @@ class Loops(Good):
                 pass
 
 
-class Draws(Good):
-    """Refuses a request where a clock says so."""
+class Changes(Good):
+    """Refuses every request as often as it was bound before, in any process: no run has the same times as another."""
+
+    wants = ("requests",)
 
     def bind(self, problem, placement):
-        router, ask = super().bind(problem, placement), time.perf_counter_ns
+        from pathlib import Path
+
+        bound = Path("bound")
+        n_refused = len(bound.read_bytes()) if bound.exists() else 0
+        with bound.open("ab") as file:
+            file.write(b".")
+        router, asked = super().bind(problem, placement), {}
         found = router.route
 
         def route(request, state, now_s):
-            return None if ask() // 1000 % 4 else found(request, state, now_s)
+            asked[state.who] = asked.get(state.who, 0) + 1
+            return None if asked[state.who] <= n_refused else found(request, state, now_s)
 
         router.route = route
         return router

@@ -1,4 +1,4 @@
-"""``testbed score`` on a small suite, with policies that work, fail, loop, draw and print."""
+"""``testbed score`` on a small suite, with policies that work, fail, loop, change and print."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_a_policy_that_ends_its_process_ends_nothing_else(suite: Path) -> None:
     assert not answer["valid"] and "its process ended twice" in answer["why"]
 
 
-def test_a_policy_that_draws_by_a_clock_is_found(suite: Path) -> None:
-    answer, _ = score(suite, "scored:Draws", is_quick=True)
+def test_a_policy_that_decides_by_more_than_what_it_is_given_is_found(suite: Path) -> None:
+    answer, _ = score(suite, "scored:Changes", is_quick=True)
     assert not answer["valid"] and "other figures when it is repeated" in answer["why"]
 
 
