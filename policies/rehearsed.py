@@ -21,10 +21,10 @@ from policies.state import SystemState
 from policies.workload import RequestPlan
 
 _STREAM = "rehearsal"
-_FEWEST, _MOST = 50, 400
+_FEWEST, _MOST = 50, 200
 """Requests of a rehearsal. With fewer than ``_FEWEST``, chance would decide."""
-_MOST_WORK = 150_000
-"""Tokens times hops of all rehearsals of a decision, at most: they take 2 to 8 s of CPU."""
+_MOST_WORK = 100_000
+"""Tokens times hops of all rehearsals of a decision, at most: they take 2 to 7 s of CPU."""
 _BYTES_OF_WORK = 70_000
 """So many bytes of a prompt on a link take the simulator as long as a token on a hop."""
 _CLEAR = 2.0

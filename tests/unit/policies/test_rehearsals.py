@@ -283,11 +283,11 @@ def test_another_finalist_is_taken_if_it_is_clearly_better(
     n_bad: list[int], takes_s: list[float], how: dict[str, Any], chosen: int
 ) -> None:
     found, answers = choose(n_bad, takes_s, **how)
-    assert (found, answers.n_requests) == (chosen, {400})
+    assert (found, answers.n_requests) == (chosen, {200})
 
 
 def test_requests_are_made_up_only_where_no_caches_are_kept_for_others() -> None:
-    found, answers = choose([400, 0, 0], [9.0, 1.0, 1.0], keeps_caches=True)
+    found, answers = choose([200, 0, 0], [9.0, 1.0, 1.0], keeps_caches=True)
     assert found == 0 and not answers.asked
 
 
@@ -296,7 +296,7 @@ def test_rehearsals_are_limited_by_what_they_have_to_do(monkeypatch: pytest.Monk
         monkeypatch.setattr(rehearsed_module, "_MOST_WORK", work)
         _, answers = choose([0, 0, 0], [1.0, 1.0, 1.0])
         assert len(answers.asked) == n_asked
-        assert all(50 <= n < 400 for n in answers.n_requests)
+        assert all(50 <= n < 200 for n in answers.n_requests)
 
 
 def test_foresight_chooses_by_rehearsals_what_they_show_to_be_better() -> None:
