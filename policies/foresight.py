@@ -92,7 +92,7 @@ class ForesightPlacement(PlacementPolicy):
         return _Search(problem, self.name).run(design_concurrency)
 
     def _best_shared(self, problem: Problem, design_concurrency: int | None) -> Placement:
-        return SharedSearch(problem, self.name).finalists(design_concurrency)[0]
+        return SharedSearch(problem, self.name).run(design_concurrency)
 
 
 class _Search:

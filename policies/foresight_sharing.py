@@ -197,6 +197,10 @@ class SharedSearch:
         self._n_concurrencies = min(max(240 // problem.n_servers, 4), 12)
         self._n_draws = min(480 // problem.n_servers, 40)
 
+    def run(self, design_concurrency: int | None) -> Placement:
+        """Returns the best placement found. Raises ``InfeasiblePlacement`` if no policy has a placement."""
+        return self.finalists(design_concurrency)[0]
+
     def finalists(self, design_concurrency: int | None) -> list[Placement]:
         """Returns the best placement found, then the others of the last comparison: the best on trial first, CG-BP's last.
 

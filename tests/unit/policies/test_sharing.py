@@ -281,7 +281,7 @@ def test_no_request_of_a_replay_takes_less_than_the_least_time(
         least = search._least(placement, "fit 0")
         with suppress(PolicyError):  # some request has no chain
             for done in search._trial(placement, "fit 0")._ends:
-                assert 0 < least[done.plan.index] <= (1 + 1e-9) * search._time(done)
+                assert 0 < least[done.plan.index] <= (1 + 1e-9) * search.time(done)
 
 
 @given(
