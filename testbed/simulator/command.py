@@ -20,7 +20,7 @@ from testbed.results.slo import goodput_rps
 from testbed.rundir import SEED, check_new_folder
 from testbed.simulator.answer import answer
 from testbed.simulator.cases import Case, concurrency_of, instance_case, is_instance, without_setup
-from testbed.simulator.engine import MODES, TESTBED, VIRTUAL, Simulation, simulate
+from testbed.simulator.engine import BUSIEST, MODES, TESTBED, VIRTUAL, Simulation, simulate
 from testbed.simulator.runs import add_gain, aggregate, cases_of, drawn_of, fingerprint, same_run_error
 from testbed.simulator.summary import summarize_simulation
 from testbed.simulator.tables import write_simulation
@@ -170,7 +170,8 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
     mode = options.mode or (REFERENCE if case.source is not None else TESTBED)
     folder = _folder(case, options, target)
     is_virtual = options.clock == "virtual"
-    simulation = simulate(case, mode, is_virtual=is_virtual, folder=folder, announce=_say_once)
+    announce = _say_once if options.n_runs == 1 else _say_once_of_all_runs
+    simulation = simulate(case, mode, is_virtual=is_virtual, folder=folder, announce=announce)
     row = answer(simulation)
     objectives = case.experiment.objectives if options.objectives is None else options.objectives
     if objectives and simulation.placement is not None:
@@ -202,6 +203,11 @@ def _folder(case: Case, options: Options, target: str | None) -> Path | None:
 def _say_once(text: str) -> None:
     for new in unsaid([text]):
         say(new)
+
+
+def _say_once_of_all_runs(engine: str) -> None:
+    """Say which engine serves a run and why, without the use of its busiest link, which every run would have another of."""
+    _say_once(engine.partition(BUSIEST)[0])
 
 
 def _slug(name: str) -> str:

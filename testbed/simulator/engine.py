@@ -38,6 +38,8 @@ MAX_STEPS = 5_000_000
 """Most rows of ``hops.parquet`` (hops of tokens); with more it is left out, which ``summary.json`` states."""
 FAST, VIRTUAL = "fast", "virtual"
 """The engines of mode ``testbed``."""
+BUSIEST = "; the busiest link, "
+"""What begins the last part of the reason for the engine ``fast``, the only one that differs between seeds."""
 RECOVERED = "sessions that lose a server recover"
 """Why the engine ``fast`` serves what disturbs sessions midway."""
 EMULATED = "emulated"
@@ -283,4 +285,4 @@ def _fast(
         return served, run.why
     busiest = run.links.rows[0]
     link = link_name(busiest.from_, busiest.to)
-    return served, f"{run.why}; the busiest link, {link}, is used {busiest.use_ratio:.0%} of the time"
+    return served, f"{run.why}{BUSIEST}{link}, is used {busiest.use_ratio:.0%} of the time"

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from testbed import terminal
 from testbed.cli.main import app
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
@@ -58,6 +59,20 @@ def run(*arguments: str) -> int:
 def lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
     assert run(*arguments, "--json") == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_engine_is_said_once_for_all_runs_and_the_busiest_link_only_of_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = []
+    for arguments in (("--runs", "3"), ()):
+        monkeypatch.setattr(terminal, "_SAID", set())
+        assert run("clustered", *SHORT, *arguments) == 0
+        said.append([line for line in capsys.readouterr().err.splitlines() if line.startswith("engine")])
+    (of_all,), (of_one,) = said
+    assert "busiest" not in of_all and of_one.startswith(
+        f"{of_all}; the busiest link, a100-0 to client-0, is used"
+    )
 
 
 def test_a_long_run_says_now_and_then_how_many_requests_have_ended(
