@@ -7,8 +7,8 @@ The input and output of policies
   when
 - ``steps``: how long a step takes on a server; ``links``: what a link does to a message
 - ``link_rates``: the rates of a problem's links; ``link_waits``: how long messages are expected to wait for them
-- ``places``: where nodes are; ``outcomes``: what became of requests; ``rehearsal``: what would become of requests that a
-  placement makes up; for policies that want to know
+- ``places``: where nodes are; ``outcomes``: what became of requests; ``rehearsal``: what the simulator makes of a placement;
+  each for policies that want to know
 - ``interfaces``: the protocols of placement and routing policies, with their traits; ``checks``: the rules for
   their results
 - ``registry``: policies by name, users' own included; ``remember``: keeps results
