@@ -14,6 +14,7 @@ import contextlib
 import functools
 import itertools
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -231,6 +232,9 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--no-shrinking", action="store_true", help="leave failing cases as they are")
     parser.add_argument("--json", action="store_true", help="print one object at the end, and no lines")
     options = parser.parse_args(arguments)
+    logging.getLogger("testbed").setLevel(
+        logging.ERROR
+    )  # every case would warn that its times are another model's
     if options.seeds < 1 or options.first < 0 or options.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1, --first at least 0")
     started_at = time.monotonic()
