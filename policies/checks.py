@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from policies.feasibility import block_list, gigabytes
 from policies.problem import BlockRange, Hop, Placement, PolicyError, Problem, RequestSpec, Route
 from policies.state import SystemState
 from policies.waiting import ROUNDING_RATIO, waiting_s
+from policies.workload import RequestPlan
 
 
 def check_placement(problem: Problem, placement: Placement, name: str | None = None) -> None:
@@ -126,6 +127,55 @@ def check_waiting(
                 f"routing policy {name} overbooks {problem.servers[hop.server].name}: after a wait of "
                 f"{route.wait_s:g} s the session needs {gigabytes(need_bytes)} of cache there, and it {when}"
             )
+
+
+def check_made_up(requests: Sequence[RequestPlan], n_clients: int, name: str) -> None:
+    """Checks requests that the placement policy ``name`` makes up for a rehearsal.
+
+    Raises ``PolicyError`` that names the first one which is wrong, and what to change.
+    """
+    if not isinstance(requests, Sequence) or not requests:
+        raise PolicyError(f"placement policy {name} rehearses no requests; give a list of one or more")
+    before_s = 0.0
+    for number, plan in enumerate(requests):
+        who = f"placement policy {name} rehearses request {number}"
+        if not isinstance(plan, RequestPlan):
+            raise PolicyError(f"{who} as {type(plan).__name__}; it must be a RequestPlan")
+        if plan.index != number:
+            raise PolicyError(
+                f"{who} with the index {plan.index!r}; indices must be 0, 1, ... in the list's order"
+            )
+        if not _is_count(plan.client, 0) or plan.client >= n_clients:
+            raise PolicyError(
+                f"{who} from client {plan.client!r}; it must be a whole number from 0 to {n_clients - 1}"
+            )
+        if not _is_number(plan.arrival_at_s) or not before_s <= plan.arrival_at_s < math.inf:
+            raise PolicyError(
+                f"{who}, which arrives at {plan.arrival_at_s!r} s; arrivals must be finite, at least 0, and ascending"
+            )
+        if not _is_count(plan.n_input_tokens, 0) or not _is_count(plan.n_output_tokens, 1):
+            raise PolicyError(
+                f"{who} with {plan.n_input_tokens!r} input and {plan.n_output_tokens!r} output tokens; they must be whole "
+                "numbers of at least 0 and 1"
+            )
+        if plan.turn is not None and plan.turn.after is not None:
+            _check_turn(requests, plan, plan.turn.after, who)
+        before_s = plan.arrival_at_s
+
+
+def _check_turn(requests: Sequence[RequestPlan], plan: RequestPlan, after: int, who: str) -> None:
+    if not _is_count(after, 0) or after >= plan.index:
+        raise PolicyError(f"{who} as a turn after request {after!r}; that must be one before it in the list")
+    earlier = requests[after]
+    if plan.n_input_tokens < earlier.n_input_tokens + earlier.n_output_tokens:
+        raise PolicyError(
+            f"{who} as a turn after request {after} with {plan.n_input_tokens} input tokens; they begin with all "
+            f"{earlier.n_input_tokens} + {earlier.n_output_tokens} tokens of that one"
+        )
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, numbers.Integral) and int(value) >= least
 
 
 def _ints(held: Any, who: str, server: str) -> tuple[int, int]:

@@ -6,6 +6,7 @@ does not state one has the default of its protocol here. A scenario that states 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
 from policies.outcomes import Outcome
@@ -119,7 +120,7 @@ def session_setup_of(policy: object) -> SessionSetup:
 def wants_of(policy: object) -> tuple[Want, ...]:
     """Returns a placement or routing policy's ``wants``. Raises ``PolicyError`` for an unknown one."""
     wants = trait(policy, RoutingPolicy, "wants")
-    if isinstance(wants, str) or not set(wants) <= set(get_args(Want)):
+    if not isinstance(wants, Collection) or isinstance(wants, str) or not set(wants) <= set(get_args(Want)):
         of, words = getattr(policy, "name", "a policy"), ", ".join(map(repr, get_args(Want)))
         raise PolicyError(f"the policy {of} has wants = {wants!r}; its class must state a tuple of {words}")
     return cast("tuple[Want, ...]", tuple(wants))

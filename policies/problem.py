@@ -313,7 +313,7 @@ class Problem:
     - ``further_token_s[c][j]``: what every hidden state after the first adds to a decode step's messages; empty: nothing.
     - ``shared``: see ``by_token``.
     - ``places``, ``seed``, ``rehearsal``: only for policies that want them (``policies.interfaces``). ``rehearsal`` is
-      ``None``, too, where the fast engine cannot serve the scenario.
+      ``None``, too, where the fast engine cannot serve the scenario, and for later decisions of an online policy.
     """
 
     model: ModelSpec

@@ -23,7 +23,8 @@ class Rehearsal(Protocol):
         """Returns what becomes of ``requests`` (numbered 0, 1, ... by ascending arrival), in their order.
 
         They are served as the scenario's are, with its routing policy, links, batches and caches, but without what nobody
-        knows: its own requests, its faults, its changes of links, its seed. Raises ``PolicyError`` if the placement or a
-        route breaks a rule.
+        knows: its own requests, its faults, its changes of links, what its seed draws; and without ``policy.online``.
+        Servers of ``Outcome.hops`` have the problem's numbers. Raises ``PolicyError`` if the placement, a request or a route
+        breaks a rule, or if links are so slow that a client gives a server up.
         """
         ...

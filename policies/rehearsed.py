@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import ClassVar, NamedTuple
 
@@ -86,7 +86,11 @@ class _Rehearsals(SharedSearch):
     def _requests(self, finalists: Sequence[Placement]) -> list[RequestPlan]:
         """Returns requests, as many as can be rehearsed with each of ``finalists``."""
         problem = self._problem
-        requests = likely_requests(problem, _STREAM, _MOST)
+        most = problem.n_output_tokens  # what may come; to place for, a mean is enough where caches grow
+        requests = [
+            plan if plan.max_new_tokens is None else replace(plan, max_new_tokens=most)
+            for plan in likely_requests(problem, _STREAM, _MOST)
+        ]
         n_hops, work = sum(self._n_hops(placement, requests[0]) for placement in finalists), 0.0
         for n, plan in enumerate(requests):
             prompt = plan.n_input_tokens * problem.model.token_bytes / _BYTES_OF_WORK
@@ -105,7 +109,7 @@ class _Rehearsals(SharedSearch):
     ) -> _Judged:
         try:
             outcomes = rehearsal(placement, requests)
-        except PolicyError:  # some request has no chain
+        except PolicyError:  # such as links on which clients give servers up
             return _Judged([2] * len(requests), [math.inf] * len(requests))
         done = [_as_replayed(plan, outcome) for plan, outcome in zip(requests, outcomes, strict=True)]
         misses = [

@@ -130,7 +130,7 @@ class PolicyInterrupted(PolicyError):
 
 
 class _Interrupt(BaseException):
-    """Ends a policy's code; no ``Exception``, because that code may catch those."""
+    """Ends a policy's code, for a reason if it has one; no ``Exception``, because that code may catch those."""
 
 
 def deciding() -> str | None:
@@ -138,10 +138,10 @@ def deciding() -> str | None:
     return _DECIDING[-1][1] if _DECIDING else None
 
 
-def interrupt_policy() -> None:
-    """End the policy's code that this thread runs, if any, with ``PolicyInterrupted``. For signal handlers."""
+def interrupt_policy(why: str = "") -> None:
+    """End the policy's code that this thread runs, if any, with ``PolicyInterrupted``, which says ``why``. For signal handlers."""
     if any(thread == threading.get_ident() for thread, _ in _DECIDING):
-        raise _Interrupt
+        raise _Interrupt(f": {why}" if why else "")
 
 
 @contextmanager
@@ -153,8 +153,8 @@ def policy_code(kind: str, name: str) -> Iterator[None]:
         yield
     except PolicyError:
         raise
-    except _Interrupt:
-        raise PolicyInterrupted(f"{kind} policy {name} was interrupted while it decided") from None
+    except _Interrupt as why:
+        raise PolicyInterrupted(f"{kind} policy {name} was interrupted while it decided{why}") from None
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         if isinstance(error, TypeError) and Path(frame.filename).is_relative_to(_OWN_CODE):
@@ -203,6 +203,14 @@ class Decided(NamedTuple):
 
     placement: Placement
     cpu_s: float
+
+
+def servers_seen(experiment: Experiment, policy: PlacementPolicy) -> list[int] | None:
+    """Return the servers that a placement policy sees, by its numbers 0, 1, ...; ``None``: all of them."""
+    n_servers, absent = experiment.problem.n_servers, experiment.faults.absent
+    if not absent or trait(policy, PlacementPolicy, "sees_absent_servers"):
+        return None
+    return [j for j in range(n_servers) if j not in absent]
 
 
 class RememberedPlacements:
@@ -266,15 +274,18 @@ def place(
         _check_nothing_was_missed(experiment, policy, routing)
     started_at = time.perf_counter()
     problem_of_placing = problem.as_seen(counts_drafts=trait(policy, PlacementPolicy, "counts_drafts"))
-    present = [j for j in range(problem.n_servers) if j not in experiment.faults.absent]
-    is_whole = len(present) == problem.n_servers or trait(policy, PlacementPolicy, "sees_absent_servers")
-    there = problem_of_placing if is_whole else among(problem_of_placing, present)
+    seen = servers_seen(experiment, policy)
+    there = problem_of_placing if seen is None else among(problem_of_placing, seen)
     if not trait(policy, PlacementPolicy, "sees_join_order"):  # every seed draws another one
         there = dataclasses.replace(there, join_order=())
-    there = _with_wanted(experiment, there, wants_of(policy), None if is_whole else present)
+    there = _with_wanted(experiment, there, wants_of(policy), seen)
     if rehearse is not None and decided is None and "rehearsal" in wants_of(policy):
         there = dataclasses.replace(there, rehearsal=rehearse(experiment, stand_ins))
     wants = wants_of(routing)
+    if "rehearsal" in wants and not hasattr(routing, "place"):
+        raise PolicyError(
+            f"routing policy {experiment.policy.routing} wants a rehearsal, which only placement policies get; leave it out"
+        )
 
     def search() -> Placement:
         with policy_code("placement", experiment.policy.placement):
@@ -291,9 +302,7 @@ def place(
         return placement
 
     def bind_in_trial(problem: Problem, placement: Placement) -> Router:
-        return routing.bind(
-            _with_wanted(experiment, problem, wants, None if is_whole else present), placement
-        )
+        return routing.bind(_with_wanted(experiment, problem, wants, seen), placement)
 
     def decide() -> Decided:
         if decided is not None:
@@ -304,8 +313,8 @@ def place(
 
     placement, cpu_s = decide() if placements is None else placements.get(experiment, there, decide)
     check_placement(there, placement, experiment.policy.placement)
-    if not is_whole:
-        placement = spread(placement, present, problem.n_servers)
+    if seen is not None:
+        placement = spread(placement, seen, problem.n_servers)
     for j in experiment.faults.absent:
         if placement.ranges[j].n_blocks:
             raise PolicyError(

@@ -25,14 +25,23 @@ def with_outputs_of_others(experiment: Experiment) -> Experiment:
 def without_the_unknown(experiment: Experiment) -> Experiment:
     """Return an experiment without what no policy can know before it happens, and without its requests.
 
-    That are its faults, its changes of links, and what its seed draws: the order in which servers join, jitter, and how
-    clients spread their attempts. Nothing of it may be saved.
+    These are its faults, its changes of links, and what its seed draws: the order in which servers join, which drafts are
+    right, jitter, and how clients spread their attempts. Nothing of it may be saved.
     """
-    workload, faults = experiment.workload, experiment.faults
+    workload, faults, problem, blocks = (
+        experiment.workload,
+        experiment.faults,
+        experiment.problem,
+        experiment.compute.blocks,
+    )
+    decoding = problem.decoding
     return replace(
         experiment,
         seed=0,
-        problem=replace(experiment.problem, join_order=()),
+        problem=replace(
+            problem, join_order=(), decoding=None if decoding is None else replace(decoding, seed=0)
+        ),
+        compute=replace(experiment.compute, blocks=None if blocks is None else replace(blocks, seed=0)),
         network=replace(experiment.network, changes=(), plans=LinkPlans()),
         policy=replace(experiment.policy, online=None),
         workload=replace(

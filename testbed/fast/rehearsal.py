@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from policies.checks import check_made_up
 from policies.interfaces import RoutingPolicy
 from policies.outcomes import Outcome, Times, WhoAsks, outcome_of
 from policies.problem import Placement, PolicyError
 from policies.workload import RequestPlan
-from testbed.control.placing import place
+from testbed.control.placing import place, placement_policy, servers_seen
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.probes import with_requests, without_the_unknown
 from testbed.fast.disturbances import disturbance
@@ -35,12 +36,20 @@ class FastRehearsal:
         return hash((self.experiment.problem, self.experiment.policy))
 
     def __call__(self, placement: Placement, requests: Sequence[RequestPlan]) -> Sequence[Outcome]:
+        name = self.experiment.policy.placement
+        if not isinstance(placement, Placement):
+            raise PolicyError(f"placement policy {name} rehearses {placement!r}; give a Placement")
+        check_made_up(requests, len(self.experiment.problem.clients), name)
         experiment = with_requests(self.experiment, requests)
         try:
             run = simulate_fast(experiment, place(experiment, self.stand_ins, decided=placement))
         except Disturbed as disturbed:
-            raise PolicyError(f"the placement cannot be rehearsed: {disturbed}") from disturbed
-        return [_outcome(one) for one in run.requests]
+            raise PolicyError(
+                f"placement policy {name} cannot rehearse this placement: {disturbed}"
+            ) from disturbed
+        seen = servers_seen(experiment, placement_policy(name))
+        number = {j: i for i, j in enumerate(range(experiment.problem.n_servers) if seen is None else seen)}
+        return [_outcome(one, number) for one in run.requests]
 
 
 def rehearsal(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy]) -> FastRehearsal | None:
@@ -49,10 +58,12 @@ def rehearsal(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy]) ->
     return None if disturbance(known, None) else FastRehearsal(known, stand_ins)
 
 
-def _outcome(request: SimulatedRequest) -> Outcome:
+def _outcome(request: SimulatedRequest, number: Mapping[int, int]) -> Outcome:
+    """``number``: of each server in the problem that the policy sees."""
     plan, arrived_at_s = request.plan, request.plan.arrival_at_s
     has_failed = request.status != COMPLETED
     turn = plan.turn
+    hops = () if request.route is None else request.route.hops
     return outcome_of(
         WhoAsks(
             plan.index,
@@ -61,7 +72,7 @@ def _outcome(request: SimulatedRequest) -> Outcome:
             arrived_at_s,
         ),
         plan.client,
-        () if request.route is None else request.route.hops,
+        tuple(hop._replace(server=number[hop.server]) for hop in hops),
         plan.n_input_tokens,
         Times(
             None if request.setup_s is None else arrived_at_s + request.waiting_s,

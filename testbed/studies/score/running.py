@@ -70,7 +70,7 @@ def _limited(limits: Limits, trace: TextIO) -> Iterator[None]:
         if (
             is_placing and cpu_s > limits.placement_s + 1
         ):  # a little more, so that the measured time says so, too
-            interrupt_policy()
+            interrupt_policy(f"a placement may take {limits.placement_s:g} s of CPU time")
         if cpu_s > limits.run_s or wall_s > _WALL_FACTOR * limits.run_s:
             interrupt_policy()
             raise UserError(f"the run took more than {limits.run_s:g} s of CPU time, and was ended")

@@ -174,7 +174,7 @@ def test_others_get_nothing_of_it() -> None:
     assert set(asked) == {(None, None)}
 
 
-@pytest.mark.parametrize("wants", ["places", ("place",)])
+@pytest.mark.parametrize("wants", ["places", ("place",), None, 7])
 def test_a_want_that_does_not_exist_is_refused(wants: Any) -> None:
     with pytest.raises(PolicyError, match="must state a tuple of 'places', 'seed', 'requests'"):
         wants_of(type("Wrong", (WsRr,), {"wants": wants}))

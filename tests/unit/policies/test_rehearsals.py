@@ -20,8 +20,10 @@ from policies.registry import offering
 from policies.rehearsal import Rehearsal
 from policies.rehearsed import RehearsedForesight
 from policies.search import likely_requests
-from policies.workload import RequestPlan
+from policies.workload import RequestPlan, Turn
+from policies.wsrr import WsRr
 from testbed.control.placing import RememberedPlacements, place
+from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.sources import Document
@@ -140,12 +142,13 @@ def test_a_rehearsal_is_what_the_simulator_makes_of_the_same_requests() -> None:
         ],
         ['network.event=[{site="There",at="2 s",rtt="900 ms"}]'],
         ["backoff.jitter=0.5", "seed=9"],
+        ['decoding={drafter="model",tokens=3,acceptance=0.6}', "seed=9"],
     ],
 )
 def test_a_rehearsal_knows_nothing_of_what_is_to_come(changes: list[str]) -> None:
     """Neither of the requests, nor of faults, changes of links and draws."""
-    jitter = [change for change in changes if "jitter" in change]
-    before, after = (answers(rehearsed, some)[0] for some in (jitter, changes))
+    same = [change for change in changes if "jitter" in change or "decoding" in change]
+    before, after = (answers(rehearsed, some)[0] for some in (same, changes))
     assert before == after and len(before[0]) == 20
 
 
@@ -188,7 +191,83 @@ def test_a_placement_that_breaks_a_rule_is_refused_in_a_rehearsal_too() -> None:
 def test_servers_that_are_absent_are_no_part_of_a_rehearsal() -> None:
     servers = [{**SCENARIO["servers"][0], "present": False}, {"hardware": "a100", "site": "There"}]
     (told,), _ = answers(rehearsed, servers=servers)
-    assert {hop.server for outcome in told for hop in outcome.hops} == {2}
+    assert {hop.server for outcome in told for hop in outcome.hops} == {0}, (
+        "the only one that the policy sees"
+    )
+
+
+PLAN = RequestPlan(0, 0, 0.0, 5, 4)
+NEXT = replace(PLAN, index=1)
+
+
+@pytest.mark.parametrize(
+    ("requests", "said"),
+    [
+        ([], "rehearses no requests; give a list of one or more"),
+        ([(0, 0)], "rehearses request 0 as tuple; it must be a RequestPlan"),
+        ([NEXT], "rehearses request 0 with the index 1; indices must be 0, 1, ... in the list's order"),
+        ([replace(PLAN, client=2)], "from client 2; it must be a whole number from 0 to 1"),
+        ([replace(PLAN, client=-1)], "from client -1; it must be a whole number from 0 to 1"),
+        (
+            [replace(PLAN, arrival_at_s=float("nan"))],
+            "arrives at nan s; arrivals must be finite, at least 0, and",
+        ),
+        (
+            [replace(PLAN, arrival_at_s=2.0), replace(NEXT, arrival_at_s=1.0)],
+            "request 1, which arrives at 1.0 s",
+        ),
+        ([replace(PLAN, n_output_tokens=0)], "with 5 input and 0 output tokens; they must be whole numbers"),
+        (
+            [replace(PLAN, n_output_tokens=1.5)],
+            "with 5 input and 1.5 output tokens; they must be whole numbers",
+        ),
+        ([replace(PLAN, n_input_tokens=-1)], "with -1 input and 4 output tokens; they must be whole numbers"),
+        (
+            [replace(PLAN, turn=Turn(0, 1, 0))],
+            "as a turn after request 0; that must be one before it in the list",
+        ),
+        ([PLAN, replace(NEXT, turn=Turn(0, 1, 0))], "with 5 input tokens; they begin with all 5 + 4 tokens"),
+    ],
+)
+def test_requests_that_cannot_be_are_refused_in_a_sentence(requests: list[Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        answers(lambda problem, placement: given(problem)(placement, requests))
+    assert "placement policy object:cg-bp rehearses" in str(refused.value) and said in str(refused.value)
+
+
+def test_nothing_but_a_placement_is_rehearsed() -> None:
+    with pytest.raises(UserError, match="rehearses None; give a Placement"):
+        answers(lambda problem, _: given(problem)(None, some(problem)))  # type: ignore[arg-type]
+
+
+def test_a_placement_on_whose_links_clients_give_servers_up_cannot_be_rehearsed() -> None:
+    slow = {
+        **SCENARIO["network"],
+        "pairs": [{**pair, "rate": "200 kbit/s"} for pair in SCENARIO["network"]["pairs"]],
+    }
+    said: list[str] = []
+
+    def ask(problem: Problem, placement: Placement) -> None:
+        prompts = [replace(PLAN, index=i, arrival_at_s=10.0 * i, n_input_tokens=50) for i in range(9)]
+        with pytest.raises(PolicyError) as refused:
+            given(problem)(placement, prompts)
+        said.append(str(refused.value))
+
+    changes = ["recovery.connect_timeout=5 s", "workload.n_requests=1"]
+    answers(ask, changes, network=slow)
+    assert "cannot rehearse this placement: nothing is heard of" in said[0]
+
+
+def test_a_routing_that_wants_a_rehearsal_is_refused() -> None:
+    policy = type("Wants", (WsRr,), {"wants": ("rehearsal",), "name": "wants"})()
+    with offering([("routing", policy)]) as names:
+        case = scenario_case(
+            Document(SCENARIO, "x"), PolicyChoice(None, "cg-bp", names["routing", id(policy)]), (), None
+        )
+        with pytest.raises(
+            UserError, match="wants a rehearsal, which only placement policies get; leave it out"
+        ):
+            simulate(case, TESTBED, live=False)
 
 
 def test_what_was_decided_by_rehearsals_is_remembered_for_other_seeds_but_not_for_other_routings() -> None:
