@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
+
+import pytest
 
 from testbed.runtime.virtual.stall import StallWatch
 
@@ -35,6 +40,47 @@ def test_a_run_that_moves_is_left_alone() -> None:
         for _ in range(20):
             assert looks.acquire(timeout=30)
     assert said == []
+
+
+def test_time_without_a_cpu_is_not_time_without_progress() -> None:
+    said: list[str] = []
+    began_at_s, looks = time.monotonic(), threading.Semaphore(0)
+
+    def sign() -> int:
+        looks.release()
+        return 7
+
+    with StallWatch(
+        sign, lambda: "x", said.append, patience_s=0.05, waited_s=lambda: time.monotonic() - began_at_s
+    ):
+        for _ in range(20):
+            assert looks.acquire(timeout=30)
+    assert said == []
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="the kernel does not count waiting for a CPU"
+)
+def test_a_thread_that_is_ready_without_a_cpu_waits() -> None:
+    """Two threads of processes that share one CPU and never sleep wait half of the time; one that sleeps never does."""
+    (cpu,) = sorted(os.sched_getaffinity(0))[:1]
+    code = (
+        "import os, threading, time\n"
+        "from testbed.runtime.virtual.stall import _waited_s\n"
+        f"os.sched_setaffinity(0, [{cpu}])\n"
+        "other = os.fork()\n"
+        "ends_at = time.monotonic() + 0.6\n"
+        "while time.monotonic() < ends_at: pass\n"
+        "if other == 0: os._exit(0)\n"
+        "os.waitpid(other, 0)\n"
+        "before_s = _waited_s(threading.get_native_id())\n"
+        "print(before_s, _waited_s(-1))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    waited_s, of_none_s = map(float, done.stdout.split())
+    assert waited_s > 0.1 and of_none_s == 0
 
 
 def test_a_run_that_cannot_even_be_told_ends_with_its_process() -> None:
