@@ -51,6 +51,15 @@ class Neighbours:
         moved = tuple(new)
         return moved if moved != ranges and self._valid(moved) else None
 
+    def with_border(self, ranges: Ranges, left: int, right: int, by: int) -> Ranges | None:
+        """Returns ranges in which the server ``right`` begins where ``left`` ends, ``by`` blocks later than it ended.
+
+        ``None``: they would not hold every block, or too many of them.
+        """
+        new, end = list(ranges), ranges[left].last + by
+        new[left], new[right] = BlockRange(ranges[left].first, end), BlockRange(end, ranges[right].last)
+        return tuple(new) if self._valid(tuple(new)) else None
+
     def _ends(self, ranges: Ranges) -> Sequence[int]:
         return sorted({end for held in ranges if held.n_blocks for end in held})
 

@@ -97,9 +97,13 @@ def test_changed_windows_still_hold_every_block_within_memory_and_caps(problem: 
     ranges = plan(problem, 1).ranges
     if Placement("", ranges, ()).uncovered(problem.model.n_blocks):
         return
-    neighbours = Neighbours(problem, random.Random(seed))
-    for _ in range(20):
-        changed = neighbours.draw(ranges)
+    rng, neighbours = random.Random(seed), Neighbours(problem, random.Random(seed))
+    for number in range(20):
+        if number % 2 and problem.n_servers > 1:
+            left, right = rng.sample(range(problem.n_servers), 2)
+            changed = neighbours.with_border(ranges, left, right, rng.choice((-1, 1)))
+        else:
+            changed = neighbours.draw(ranges)
         if changed is None:
             continue
         assert changed != ranges

@@ -15,10 +15,10 @@ from policies.cgbp import CgBp
 from policies.foresight_sharing import SharedSearch
 from policies.interfaces import Want
 from policies.outcomes import Outcome, Times, WhoAsks, outcome_of
-from policies.problem import BlockRange, Placement, PolicyError, Problem
+from policies.problem import BlockRange, Hop, Placement, PolicyError, Problem
 from policies.registry import offering
 from policies.rehearsal import Rehearsal
-from policies.rehearsed import RehearsedForesight
+from policies.rehearsed import RehearsedForesight, _Rehearsals
 from policies.search import likely_requests
 from policies.workload import RequestPlan, Turn
 from policies.wsrr import WsRr
@@ -363,6 +363,55 @@ def test_another_finalist_is_taken_if_it_is_clearly_better(
 ) -> None:
     found, answers = choose(n_bad, takes_s, **how)
     assert (found, answers.n_requests) == (chosen, {200})
+
+
+@dataclass
+class Bordered:
+    """Rehearsals whose requests all go over two servers, and are the faster, the nearer the border between these is to ``best``."""
+
+    best: int
+    keeps_caches: bool = False
+    borders: list[int] = field(default_factory=list)
+
+    def __call__(self, placement: Placement, requests: Sequence[RequestPlan]) -> Sequence[Outcome]:
+        border = placement.ranges[0].last
+        self.borders.append(border)
+        hops = Hop(0, 0, border), Hop(1, border, 20)
+        time_s = 10.0 + abs(border - self.best)
+        return [
+            Outcome(
+                plan.index,
+                0,
+                None,
+                hops,
+                plan.arrival_at_s,
+                plan.arrival_at_s + time_s,
+                1,
+                10,
+                0.0,
+                1.0,
+                time_s / 9,
+                False,
+            )
+            for plan in requests
+        ]
+
+
+@pytest.mark.parametrize(("best", "n_left"), [(13, 100), (7, 100), (14, 2), (10, 100)])
+def test_borders_are_moved_as_long_as_that_is_clearly_better(
+    best: int, n_left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = replace(make_problem([300.0, 300.0], n_blocks=20, n_output_tokens=10), batching="continuous")
+    search = _Rehearsals(problem, "foresight-rehearsed")
+    monkeypatch.setattr(search, "_n_rehearsals", lambda *_: n_left)
+    ranges = [(BlockRange(0, 10), BlockRange(10, 20)), (BlockRange(0, 20), BlockRange(0, 0))]
+    halves, whole = (Placement("x", of, problem.room_bytes(of)) for of in ranges)
+    answers = Bordered(best)
+    found = search.best([halves, whole], answers)
+    border = found.ranges[0].last
+    assert found.ranges == (BlockRange(0, border), BlockRange(border, 20))
+    assert answers.borders[:2] == [10, 20] and len(answers.borders) <= 2 + n_left
+    assert border == (best if n_left == 100 else 11), "each step is tried down before up"
 
 
 def test_requests_are_made_up_only_where_no_caches_are_kept_for_others() -> None:
