@@ -50,7 +50,7 @@ _SAFE_RATIO = 0.8
 """A request meets an objective if its expected time is at most this share of the limit: times are expected from mean numbers
 of sessions, so that real ones vary more."""
 _UNCLEAR_MISSED = 0.01
-_UNCLEAR_RATIO = 0.02
+UNCLEAR_RATIO = 0.02
 """Smaller differences count as chance."""
 
 
@@ -267,7 +267,7 @@ class SharedSearch:
         """Returns the best by ``judged``. The first, CG-BP's if it has one, stays unless another is better by more than chance."""
         first, costs = placements[0], dict[Ranges, Cost]()
         for placement in reversed(placements):  # the one that is probably the best before all others
-            ratio = 1 / (1 - _UNCLEAR_RATIO) if placement is first else 1.0
+            ratio = 1 / (1 - UNCLEAR_RATIO) if placement is first else 1.0
             is_behind = partial(Limits(costs.values(), 1).are_exceeded, time_ratio=ratio)
             if (cost := self.judged(placement, is_behind)) is not None:
                 costs[placement.ranges] = cost
@@ -276,7 +276,7 @@ class SharedSearch:
         cost, of_first = costs[best], costs.get(first.ranges)
         if of_first is None or of_first.missed > cost.missed:
             return of[best]
-        return of[best] if cost.time < (1 - _UNCLEAR_RATIO) * of_first.time else first
+        return of[best] if cost.time < (1 - UNCLEAR_RATIO) * of_first.time else first
 
     def judged(self, placement: Placement, is_behind: IsBehind) -> Cost | None:
         """Returns the mean cost on requests that were not used in the search, or ``None`` as soon as it ``is_behind``."""

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 
 from policies.foresight import ForesightPlacement
 from policies.foresight_routing import ForesightRouting
-from policies.foresight_sharing import SharedSearch
+from policies.foresight_sharing import UNCLEAR_RATIO, SharedSearch
 from policies.interfaces import Want
 from policies.neighbours import Neighbours
 from policies.outcomes import Outcome
@@ -33,7 +33,6 @@ _BYTES_OF_WORK = 70_000
 """So many bytes of a prompt on a link take the simulator as long as a token on a hop."""
 _CLEAR = 2.0
 """A difference is clear from so many standard errors."""
-_UNCLEAR_RATIO = 0.02
 _GIVEN_UP_RATIO = 10.0
 """A request that is given up counts as one that takes so many times as long as its client waited."""
 
@@ -176,4 +175,4 @@ def _is_clearly_better(one: _Judged, other: _Judged) -> bool:
     gains = [b - a for a, b in zip(one.misses, other.misses, strict=True)]
     if abs(sum(gains)) > _CLEAR * math.sqrt(sum(gain * gain for gain in gains)):
         return sum(gains) > 0
-    return fmean(one.times) < (1 - _UNCLEAR_RATIO) * fmean(other.times)
+    return fmean(one.times) < (1 - UNCLEAR_RATIO) * fmean(other.times)

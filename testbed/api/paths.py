@@ -16,3 +16,8 @@ def path_of(given: Any, rule: str) -> Path:
     if "\0" in os.fspath(given):
         raise UserError(f"{rule}, which can have no NUL character as {given!r} has")
     return Path(given)
+
+
+def folder_of(out: Any) -> Path | None:
+    """Return the folder that a parameter ``out`` gives; ``None``: none. Raises ``UserError``."""
+    return None if out is None else path_of(out, "out is a folder's path")

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from policies.registry import pair_name
 from testbed.api.choices import Chosen, PolicyLike, chosen_of, label_of
 from testbed.api.html import table_html
-from testbed.api.paths import path_of
+from testbed.api.paths import folder_of, path_of
 from testbed.api.progress import Listener, heard
 from testbed.api.scenarios import Given, plain, scenario, slo_text, whole
 from testbed.control.placing import load_to_run
@@ -138,7 +138,7 @@ def simulate(
     """
     if engine not in ENGINES:
         raise UserError(f"the engine must be {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, not {engine!r}")
-    folder = None if out is None else path_of(out, "out is a folder's path")
+    folder = folder_of(out)
     if folder is not None:
         check_new_folder(folder, "out")
     interruption = Interruption()
@@ -268,9 +268,7 @@ def _session(
     experiment = load_to_run(made.target, [*changes, *PolicyChoice.of(chosen.names[0]).overrides()])
     with_twin, report, trace = written
     options = RunOptions(objectives=_limits(slo), with_twin=with_twin, report=report, trace=trace, live=False)
-    return RunSession(
-        experiment, None if out is None else path_of(out, "out is a folder's path"), options, tell
-    )
+    return RunSession(experiment, folder_of(out), options, tell)
 
 
 def _ended(ended: Ended) -> Run:

@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed.api.choices import PolicyLike, chosen_of
 from testbed.api.html import table_html
-from testbed.api.paths import path_of
+from testbed.api.paths import folder_of
 from testbed.api.progress import Listener, heard
 from testbed.api.scenarios import whole
 from testbed.api.sweeps import shown_to
@@ -106,7 +106,7 @@ def score(
             assert name is not None, "it is a policy"
             if not chosen.objects:
                 check_policy(name)
-            folder = temporary / "score" if out is None else path_of(out, "out is a folder's path")
+            folder = folder_of(out) or temporary / "score"
             options = command.Options(
                 os.fspath(suite), quick, seeds, whole(jobs, "jobs"), folder, chosen.objects, checks
             )

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from testbed.api.choices import Chosen, PolicyLike, chosen_of, label_of
 from testbed.api.html import table_html
-from testbed.api.paths import path_of
+from testbed.api.paths import folder_of
 from testbed.api.progress import Listener, Progress, heard
 from testbed.api.scenarios import Given, plain, scenario, slo_text, whole
 from testbed.errors import UserError
@@ -271,7 +271,7 @@ def sweep(
                 metrics=",".join(_listed(metrics, "metrics")) or None,
             )
             study = _study(scenario, options)
-            folder = temporary / "sweep" if out is None else path_of(out, "out is a folder's path")
+            folder = folder_of(out) or temporary / "sweep"
             workers = workers_of(study, LOCAL, whole(jobs, "jobs"))
             with measured(study, folder, workers, shown_to(progress, stopped)) as results:
                 if results.stopped:

@@ -186,7 +186,7 @@ def users_policy(kind: str, name: str, is_of_file: bool = False) -> object:
     return resolve(kind, name)
 
 
-Rehearse = Callable[[Experiment, Mapping[str, RoutingPolicy]], Rehearsal | None]
+Rehearse = Callable[[Experiment, Mapping[str, RoutingPolicy], Sequence[int]], Rehearsal | None]
 """See ``testbed.fast.rehearsal.rehearsal``."""
 
 
@@ -203,14 +203,6 @@ class Decided(NamedTuple):
 
     placement: Placement
     cpu_s: float
-
-
-def servers_seen(experiment: Experiment, policy: PlacementPolicy) -> list[int] | None:
-    """Return the servers that a placement policy sees, by its numbers 0, 1, ...; ``None``: all of them."""
-    n_servers, absent = experiment.problem.n_servers, experiment.faults.absent
-    if not absent or trait(policy, PlacementPolicy, "sees_absent_servers"):
-        return None
-    return [j for j in range(n_servers) if j not in absent]
 
 
 class RememberedPlacements:
@@ -274,13 +266,16 @@ def place(
         _check_nothing_was_missed(experiment, policy, routing)
     started_at = time.perf_counter()
     problem_of_placing = problem.as_seen(counts_drafts=trait(policy, PlacementPolicy, "counts_drafts"))
-    seen = servers_seen(experiment, policy)
-    there = problem_of_placing if seen is None else among(problem_of_placing, seen)
+    present = [j for j in range(problem.n_servers) if j not in experiment.faults.absent]
+    is_whole = len(present) == problem.n_servers or trait(policy, PlacementPolicy, "sees_absent_servers")
+    seen = range(problem.n_servers) if is_whole else present
+    there = problem_of_placing if is_whole else among(problem_of_placing, present)
     if not trait(policy, PlacementPolicy, "sees_join_order"):  # every seed draws another one
         there = dataclasses.replace(there, join_order=())
-    there = _with_wanted(experiment, there, wants_of(policy), seen)
-    if rehearse is not None and decided is None and "rehearsal" in wants_of(policy):
-        there = dataclasses.replace(there, rehearsal=rehearse(experiment, stand_ins))
+    wanted = wants_of(policy)
+    there = _with_wanted(experiment, there, wanted, seen)
+    if rehearse is not None and decided is None and "rehearsal" in wanted:
+        there = dataclasses.replace(there, rehearsal=rehearse(experiment, stand_ins, seen))
     wants = wants_of(routing)
     if "rehearsal" in wants and not hasattr(routing, "place"):
         raise PolicyError(
@@ -313,8 +308,8 @@ def place(
 
     placement, cpu_s = decide() if placements is None else placements.get(experiment, there, decide)
     check_placement(there, placement, experiment.policy.placement)
-    if seen is not None:
-        placement = spread(placement, seen, problem.n_servers)
+    if not is_whole:
+        placement = spread(placement, present, problem.n_servers)
     for j in experiment.faults.absent:
         if placement.ranges[j].n_blocks:
             raise PolicyError(

@@ -10,7 +10,7 @@ from policies.interfaces import RoutingPolicy
 from policies.outcomes import Outcome, Times, WhoAsks, outcome_of
 from policies.problem import Placement, PolicyError
 from policies.workload import RequestPlan
-from testbed.control.placing import place, placement_policy, servers_seen
+from testbed.control.placing import place
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.probes import with_requests, without_the_unknown
 from testbed.fast.disturbances import disturbance
@@ -27,6 +27,8 @@ class FastRehearsal:
     """Without what nobody knows before it happens, and without requests."""
     stand_ins: Mapping[str, RoutingPolicy]
     """As in ``testbed.control.placing.place``."""
+    seen: tuple[int, ...]
+    """The servers that the policy sees, in the order of its numbers."""
 
     @property
     def keeps_caches(self) -> bool:
@@ -47,15 +49,19 @@ class FastRehearsal:
             raise PolicyError(
                 f"placement policy {name} cannot rehearse this placement: {disturbed}"
             ) from disturbed
-        seen = servers_seen(experiment, placement_policy(name))
-        number = {j: i for i, j in enumerate(range(experiment.problem.n_servers) if seen is None else seen)}
+        number = {j: i for i, j in enumerate(self.seen)}
         return [_outcome(one, number) for one in run.requests]
 
 
-def rehearsal(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy]) -> FastRehearsal | None:
-    """Returns what rehearses placements of an experiment; ``None`` if the fast engine cannot serve it."""
+def rehearsal(
+    experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy], seen: Sequence[int]
+) -> FastRehearsal | None:
+    """Returns what rehearses placements of an experiment; ``None`` if the fast engine cannot serve it.
+
+    ``stand_ins`` and ``seen`` are those of ``FastRehearsal``.
+    """
     known = without_the_unknown(experiment)
-    return None if disturbance(known, None) else FastRehearsal(known, stand_ins)
+    return None if disturbance(known, None) else FastRehearsal(known, stand_ins, tuple(seen))
 
 
 def _outcome(request: SimulatedRequest, number: Mapping[int, int]) -> Outcome:

@@ -232,9 +232,8 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--no-shrinking", action="store_true", help="leave failing cases as they are")
     parser.add_argument("--json", action="store_true", help="print one object at the end, and no lines")
     options = parser.parse_args(arguments)
-    logging.getLogger("testbed").setLevel(
-        logging.ERROR
-    )  # every case would warn that its times are another model's
+    # Else every case warns that its times are another model's.
+    logging.getLogger("testbed").setLevel(logging.ERROR)
     if options.seeds < 1 or options.first < 0 or options.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1, --first at least 0")
     started_at = time.monotonic()

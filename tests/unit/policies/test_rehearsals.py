@@ -32,24 +32,16 @@ from testbed.simulator.cases import Case, scenario_case
 from testbed.simulator.engine import REFERENCE, TESTBED, Simulation, simulate
 from testbed.studies.score.suite import read_suite
 from tests.support.problems import make_problem
+from tests.unit.policies.test_learning import SCENARIO as OF_TWO_SITES
 
 ROOT = Path(__file__).resolve().parents[3]
 SCENARIO: dict[str, Any] = {
-    "seed": 3,
+    **OF_TWO_SITES,
     "model": {"profile": "bloom-176b", "n_blocks": 12},
     "servers": [
         {"hardware": "a100", "site": "Here", "count": 2},
         {"hardware": "mig-1g", "site": "There", "count": 2},
     ],
-    "clients": [{"site": "Here"}, {"site": "There"}],
-    "network": {
-        "kind": "clusters",
-        "pairs": [
-            {"sites": ["Here", "Here"], "rtt": "5 ms", "rate": "1 Gbit/s"},
-            {"sites": ["There", "There"], "rtt": "5 ms", "rate": "1 Gbit/s"},
-            {"sites": ["Here", "There"], "rtt": "60 ms", "rate": "100 Mbit/s"},
-        ],
-    },
     "workload": {
         "rate": 1,
         "n_requests": 20,
@@ -302,6 +294,17 @@ def test_the_example_of_the_docs_takes_the_placement_that_is_the_fastest_in_a_re
     assert mean_s < 1.1 * min(other_s for _, other_s in others)
 
 
+def outcome(
+    plan: RequestPlan, first_s: float, hops: tuple[Hop, ...] = (), *, has_failed: bool = False
+) -> Outcome:
+    """Its first token comes after ``first_s``, unless it ``has_failed``, and each further one after 0.1 s."""
+    first_at_s = plan.arrival_at_s + first_s
+    times = Times(plan.arrival_at_s, None if has_failed else first_at_s, plan.n_output_tokens)
+    who = WhoAsks(plan.index, None, 0, plan.arrival_at_s)
+    ends_at_s = first_at_s + 0.1 * (plan.n_output_tokens - 1)
+    return outcome_of(who, 0, hops, plan.n_input_tokens, times, ends_at_s, has_failed=has_failed)
+
+
 @dataclass
 class Answers:
     """Rehearsals whose requests miss, or are given up, as often as ``n_bad`` says of their number in the list of placements."""
@@ -317,17 +320,13 @@ class Answers:
         n = len(self.asked)
         self.asked.append(placement)
         self.n_requests.add(len(requests))
-        return [self._outcome(plan, plan.index < self.n_bad[n], self.takes_s[n]) for plan in requests]
-
-    def _outcome(self, plan: RequestPlan, is_bad: bool, takes_s: float) -> Outcome:
-        first_s = 100.0 if is_bad else takes_s
-        has_failed = is_bad and self.are_given_up
-        ends_s = plan.arrival_at_s + first_s + 0.1 * (plan.n_output_tokens - 1)
-        times = Times(
-            plan.arrival_at_s, None if has_failed else plan.arrival_at_s + first_s, plan.n_output_tokens
-        )
-        who = WhoAsks(plan.index, None, 0, plan.arrival_at_s)
-        return outcome_of(who, 0, (), plan.n_input_tokens, times, ends_s, has_failed=has_failed)
+        n_bad, takes_s = self.n_bad[n], self.takes_s[n]
+        return [
+            outcome(plan, 100.0, has_failed=self.are_given_up)
+            if plan.index < n_bad
+            else outcome(plan, takes_s)
+            for plan in requests
+        ]
 
 
 def choose(n_bad: Sequence[int], takes_s: Sequence[float], **how: Any) -> tuple[int, Answers]:
@@ -377,24 +376,7 @@ class Bordered:
         border = placement.ranges[0].last
         self.borders.append(border)
         hops = Hop(0, 0, border), Hop(1, border, 20)
-        time_s = 10.0 + abs(border - self.best)
-        return [
-            Outcome(
-                plan.index,
-                0,
-                None,
-                hops,
-                plan.arrival_at_s,
-                plan.arrival_at_s + time_s,
-                1,
-                10,
-                0.0,
-                1.0,
-                time_s / 9,
-                False,
-            )
-            for plan in requests
-        ]
+        return [outcome(plan, 10.0 + abs(border - self.best), hops) for plan in requests]
 
 
 @pytest.mark.parametrize(("best", "n_left"), [(13, 100), (7, 100), (14, 2), (10, 100)])

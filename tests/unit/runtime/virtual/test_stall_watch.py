@@ -15,6 +15,12 @@ import pytest
 from testbed.runtime.virtual.stall import StallWatch
 
 
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
 def test_a_run_that_stands_still_is_told_who_is_busy() -> None:
     said: list[str] = []
     told = threading.Event()
@@ -76,10 +82,7 @@ def test_a_thread_that_is_ready_without_a_cpu_waits() -> None:
         "before_s = _waited_s(threading.get_native_id())\n"
         "print(before_s, _waited_s(-1))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    waited_s, of_none_s = map(float, done.stdout.split())
+    waited_s, of_none_s = map(float, python(code).stdout.split())
     assert waited_s > 0.1 and of_none_s == 0
 
 
@@ -90,9 +93,7 @@ def test_a_run_that_cannot_even_be_told_ends_with_its_process() -> None:
         "with StallWatch(lambda: 0, lambda: 'x is busy', lambda text: None, 0.05, 0.05):\n"
         "    threading.Event().wait()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = python(code)
     assert done.returncode == 1
     assert (
         done.stderr
