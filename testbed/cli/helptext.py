@@ -43,7 +43,12 @@ class Group(TyperGroup):
 
 def group(about: str, commands: Mapping[str, Callable[..., None]], **options: Any) -> typer.Typer:
     """Return an application of ``commands`` by name; ``options`` are those of ``typer.Typer``."""
-    app = typer.Typer(**{"cls": Group, "help": about, "rich_markup_mode": None, **options})
+    app = typer.Typer(
+        **{"cls": Group, "help": about, **options},
+        rich_markup_mode=None,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
     for name, command in commands.items():
         app.command(name, cls=Command)(command)
     return app

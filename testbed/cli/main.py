@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NoReturn
 
 import typer
+import typer.main
 
 from testbed.cli import ask, describe, machine, run, watch
-from testbed.cli.helptext import Command, Group, group
+from testbed.cli.helptext import Group, group
 from testbed.cli.options import with_page_port
 from testbed.cli.reproduce import bundle, reproduce_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
@@ -64,11 +66,38 @@ COMMANDS: dict[str, dict[str, Any]] = {
 _UsageError: Any = typer.BadParameter.__bases__[0]
 
 
+class _Made(Mapping[str, Any]):
+    """Typer's commands by name, each made when it is first asked for: to make all takes as long as to import Typer."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._kept:
+            title = {name: title for title, commands in COMMANDS.items() for name in commands}[name]
+            made = COMMANDS[title][name]
+            if not isinstance(made, typer.Typer):
+                made = group("", {name: made})
+            self._kept[name] = typer.main.get_command(made)
+            self._kept[name].name, self._kept[name].rich_help_panel = name, title
+        return self._kept[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for commands in COMMANDS.values() for name in commands)
+
+    def __len__(self) -> int:
+        return sum(map(len, COMMANDS.values()))
+
+
 class _Commands(Group):
-    """Lists commands in their order; reports Ctrl-C with the command's own message, where Typer prints nothing."""
+    """Has commands in their order; reports Ctrl-C with the command's own message, where Typer prints nothing."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands: Any = _Made()
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [name for commands in COMMANDS.values() for name in commands]
+        return list(self.commands)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -81,16 +110,8 @@ app = group(
     "Networked emulation testbed for geographically distributed LLM inference.",
     {},
     cls=_Commands,
-    add_completion=False,
-    pretty_exceptions_enable=False,
     epilog="Start with: testbed up clustered",
 )
-for _title, _commands in COMMANDS.items():
-    for _name, _command in _commands.items():
-        if isinstance(_command, typer.Typer):
-            app.add_typer(_command, name=_name, rich_help_panel=_title)
-        else:
-            app.command(_name, cls=Command, rich_help_panel=_title)(_command)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from testbed.rundir import replacing
+
+Writing = Callable[[Path], AbstractContextManager[object]]
 
 DPI = 130
 LINES: dict[Any, Any] = {
@@ -22,6 +24,8 @@ LINES: dict[Any, Any] = {
     "legend.frameon": False,
 }
 """The style of figures with lines over a parameter."""
+_MARGIN = 0.1
+"""Inches around what a figure fills."""
 _METADATA: dict[str, dict[str, None]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 """Leaves out dates, so that a figure that is drawn again has the same bytes."""
 
@@ -43,22 +47,42 @@ def _pyplot() -> Any:
     return plt
 
 
-def save_both(plt: Any, figure: Any, folder: Path, name: str, *, dpi: int = DPI, tight: bool = False) -> Path:
-    """Write ``figure`` as PNG and PDF, and close it; returns the PNG's path. Raises ``OSError``."""
+def save_both(
+    plt: Any,
+    figure: Any,
+    folder: Path,
+    name: str,
+    *,
+    dpi: int = DPI,
+    tight: bool = False,
+    writing: Writing = nullcontext,
+) -> Path:
+    """Write ``figure`` as PNG and PDF, and close it; returns the PNG's path.
+
+    Raises ``OSError``, or what ``writing`` of the path raises for one.
+    """
     try:
+        box = _tight_box(figure) if tight else None
         for ending in ("png", "pdf"):
-            save(figure, folder / f"{name}.{ending}", dpi=dpi, tight=tight)
+            with writing(path := folder / f"{name}.{ending}"):
+                save(figure, path, dpi=dpi, box=box)
     finally:
         plt.close(figure)
     return folder / f"{name}.png"
 
 
-def save(figure: Any, path: Path, *, dpi: int = DPI, tight: bool = False) -> None:
-    """Write ``figure`` in the format of the path's ending. Raises ``OSError``."""
+def _tight_box(figure: Any) -> Any:
+    """Return what ``figure`` fills, in inches: as matplotlib's "tight", which draws a figure once more for each file."""
+    figure.draw_without_rendering()
+    return figure.get_tightbbox().padded(_MARGIN)
+
+
+def save(figure: Any, path: Path, *, dpi: int = DPI, box: Any = None) -> None:
+    """Write ``figure``, or the part in ``box``, in the format of the path's ending. Raises ``OSError``."""
     # Into memory first: if the disk is full, matplotlib would hide that error behind others.
     image, ending = BytesIO(), path.suffix.lower()
-    box = {"bbox_inches": "tight"} if tight else {}
-    figure.savefig(image, format=ending[1:] or "png", dpi=dpi, metadata=_METADATA.get(ending, {}), **box)
+    metadata = _METADATA.get(ending, {})
+    figure.savefig(image, format=ending[1:] or "png", dpi=dpi, metadata=metadata, bbox_inches=box)
     with replacing(path) as temporary:
         # A copy: a view would live on in the traceback of an error, and an image with a view cannot be closed.
         temporary.write_bytes(image.getvalue())

@@ -39,6 +39,7 @@ def sketch(set_attribute: SetAttribute) -> None:
         return plt
 
     set_attribute(plots, "_pyplot", pyplot)
+    set_attribute(plots, "_tight_box", lambda _: None)
 
 
 def _save_blank(figure: Any, file: BinaryIO, *, format: str, **_: Any) -> None:

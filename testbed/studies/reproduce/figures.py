@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.results.plots import LINES, plotting
+from testbed.results.plots import LINES, plotting, save_both
 from testbed.studies.reproduce.explain import FACTOR_LABELS, mean_shares
 from testbed.studies.reproduce.paper import METRICS
 from testbed.studies.reproduce.runs import Results
 from testbed.studies.reproduce.settings import CLOSEST, LABELS, STATED, SWEEPS, TOPOLOGIES, Sweep
 from testbed.studies.sweep.disk import writing
-from testbed.studies.sweep.figures import draw_means, looks_of, save_figure, set_scales
+from testbed.studies.sweep.figures import draw_means, looks_of, set_scales
 
 _SETUPS = (("reference", "with"), ("none", "without"))
 _FACTOR_COLOURS = {
@@ -44,7 +44,7 @@ def _draw(folder: Path, figures: Any, results: Results) -> list[Path]:
     drawn = []
     with plotting(LINES) as plt:
         for name, figure in figures(plt, results):
-            drawn.append(save_figure(plt, figure, folder, name, dpi=110))
+            drawn.append(save_both(plt, figure, folder, name, dpi=110, writing=writing))
     return drawn
 
 

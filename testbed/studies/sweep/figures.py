@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from testbed.results.plots import LINES, plotting, save
+from testbed.results.plots import LINES, plotting, save_both
 from testbed.studies.sweep.axes import Axis, words_of
 from testbed.studies.sweep.contrast import UNRESOLVED, Cell, baselines
 from testbed.studies.sweep.disk import FIGURES, writing
@@ -47,22 +47,9 @@ def draw_figures(out: Path, study: Study, cells: Sequence[Cell]) -> list[tuple[P
         folder.mkdir(exist_ok=True)
     with plotting(LINES) as plt:
         for name, caption, figure in _figures(plt, study, cells):
-            drawn.append((save_figure(plt, figure, folder, name, dpi=_PNG_DPI, tight=True), caption))
+            path = save_both(plt, figure, folder, name, dpi=_PNG_DPI, tight=True, writing=writing)
+            drawn.append((path, caption))
     return drawn
-
-
-def save_figure(plt: Any, figure: Any, folder: Path, name: str, *, dpi: int, tight: bool = False) -> Path:
-    """Write ``figure`` as PNG and PDF, and close it; returns the PNG's path.
-
-    Raises ``UserError`` or ``RunError`` if it cannot be written.
-    """
-    try:
-        for path in (folder / f"{name}.pdf", folder / f"{name}.png"):
-            with writing(path):
-                save(figure, path, dpi=dpi, tight=tight)
-    finally:
-        plt.close(figure)
-    return path
 
 
 def _figures(plt: Any, study: Study, cells: Sequence[Cell]) -> Iterator[Figure]:
