@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         place[path] = (0.8 if waits else 1.0) * n_before[waits] / n_of[waits]
         n_before[waits] += 1
     items[:] = [item for path in sorted(files, key=place.__getitem__) for item in files[path]]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported and collected out of garbage collections: it lives to the end, and is most of all objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
