@@ -39,21 +39,21 @@ class Timeline:
         """Whether the link of ``pair`` carries nothing at ``at_s``."""
         return self.link(pair, at_s).loss_ratio >= 1
 
-    def through_at_s(self, pair: Pair, at_s: float, n_bytes: int, mtu: int, arrived_at_s: float) -> float:
-        """Return when a message of ``n_bytes`` that begins at ``at_s`` has left on ``pair``, whose rate may change meanwhile.
+    def through_at_s(self, pair: Pair, at_s: float, n_wire_bytes: int, arrived_at_s: float) -> float:
+        """Return when a message of ``n_wire_bytes`` with all headers that begins at ``at_s`` has left on ``pair``.
 
+        The rate may change meanwhile.
         A cut holds what is left of it, but not one that ends only after it ``arrived_at_s``.
         """
-        since_s, share = self._since_s.get(pair, ()), 1.0
+        since_s, n_bits = self._since_s.get(pair, ()), 8.0 * n_wire_bytes
         for n in range(bisect_right(since_s, at_s), len(since_s)):
             next_s, link = since_s[n], self._links[pair][n]
             if link.loss_ratio < 1 or next_s > arrived_at_s:
-                took_s = share * link.transmission_s(n_bytes, mtu)
-                if at_s + took_s <= next_s:
-                    return at_s + took_s
-                share *= 1 - (next_s - at_s) / took_s
+                if at_s + n_bits / link.rate_bps <= next_s:
+                    return at_s + n_bits / link.rate_bps
+                n_bits -= (next_s - at_s) * link.rate_bps
             at_s = next_s
-        return at_s + share * self.link(pair, at_s).transmission_s(n_bytes, mtu)
+        return at_s + n_bits / self.link(pair, at_s).rate_bps
 
     def up_at_s(self, pair: Pair, at_s: float) -> float:
         """Return the first instant from ``at_s`` on when ``pair`` is not cut; infinite if there is none."""

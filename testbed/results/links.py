@@ -14,16 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from netem.flows import Tcp
-from nodes import framesizes
 from policies.links import Link, Pair
 from testbed.experiments.experiment import Experiment, NetworkChange
-from testbed.fast.lines import bytes_on_wire
 from testbed.fast.overtime import LinkOverTime, OnLink
 from testbed.records.links import LinksUsed, LinkUse, ends_of
 from testbed.results.changes import as_carried_out
 from testbed.results.logs import RunRecords
-from testbed.results.model import HopTable, Messages, by_pair, clients_of, messages_of
+from testbed.results.model import HopTable, by_pair, clients_of, messages_of
 
 Array = NDArray[np.float64]
 
@@ -65,7 +62,6 @@ def on_links(
     """
     problem, network = experiment.problem, experiment.network
     names = [*(server.name for server in problem.servers), *problem.clients]
-    tcp = Tcp.of(network.tcp, network.mtu)
     changed: dict[Pair, list[tuple[float, Link]]] = {}
     for change in changes:
         for pair, link in change.links.items():
@@ -74,21 +70,13 @@ def on_links(
         pair = names[a], names[b]
         if a == b:  # two hops in a row on one server
             continue
-        is_back = b >= problem.n_servers
-        n_bits = 8 * _wire_bytes(tcp, sent, hops.hop[sent.row], is_back, problem.forwarding)
         most_bps = min(
             (network.shared_bps[name] for name in network.shared_paths.get(pair, ())), default=math.inf
         )
         over_time = LinkOverTime(network.links[pair], changed.get(pair, ()), most_bps)
-        yield pair, over_time.passed(sent.row, sent.sent_at_s, sent.arrived_at_s, n_bits)
-
-
-def _wire_bytes(tcp: Tcp, sent: Messages, hop: NDArray[np.int64], is_back: bool, forwarding: bool) -> Array:
-    """Returns the bytes on the wire of each message, which is that of hop number ``hop``, or its result."""
-    size_of = framesizes.back if is_back else framesizes.there
-    kinds, which = np.unique(np.stack([sent.n_bytes, hop + is_back]), axis=1, return_inverse=True)
-    sizes = [
-        bytes_on_wire(tcp, size_of(number, forwarding=forwarding)(n_bytes))
-        for n_bytes, number in kinds.T.tolist()
-    ]
-    return np.array(sizes, dtype=np.float64)[which.reshape(-1)]
+        yield (
+            pair,
+            over_time.passed(
+                sent.row, sent.sent_at_s, sent.arrived_at_s, (8 * sent.n_bytes).astype(np.float64)
+            ),
+        )

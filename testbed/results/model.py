@@ -7,9 +7,10 @@ of a token comes after its last hop.
 
 - A message is transmitted at the rates that its link has meanwhile, and has the delay at their beginning. On a cut link it waits
   until the link is up again.
+- A message's bytes are those on the wire, with its frame and all headers.
 - Links are FIFO in the order in which messages were sent in the run. So waiting for another session's message
   is part of the model and not an error of the emulation, and so is waiting for a server that computes
-  serially.
+  serially. The parts of long messages, which short ones overtake, are not modelled.
 - Errors do not accumulate: every stage begins at its measured instant.
 """
 
@@ -19,19 +20,24 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from netem.flows import Tcp
+from nodes import framesizes
 from nodes.batching import Step, batches_of
 from nodes.compute import StubProfile, Turns
 from nodes.records import BATCH
+from nodes.wire import SMALL_BYTES
 from policies.problem import Hop
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.stub import stub_profile
 from testbed.experiments.timeline import Timeline
+from testbed.fast.lines import bytes_on_wire
 from testbed.results.changes import as_carried_out, as_intended
 from testbed.results.logs import RunRecords
 from testbed.results.slow import SlowServers
@@ -44,8 +50,6 @@ _WHOLE = (
     *(name for name in BATCH if not name.endswith("_s")),
 )
 """Columns of whole numbers."""
-_NO_BYTES = 0
-"""Size of a message that opens a session, and of its reply: negligible, but they wait for larger messages."""
 
 
 class TokenSums(NamedTuple):
@@ -241,7 +245,13 @@ def _fill_network(
         opened = _chosen(sent, is_opening)
         at_s = arrives_at_s[is_opening]
         answers.append(
-            opened._replace(sender=opened.receiver, receiver=opened.sender, sent_at_s=at_s, arrived_at_s=at_s)
+            opened._replace(
+                sender=opened.receiver,
+                receiver=opened.sender,
+                sent_at_s=at_s,
+                arrived_at_s=at_s,
+                n_bytes=np.full(len(at_s), bytes_on_wire(_tcp(experiment), framesizes.OK)),
+            )
         )
     for pair, sent in by_pair(_joined(_chosen(messages, ~is_clients), *answers)):
         starts_at_s, arrives_at_s = link.carry((names[pair[0]], names[pair[1]]), sent)
@@ -273,7 +283,7 @@ class _Links:
 
     def carry(self, pair: tuple[str, str], messages: Messages) -> tuple[Array, Array]:
         """Return when each of ``messages``, given in the order of their sending, goes out and arrives."""
-        mtu, timeline = self._experiment.network.mtu, self._timeline
+        timeline = self._timeline
         starts_at_s, arrives_at_s = [], []
         free_at_s = -math.inf
         columns = (messages.sent_at_s, messages.arrived_at_s, messages.n_bytes)
@@ -281,7 +291,7 @@ class _Links:
             start_s = max(sent_at_s, free_at_s)
             if self._is_changing:
                 start_s = self._up_again(pair, start_s, arrived_at_s)
-            free_at_s = timeline.through_at_s(pair, start_s, n_bytes, mtu, arrived_at_s)
+            free_at_s = timeline.through_at_s(pair, start_s, n_bytes, arrived_at_s)
             starts_at_s.append(start_s)
             arrives_at_s.append(free_at_s + timeline.link(pair, start_s).delay_s)
         return np.array(starts_at_s), np.array(arrives_at_s)
@@ -297,7 +307,7 @@ class _Links:
 
 
 def messages_of(experiment: Experiment, table: HopTable, clients: NDArray[np.int64]) -> Messages:
-    """Return the messages of all hops.
+    """Return the messages of all hops, their ``n_bytes`` with all headers.
 
     With forwarding, the server of the row before sends to the next one, and only the last to the client.
     """
@@ -306,19 +316,35 @@ def messages_of(experiment: Experiment, table: HopTable, clients: NDArray[np.int
     if experiment.problem.forwarding:
         sender = np.where(table.hop > 0, np.roll(table.server, 1), clients)
     none = np.full(len(rows), -1)
-    up = Messages(sender, table.server, table.sent_at_s, table.arrived_at_s, rows, table.up_bytes, none)
-    down = Messages(
-        table.server, clients, table.departed_at_s, table.received_at_s, rows, table.down_bytes, none
-    )
+    up_bytes, down_bytes = (_wire_bytes(experiment, table, is_back=is_back) for is_back in (False, True))
+    up = Messages(sender, table.server, table.sent_at_s, table.arrived_at_s, rows, up_bytes, none)
+    down = Messages(table.server, clients, table.departed_at_s, table.received_at_s, rows, down_bytes, none)
     return _joined(up, _chosen(down, table.down_bytes > 0))
+
+
+def _wire_bytes(experiment: Experiment, table: HopTable, *, is_back: bool) -> NDArray[np.int64]:
+    """Return the bytes on the wire of each row's message to the server, or of its answer to the client."""
+    tcp = _tcp(experiment)
+    size_of = partial(
+        framesizes.back if is_back else framesizes.there, forwarding=experiment.problem.forwarding
+    )
+    payloads, numbers = (table.down_bytes, table.hop + 1) if is_back else (table.up_bytes, table.hop)
+    kinds, which = np.unique(np.stack([payloads, numbers]), axis=1, return_inverse=True)
+    sizes = [bytes_on_wire(tcp, size_of(number)(n_bytes)) for n_bytes, number in kinds.T.tolist()]
+    return np.array(sizes, dtype=np.int64)[which.reshape(-1)]
+
+
+def _tcp(experiment: Experiment) -> Tcp:
+    return Tcp.of(experiment.network.tcp, experiment.network.mtu)
 
 
 def _openings(experiment: Experiment, records: RunRecords) -> Messages:
     """Return the messages that open chains: one to each server of every admitted request, all at once."""
     first = experiment.problem.n_servers
     number = {name: first + i for i, name in enumerate(experiment.problem.clients)}
+    n_bytes = bytes_on_wire(_tcp(experiment), framesizes.opening(0, forwarding=experiment.problem.forwarding))
     found = [
-        (number[record.client], hop[0], record.opening_at_s, record.opening_at_s, -1, _NO_BYTES, record.index)
+        (number[record.client], hop[0], record.opening_at_s, record.opening_at_s, -1, n_bytes, record.index)
         for record in records.requests
         if record.opening_at_s is not None and not record.was_open
         for hop in record.chain
@@ -345,6 +371,17 @@ def by_pair(messages: Messages) -> Iterator[tuple[tuple[int, int], Messages]]:
     begins = np.flatnonzero(np.any(np.diff(pairs, axis=0, prepend=-1), axis=1)).tolist()
     for begin, end in pairwise([*begins, len(pairs)]):
         yield (int(pairs[begin, 0]), int(pairs[begin, 1])), _chosen(ordered, np.arange(begin, end))
+
+
+def overtakes(experiment: Experiment, records: RunRecords, table: HopTable) -> bool:
+    """Return whether a smaller message was sent while a large one, which goes in parts, was on its way over the same link."""
+    clients = experiment.problem.n_servers + clients_of(experiment, records, table)
+    for _, sent in by_pair(messages_of(experiment, table, clients)):
+        is_large = sent.n_bytes > SMALL_BYTES
+        until_s = np.maximum.accumulate(np.where(is_large, sent.arrived_at_s, -np.inf))
+        if np.any(~is_large & (sent.sent_at_s < until_s)):
+            return True
+    return False
 
 
 def departs_at_s(timeline: Timeline, pair: tuple[str, str], at_s: float) -> float:

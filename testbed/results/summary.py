@@ -41,7 +41,7 @@ from testbed.results.costs import add_costs
 from testbed.results.errors import Array, Tables, error, model_errors, twin_errors, twin_metrics
 from testbed.results.failures import add_failures
 from testbed.results.logs import RunRecords
-from testbed.results.model import HopTable
+from testbed.results.model import HopTable, overtakes
 from testbed.results.requests import stats, times_stats
 from testbed.results.slo import goodput_rps
 from testbed.results.speculation import speculation_of
@@ -93,7 +93,7 @@ def summarize(
         "hop_s": error(hops.measured_s[plain], hops.model_s[plain]),
     }
     _add_emulation_error(summary, run, twin, is_measured=experiment.compute.is_measured)
-    summary.closed_model_lacks = _lacks(experiment, records)
+    summary.closed_model_lacks = _lacks(experiment, records, hops)
     # In virtual time the testbed has no overhead: the difference is what the closed model leaves out.
     network = NETWORKS.get(plan.network)
     has_overhead = clock.name == "real" and (network is None or network.emulates)
@@ -240,7 +240,7 @@ def _gaps(
     return np.array(measured), sums.model_s[is_later], np.array(alone), ~sums.has_replay[is_later]
 
 
-def _lacks(experiment: Experiment, records: RunRecords) -> list[str]:
+def _lacks(experiment: Experiment, records: RunRecords, hops: HopTable) -> list[str]:
     """Return what this run has and the closed model has not."""
     changes = [*experiment.network.changes, *as_carried_out(experiment, records)]
     links = [*experiment.network.links.values(), *(x for change in changes for x in change.links.values())]
@@ -255,6 +255,7 @@ def _lacks(experiment: Experiment, records: RunRecords) -> list[str]:
         "connections made anew after a failure": any(
             isinstance(event, ServerBegun) for event in records.faults
         ),
+        "short messages that overtake the parts of long ones": overtakes(experiment, records, hops),
     }
     return [what for what, is_there in found.items() if is_there]
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,8 +22,24 @@ from policies.problem import Batching, ModelSpec, Problem, ServerSpec
 from policies.workload import RequestPlan
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Calibration, ComputePart, Experiment, NetworkPart, PolicyPart
+from testbed.results import model
 
 LINK = Link(0.05, 84_160.0)
+
+
+@pytest.fixture(autouse=True)
+def bare_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages have segments' headers but no frames of their own, and openings have no bytes: as can be worked out by hand."""
+    one = SimpleNamespace(
+        there=lambda at, forwarding: int,
+        back=lambda n_hops, forwarding: int,
+        opening=lambda n_pages, forwarding: 0,
+        OK=0,
+    )
+    monkeypatch.setattr(model, "framesizes", one)
+    monkeypatch.setattr(model, "bytes_on_wire", lambda tcp, n_bytes: n_bytes + 52 * -(-n_bytes // 1448))
+
+
 Hop = tuple[int, int, int, float, float, float, float, int, int]
 
 

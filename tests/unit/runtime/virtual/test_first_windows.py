@@ -19,9 +19,11 @@ from testbed.runs.session import run_quietly
 from testbed.runtime import nodeset
 from testbed.runtime.warming import Warming, warming_by_windows
 
-SHORT = ("workload.n_requests=4", "workload.n_output_tokens=3", "workload.rate=1")
+SHORT = ("workload.n_requests=2", "workload.n_output_tokens=3", "workload.rate=1")
 SHORT += ("model.n_blocks=8", "servers.0.count=2", "servers.1.count=0", "policy.design_concurrency=10")
 """A chain of two servers."""
+ONE_EACH = ("clients.count=2", "seed=1")
+"""Each client has a request."""
 TABLES = ("requests.parquet", "hops.parquet", "links.parquet")
 LARGE = "workload.n_input_tokens=900"
 """Fills the windows: they grow with what is sent to warm connections."""
@@ -62,7 +64,7 @@ def warmed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [
         (0, [LARGE, "policy.communication=hub-spoke"]),
         (0, [LARGE, "policy.communication=server-to-server"]),
-        (0, [LARGE, "sites=[{name='Cluster2', up='40 Mbit/s', down='200 Mbit/s'}]", "clients.count=3"]),
+        (0, [LARGE, "sites=[{name='Cluster2', up='40 Mbit/s', down='200 Mbit/s'}]", *ONE_EACH]),
         (4, ["workload.n_input_tokens=200", "policy.communication=server-to-server"]),
     ],
     ids=["hub-spoke", "server-to-server", "clients that share a site's link", "written bytes count on"],
@@ -71,6 +73,7 @@ def test_a_run_is_the_one_that_it_is_when_prompts_are_sent_first(
     most_pings: int, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmed: list[int]
 ) -> None:
     begun = up(tmp_path / "set", *more)
+    assert len({row["client"] for row in begun[0]}) == (2 if set(ONE_EACH) <= set(more) else 1)
     assert max(warmed, default=0) == most_pings * PART_BYTES
     monkeypatch.setattr(nodeset, "warming_by_windows", lambda *_: None)
     assert_agree(up(tmp_path / "sent", *more), begun)
