@@ -43,7 +43,10 @@ def test_a_broken_promise_is_found_and_its_case_made_smaller(monkeypatch: pytest
             yield "a server was killed"
 
     monkeypatch.setattr(chaos.chaos_checks, "INVARIANTS", (no_kills,))
-    outcome = next(filter(lambda o: o.broken, map(chaos.try_seed, range(30))))
+    whole = chaos.case_of(39)
+    assert [fault["kind"] for fault in whole["fault"]] == ["slow", "kill"]
+    assert whole["network"]["event"] and len(whole["workload"]["requests"]) > 2
+    outcome = chaos.try_seed(39)
     assert outcome.broken == [(1, "a server was killed")]
     assert outcome.document is not None
     assert [fault["kind"] for fault in outcome.document["fault"]] == ["kill"]

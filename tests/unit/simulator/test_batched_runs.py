@@ -50,13 +50,14 @@ FORWARDING = ('policy.communication="server-to-server"',)
         FORWARDING,
         PAGED,
         (*PAGED, *FORWARDING),
-        (*FORWARDING, "calibration.set='petals-clustered'"),
+        (*FORWARDING, "calibration.set='petals-clustered'", "workload.n_output_tokens=20"),
     ],
     ids=" ".join,
 )
 @pytest.mark.parametrize("queue", ["none", "fifo"])
 def test_the_fast_engine_takes_every_step_as_the_testbed_does(options: tuple[str, ...], queue: str) -> None:
-    options = (*options, "workload.rate=0.3", f"policy.queue={queue}", "backoff.give_up=60 s")
+    few = "workload.n_requests=20", "workload.n_output_tokens=16", "workload.rate=0.6"
+    options = (*few, *options, f"policy.queue={queue}", "backoff.give_up=60 s")
     fast, virtual = simulated(*options), simulated(*options, is_virtual=True)
     assert (fast.engine, virtual.engine) == ("fast", "virtual")
     for one, other in zip(fast.rows, virtual.rows, strict=True):
@@ -64,6 +65,8 @@ def test_the_fast_engine_takes_every_step_as_the_testbed_does(options: tuple[str
             assert getattr(one, name) == getattr(other, name), name
         assert one.times.ttft_s == pytest.approx(other.times.ttft_s, abs=5e-8)
         assert one.times.e2e_s == pytest.approx(other.times.e2e_s, abs=5e-8)
+    assert any(row.n_rejections or row.times.queue_s for row in fast.rows)
+    assert any(row.n_preemptions for row in fast.rows) == (PAGED[0] in options)
 
 
 def test_sessions_share_steps_and_that_costs_less_than_one_after_another() -> None:

@@ -89,7 +89,7 @@ def test_preempted_sessions_replay_their_rounds_and_go_back(
     more = f"policy.communication={communication}", f"recovery.replay={replay}"
     summary, tables = check_same(tmp_path, *SCARCE, *DRAFTS, *more, abs_s=1e-8)
     assert summary["preemption"]["n_preemptions"] > 3
-    assert all(done == 48 for done in tables["requests.n_tokens_done"])
+    assert all(done == 32 for done in tables["requests.n_tokens_done"])
 
 
 @pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
@@ -99,6 +99,7 @@ def test_sessions_that_choose_how_much_they_draft_choose_the_same_in_both_engine
     more = f"policy.communication={communication}", "decoding.tokens=auto"
     summary, _ = check_same(tmp_path, *SCARCE, *DRAFTS, *more, abs_s=1e-8)
     drafts = summary["speculation"]
+    assert summary["preemption"]["n_preemptions"] > 3
     assert drafts["n_drafted"] > 2 * drafts["n_rounds"]
 
 

@@ -22,9 +22,9 @@ SCARCE = (
     "cache.page_tokens=4",
     "cache.high_water=1.0",
     "cache.expected_output=4",
-    "workload.rate=1",
-    "workload.n_requests=30",
-    "workload.n_output_tokens=48",
+    "workload.rate=4",
+    "workload.n_requests=12",
+    "workload.n_output_tokens=32",
     "policy.design_concurrency=2",
     "policy.queue=fifo",
     # Small on wide links, so that messages take the delay alone.
