@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from statistics import fmean
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from policies.greedy import plan
 from policies.neighbours import Neighbours
 from policies.prefixes import Asking, saved_s
 from policies.replay import backoff_s, replay
-from policies.search import STATED, stream_requests, synthetic_requests
+from policies.search import STATED, synthetic_requests
 from policies.waiting import waiting_s
 from policies.workload import Backoff
 from policies.wsrr import WsRr
@@ -59,11 +60,19 @@ def test_no_chain_ends_a_request_earlier_than_foresights(data: st.DataObject, fo
     assert math.isclose(time_s(route.hops), best_s, rel_tol=1e-9)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def short_streams() -> None:
+    """What a search promises of its trials is checked on whole streams."""
+
+
 def validation_s(problem: Problem, placement: Placement, routing: ForesightRouting | WsRr) -> float:
     """Return the mean time per token at the stated load, on the validation streams."""
-    router, n_requests = routing.bind(problem, placement), stream_requests(problem)
-    streams = (synthetic_requests(problem, STATED, f"validation {i}", n_requests) for i in range(8))
-    done = [d for requests in streams for d in replay(problem, placement, router, requests)]
+    router = routing.bind(problem, placement)
+    done = [
+        d
+        for i in range(8)
+        for d in replay(problem, placement, router, synthetic_requests(problem, STATED, f"validation {i}"))
+    ]
     return fmean(d.time_s / d.plan.n_output_tokens for d in done)
 
 

@@ -409,8 +409,9 @@ def test_rehearsals_are_limited_by_what_they_have_to_do(monkeypatch: pytest.Monk
         assert all(50 <= n < 200 for n in answers.n_requests)
 
 
-def test_foresight_chooses_by_rehearsals_what_they_show_to_be_better() -> None:
+def test_foresight_chooses_by_rehearsals_what_they_show_to_be_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two servers with equal parts of the model serve all of their sessions in turn, which no mean number of sessions shows."""
+    monkeypatch.setattr(rehearsed_module, "_MOST", 100)
     (setting,) = (one for one in read_suite("geo-dev").settings if one.name == "abovenet")
     shares = []
     for pair in ("foresight", "foresight-rehearsed"):

@@ -238,7 +238,7 @@ def test_the_best_judged_is_the_one_that_whole_costs_of_all_decide(drawn: list[t
 def test_the_placement_is_the_one_that_whole_replays_of_all_decide(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foresight_sharing, "_MOST", 120)
+    monkeypatch.setattr(foresight_sharing, "_MOST", 60)
     (setting,) = (one for one in read_suite("geo-1").settings if one.name == name)
     problem = load_experiment(setting.target, setting.changes).problem
     go_on, n_ended = _Trial.go_on, 0

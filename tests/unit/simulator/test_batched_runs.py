@@ -20,7 +20,7 @@ from testbed.simulator.engine import Simulation, simulate
 BUSY = (
     'compute.batching="continuous"',
     "workload.rate=1",
-    "workload.n_requests=40",
+    "workload.n_requests=20",
     "workload.n_output_tokens=24",
     "hardware.a100.session_slope='0.4 ms'",
     "hardware.mig-1g.session_slope='2 ms'",
@@ -56,7 +56,7 @@ FORWARDING = ('policy.communication="server-to-server"',)
 )
 @pytest.mark.parametrize("queue", ["none", "fifo"])
 def test_the_fast_engine_takes_every_step_as_the_testbed_does(options: tuple[str, ...], queue: str) -> None:
-    few = "workload.n_requests=20", "workload.n_output_tokens=16", "workload.rate=0.6"
+    few = "workload.n_output_tokens=16", "workload.rate=0.6"
     options = (*few, *options, f"policy.queue={queue}", "backoff.give_up=60 s")
     fast, virtual = simulated(*options), simulated(*options, is_virtual=True)
     assert (fast.engine, virtual.engine) == ("fast", "virtual")

@@ -218,7 +218,7 @@ def test_the_engine_is_the_fastest_that_knows_all_of_the_scenario(
 
 
 def test_a_fault_that_never_comes_changes_no_request_by_more_than_the_length_of_names() -> None:
-    options = ["workload.n_requests=20"]
+    options = ["workload.n_requests=20", "workload.n_output_tokens=32"]
     never = "fault=[{kind='stop', server='a100-0', at='1e8 s'}]"
     fast, system = (
         simulate(Case(load_experiment("clustered", [*options, *more])), "testbed") for more in ([], [never])

@@ -86,11 +86,15 @@ def test_what_is_planned_happens_as_in_the_testbed_itself(options: tuple[str, ..
     assert counts[0].n_faults_never_came == counts[1].n_faults_never_came
 
 
-@pytest.mark.parametrize("kind", ["leave", "kill", "restart"])
 @pytest.mark.parametrize(
-    "more",
-    [(), ("compute.batching='continuous'",), SLOWER_NOW, (FORWARDING,), (FORWARDING, *SLOWER_NOW)],
-    ids=["idle links", "batches", "busy links", "forwarding", "forwarding on busy links"],
+    ("kind", "more"),
+    [
+        *((kind, more) for kind in ENDS for more in ((), (FORWARDING, *SLOWER_NOW))),
+        ("leave", ("compute.batching='continuous'",)),
+        ("kill", SLOWER_NOW),
+        ("restart", (FORWARDING,)),
+    ],
+    ids=str,
 )
 def test_the_first_session_on_a_server_that_was_away_connects_again(
     kind: str, more: tuple[str, ...], tmp_path: Path

@@ -356,7 +356,7 @@ def test_the_resolved_scenario_of_a_fixed_placement_can_be_run_from_any_folder(
     assert tables[0] == tables[1]
 
 
-TRACE = ("trace-replay", "--runs", "4", *SHORT)
+TRACE = ("trace-replay", "--runs", "4", *SHORT, "--set", "workload.n_input_tokens=20")
 
 
 def test_runs_over_a_trace_take_windows_of_their_own_as_long_as_there_are_enough(
