@@ -202,9 +202,11 @@ def fewest_servers(most: list[int], n_blocks: int, k: int) -> float:
     """Return s*(k), by trying all ways to put servers into pipelines or none."""
     best = float("inf")
     for given_to in itertools.product(range(k + 1), repeat=len(most)):
-        held = [sum(m for m, at in zip(most, given_to, strict=True) if at == i) for i in range(k)]
-        if min(held) >= n_blocks:
-            best = min(best, sum(at < k for at in given_to))
+        n_given = len(most) - given_to.count(k)
+        if k <= n_given < best and all(
+            sum(m for m, at in zip(most, given_to, strict=True) if at == i) >= n_blocks for i in range(k)
+        ):
+            best = n_given
     return best
 
 
