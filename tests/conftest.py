@@ -1,4 +1,4 @@
-"""The order of all tests; and what tests themselves begin, which is forked."""
+"""The order of all tests; how many examples Hypothesis draws; and what tests themselves begin, which is forked."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import settings
 
+from tests.support.effort import register_profiles
 from tests.support.forked import fork_python
+
+register_profiles()
+settings.load_profile(
+    "testbed"
+)  # here, not in a folder's conftest: --hypothesis-profile is read between the two
 
 FOLDER = Path(__file__).parent
 WAITING = ("vm", "system", "browser", "contract")

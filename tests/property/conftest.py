@@ -1,17 +1,12 @@
-"""How many examples Hypothesis draws, and on how many requests Foresight tries placements."""
+"""On how many requests Foresight tries placements."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
 from policies import foresight, foresight_sharing, rehearsed, search
-from tests.support.effort import register_profiles
-
-register_profiles()
-settings.load_profile("testbed")
 
 
 @pytest.fixture(autouse=True, scope="module")

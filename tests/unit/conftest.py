@@ -1,13 +1,8 @@
-"""How many examples Hypothesis draws; and figures, which are not rendered."""
+"""Figures, which are not rendered."""
 
 import pytest
-from hypothesis import settings
 
-from tests.support.effort import register_profiles
 from tests.support.sketches import sketch
-
-register_profiles()
-settings.load_profile("testbed")
 
 
 @pytest.fixture(autouse=True)
