@@ -3,7 +3,8 @@
 Each is a process like any other: with its own pid, signals, exit code, files, folder and environment. It differs from
 one that is begun anew in what only an interpreter's start decides: the seed of hashes, and variables such as
 ``PYTHONHASHSEED`` or a ``sitecustomize`` on ``PYTHONPATH``; and in its end, which does not take apart what is imported.
-A test that is about those begins its command anew.
+A test that is about those begins its command anew. One that a wrapper begins (``asking``) takes the wrapper's namespaces
+and privileges on after its imports, not before them.
 
 The interpreters that a forked command begins for code of the testbed (``python -P -m testbed...``, ``python -P -c``: its
 launcher, its page, its workers) are forks of the command in turn. A command that is begun anew begins interpreters, as a
@@ -36,6 +37,7 @@ import select
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -45,6 +47,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from netem.syscalls import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWUSER, setns
 from testbed.runtime.real.handle import SINGLE_THREADED
 from tests.support.children import ending
 from tests.support.sketches import sketch
@@ -81,6 +84,7 @@ asked = socket.socket(fileno=int(sys.argv[1]))
 ended, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 program, *arguments = sys.argv[2:]
 how = {"program": program, "arguments": arguments, "folder": os.getcwd(), "env": dict(os.environ)}
+how["asker"] = os.getpid()
 socket.send_fds(asked, [json.dumps(how).encode()], [0, 1, 2, theirs.fileno()])
 theirs.close()
 ended.recv(16)
@@ -91,6 +95,10 @@ os._exit(int(ended.recv(16)))
 _MOST_FILES = 16
 _HUGE = 2 << 20
 _MADV_COLLAPSE = 25
+_NAMESPACES = {"user": CLONE_NEWUSER, "mnt": CLONE_NEWNS, "net": CLONE_NEWNET}
+_PRIVILEGES = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs")
+_CAPABILITY_VERSION_3 = 0x20080522
+_PR_SET_DUMPABLE, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 23, 24, 38
 
 _ROOM = "TESTBED_TESTS_ROOM"
 """A variable that is there for its size: the environment that a forked process shows in ``/proc`` is written over it."""
@@ -230,9 +238,18 @@ def as_shell_functions() -> tuple[str, int]:
 
     ``python`` runs a program, or with ``-`` what it reads.
     """
+    call, number = asking()
+    asks = shlex.join(call)
+    return f'testbed() {{ {asks} {COMMAND} "$@"; }}; python() {{ {asks} "$@"; }}', number
+
+
+def asking() -> tuple[list[str], int]:
+    """The beginning of a command line that forks what follows it and waits for the fork, and the descriptor that it inherits.
+
+    The fork has its namespaces, its user and its privileges, and ends with it.
+    """
     number = _the_forker().descriptor
-    call = shlex.join([sys.executable, "-I", "-S", "-c", _ASK, str(number)])
-    return f'testbed() {{ {call} {COMMAND} "$@"; }}; python() {{ {call} "$@"; }}', number
+    return [sys.executable, "-I", "-S", "-c", _ASK, str(number)], number
 
 
 def serve(descriptor: int) -> None:
@@ -245,6 +262,8 @@ def serve(descriptor: int) -> None:
     freeze()
     asked = socket.socket(fileno=descriptor)
     ends: dict[int, tuple[int, socket.socket]] = {}
+    askers: dict[int, int] = {}
+    watches: dict[int, int] = {}
     waiting = select.poll()
     waiting.register(asked, select.POLLIN)
     while True:
@@ -253,9 +272,18 @@ def serve(descriptor: int) -> None:
                 waiting.unregister(number)
                 pid, theirs = ends.pop(number)
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                if watched := watches.pop(number, 0):
+                    with contextlib.suppress(KeyError):  # the asker has ended
+                        waiting.unregister(watched)
+                    del askers[watched]
+                    os.close(watched)
                 with theirs, contextlib.suppress(OSError):  # nobody waits for it
                     theirs.send(str(status).encode())
                 os.close(number)
+                continue
+            if number in askers:
+                waiting.unregister(number)
+                os.kill(askers[number], signal.SIGKILL)
                 continue
             message, descriptors, _, _ = socket.recv_fds(asked, 1 << 20, _MOST_FILES)
             if not message:
@@ -277,6 +305,10 @@ def serve(descriptor: int) -> None:
             number = os.pidfd_open(pid)
             ends[number] = (pid, theirs)
             waiting.register(number, select.POLLIN)
+            with contextlib.suppress(KeyError, ProcessLookupError):
+                askers[watched := os.pidfd_open(how["asker"])] = pid
+                waiting.register(watched, select.POLLIN)
+                watches[number] = watched
 
 
 def _prepare() -> None:
@@ -362,8 +394,11 @@ def _become(
     env: dict[str, str],
     renders: bool = False,
     program: str = COMMAND,
+    asker: int | None = None,
 ) -> None:
-    """Be what a new process would be."""
+    """Be what a new process would be. ``asker``: the process whose namespaces and privileges it has."""
+    if asker is not None:
+        _join(asker)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for file, standard in zip(files, (0, 1, 2), strict=True):
         os.dup2(file, standard)
@@ -379,6 +414,45 @@ def _become(
     fork_interpreters()
     if not renders:
         sketch(setattr)
+
+
+def _join(pid: int) -> None:
+    """Have the namespaces, the user and the privileges of another process, as if it had begun this one."""
+    theirs, own = _namespaces(pid), _namespaces(os.getpid())
+    for name, kind in _NAMESPACES.items():
+        if theirs[name] != own[name]:
+            with open(f"/proc/{pid}/ns/{name}", "rb") as namespace:
+                setns(namespace.fileno(), kind)
+    its = _privileges(pid)
+    libc = ctypes.CDLL(None, use_errno=True)
+    for number in range(64):
+        if not int(its["CapBnd"], 16) >> number & 1 and libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1:
+            libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+    uid, gid = (int(its[name].split()[0]) for name in ("Uid", "Gid"))
+    if (uid, gid) != (os.getuid(), os.getgid()):
+        os.setgroups([int(group) for group in its["Groups"].split()])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    sets = [int(its[f"Cap{name}"], 16) for name in ("Eff", "Prm", "Inh")]
+    words = [capabilities >> shift & 0xFFFFFFFF for shift in (0, 32) for capabilities in sets]
+    libc.capset(struct.pack("=II", _CAPABILITY_VERSION_3, 0), struct.pack("=6I", *words))
+    if int(its["NoNewPrivs"]):
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    assert _privileges(os.getpid()) == its
+    assert _namespaces(os.getpid()) == theirs
+
+
+def _privileges(pid: int) -> dict[str, str]:
+    """What ``/proc`` says of a process's user and capabilities."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    said = dict(line.split(":\t", 1) for line in lines if line.startswith(_PRIVILEGES))
+    assert len(said) == len(_PRIVILEGES)
+    return said
+
+
+def _namespaces(pid: int) -> dict[str, str]:
+    return {path.name: str(path.readlink()) for path in Path(f"/proc/{pid}/ns").iterdir()}
 
 
 def _become_interpreter(

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 
 from nodes.eventlog import read_log
 from nodes.records import Token
-from tests.support.forked import COMMAND, Forked, fork_command
+from tests.support.forked import COMMAND, Forked, asking, fork_command
 
 FAST = ("--set", "workload.n_requests=3", "--set", "workload.n_output_tokens=4", "--set", "workload.rate=2")
 FAST += ("--no-report",)
@@ -94,8 +94,8 @@ def announced(stderr: str) -> list[Path]:
 class Running:
     """A command in progress; its output goes to files, so that it can be read at any time.
 
-    It is forked (``tests.support.forked``) unless it must be ``anew``, as it is where a ``wrapper`` begins it. A forked
-    command leaves blank figures unless it ``renders`` them.
+    It is forked (``tests.support.forked``) unless it must be ``anew``. ``wrapper``: a command line that begins it in other
+    namespaces or with other privileges. A forked command leaves blank figures unless it ``renders`` them.
     """
 
     def __init__(
@@ -121,13 +121,15 @@ class Running:
             open(self._err, "wb") as err,
         ):
             if wrapper or anew:
+                begins, number = ([], None) if anew else asking()
                 self.process = subprocess.Popen(
-                    [*wrapper, COMMAND, *arguments],
+                    [*wrapper, *begins, COMMAND, *arguments],
                     stdin=stdin,
                     stdout=out,
                     stderr=err,
                     cwd=folder,
                     env=its_env,
+                    pass_fds=() if number is None else [number],
                 )
             else:
                 files = (stdin, out, err)
@@ -353,3 +355,19 @@ def assert_one_sentence(outcome: Outcome, *expected: str) -> None:
     assert lines[0].startswith("testbed: ")
     for text in expected:
         assert text in lines[0], lines[0]
+
+
+@contextlib.contextmanager
+def clean_testbed(folder: Path) -> Iterator[Testbed]:
+    """The command, in a folder of its own. No process and no device may be left at the end."""
+    before = links()
+    testbed = Testbed(folder)
+    yield testbed
+    testbed.close()
+    try:
+        wait_until(lambda: not processes(folder), "the end of every process of the run")
+    finally:
+        for pid in processes(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert links() == before

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,23 +11,14 @@ import pytest
 
 from netem.fabric import FabricBackend
 from netem.probe import try_in_child
-from tests.support.runs import FAST, Outcome, Testbed, links, processes, require, wait_until
+from tests.support.runs import FAST, Outcome, Testbed, clean_testbed, require
 
 
 @pytest.fixture
 def testbed(tmp_path: Path) -> Iterator[Testbed]:
     """The command, in a folder of this test's own. No process and no device may outlive the test."""
-    before = links()
-    testbed = Testbed(tmp_path)
-    yield testbed
-    testbed.close()
-    try:
-        wait_until(lambda: not processes(tmp_path), "the end of every process of the run")
-    finally:
-        for pid in processes(tmp_path):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    assert links() == before
+    with clean_testbed(tmp_path) as testbed:
+        yield testbed
 
 
 @pytest.fixture

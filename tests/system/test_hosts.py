@@ -99,7 +99,7 @@ def run_dir(tmp_path: Path) -> Path:
 def begin(testbed: Testbed, head: Machine, scenario: str, run_dir: Path, *options: str) -> Running:
     """``testbed up`` on the first machine, which ends with the test."""
     quiet = ("--no-page", "--no-report", "--json", "--out", str(run_dir))
-    return testbed.start("up", scenario, *quiet, *options, wrapper=head.inside([]))
+    return testbed.start("up", scenario, *quiet, *options, wrapper=head.inside([]), anew=True)
 
 
 def left_on(machine: Machine) -> list[str]:

@@ -51,7 +51,7 @@ def test_auto_falls_back_to_loopback_and_says_why(testbed: Testbed, wrapper: tup
 
 
 def test_the_doctor_says_what_is_missing(testbed: Testbed) -> None:
-    outcome = testbed("doctor", "--json", wrapper=WITHOUT_TUN)
+    outcome = testbed("doctor", "--json", wrapper=WITHOUT_TUN, anew=True)
     assert outcome.code == 0
     rows = {row["name"]: row for row in outcome.json()["capabilities"]}
     assert not rows["tun"]["works"]
@@ -68,6 +68,7 @@ def test_what_lies_in_the_current_folder_is_no_code_of_the_tool(testbed: Testbed
     for name in ("aiohttp", "msgspec", "pyroute2", "select"):
         (planted / f"{name}.py").write_text(f"raise SystemExit('planted {name} ran')\n")
     there = ("sh", "-c", f'cd {planted} && exec "$0" "$@"')
-    outcome = testbed.up("clustered", "--network", "fabric", "--set", "workload.n_requests=1", wrapper=there)
+    short = ("--set", "workload.n_requests=1", "--set", "workload.n_output_tokens=4", "--no-report")
+    outcome = testbed.up("clustered", "--network", "fabric", *short, wrapper=there, anew=True)
     assert outcome.code == 0, outcome.stderr
     assert "planted" not in outcome.stderr.replace(str(planted), "")

@@ -160,7 +160,7 @@ def test_runs_in_a_row_leave_no_object_behind(testbed: Testbed, two_sites: str, 
     temporary.mkdir()
     held: set[str] = set()
     own = all_namespaces()
-    for clock in [(), REAL] * 3:
+    for clock in [(), REAL] * 2:
         run = testbed.start_up(
             two_sites, "--network", "fabric", "--no-report", *clock, env={"TMPDIR": str(temporary)}
         )

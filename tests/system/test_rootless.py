@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from netem.probe import probe_rootless
+from tests.support.forked import asking
 from tests.support.runs import COMMAND, FAST, PATIENCE_S, REAL, require
 
 _USER = 65534
@@ -41,12 +42,16 @@ def _closed_ancestor(path: Path) -> Path | None:
     return closed[-1] if closed else None
 
 
-def _as_user(folder: Path, arguments: list[str]) -> list[str]:
-    """A command line that runs ``testbed`` with ``arguments`` as an unprivileged user."""
-    return _run_as_user(folder, [COMMAND, *arguments])
+def _done_by_user(folder: Path, command: list[str], anew: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a command line as an unprivileged user. ``testbed`` at its beginning is forked unless it must be ``anew``."""
+    begins, number = asking()
+    command = [*([] if anew or command[0] != COMMAND else begins), *command]
+    return subprocess.run(
+        _as_user(folder, command), capture_output=True, text=True, timeout=PATIENCE_S, pass_fds=[number]
+    )
 
 
-def _run_as_user(folder: Path, command: list[str]) -> list[str]:
+def _as_user(folder: Path, command: list[str]) -> list[str]:
     if os.geteuid() != 0:
         return command
     needed = sorted({Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve(), _ROOT})
@@ -81,8 +86,8 @@ def test_an_unprivileged_user_runs_the_same_command(
 ) -> None:
     require("rootless", probe_rootless())
     arguments = ["up", "clustered", *FAST, *clock, "--network", network, "--json"]
-    command = _as_user(folder, [*arguments, "--out", str(folder / "run")])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    command = [COMMAND, *arguments, "--out", str(folder / "run")]
+    done = _done_by_user(folder, command, anew=(network, clock) == ("fabric", ()))
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert (summary["network"], summary["clock"]) == (network, "real" if clock else "virtual")
@@ -95,7 +100,7 @@ _HELD_AND_USED = """
 testbed=$1 run=$2; shift 2
 "$testbed" up clustered --network fabric --hold --out "$run" "$@" 2> "$run.err" &
 until grep -q 'holding the testbed up' "$run.err" || ! kill -0 $!; do sleep 0.05; done
-"$testbed" exec a100-0 --run "$run" -- sh -c 'id -u; hostname; getent hosts client-0; exit 5'
+FORKED "$testbed" exec a100-0 --run "$run" -- sh -c 'id -u; hostname; getent hosts client-0; exit 5'
 echo "code $?"
 "$testbed" exec a100-1 --run "$run" -- sleep 1000 2> "$run.sleep" &
 until pgrep -x sleep -P $! > /dev/null; do sleep 0.05; done
@@ -105,11 +110,10 @@ kill -INT %1; wait %2; echo "code $?"; wait %1; cat "$run.err" >&2
 
 def test_an_unprivileged_user_runs_programs_on_the_nodes_of_a_testbed(folder: Path) -> None:
     require("rootless", probe_rootless())
-    script = ["bash", "-m", "-c", _HELD_AND_USED, "held", COMMAND, str(folder / "run")]
+    text = _HELD_AND_USED.replace("FORKED", shlex.join(asking()[0]))
+    script = ["bash", "-m", "-c", text, "held", COMMAND, str(folder / "run")]
     options = [*FAST, "--set", "workload.n_requests=1", *REAL]
-    done = subprocess.run(
-        _run_as_user(folder, [*script, *options]), capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = _done_by_user(folder, [*script, *options])
     lines = done.stdout.splitlines()
     assert lines[:4] == ["0", "a100-0", "198.18.0.1      client-0", "code 5"], done.stdout + done.stderr
     assert "code 143" in lines[4:], "the program ended with the testbed"
@@ -117,9 +121,7 @@ def test_an_unprivileged_user_runs_programs_on_the_nodes_of_a_testbed(folder: Pa
 
 def test_the_doctor_tells_an_unprivileged_user_that_no_root_is_needed(folder: Path) -> None:
     require("rootless", probe_rootless())
-    done = subprocess.run(
-        _as_user(folder, ["doctor", "--json"]), capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = _done_by_user(folder, [COMMAND, "doctor", "--json"])
     assert done.returncode == 0, done.stderr
     works = {row["name"]: row["works"] for row in json.loads(done.stdout)["capabilities"]}
     assert works["rootless"] and works["network fabric"]

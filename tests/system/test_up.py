@@ -8,15 +8,14 @@ import json
 import os
 import pty
 import shutil
-import subprocess
 import termios
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.forked import fork_command
 from tests.support.runs import (
-    COMMAND,
     FAST,
     MEMORY,
     PATIENCE_S,
@@ -276,26 +275,15 @@ def test_progress_is_shown_on_a_terminal(testbed: Testbed, tmp_path: Path) -> No
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 150))
     longer = ("--set", "workload.n_output_tokens=100")  # serving lasts for several refreshes
-    with open(tmp_path / "stdout", "wb") as plain:
-        process = subprocess.Popen(
-            [
-                COMMAND,
-                "up",
-                "clustered",
-                "--network",
-                "loopback",
-                *FAST,
-                *REAL,
-                *longer,
-                "--out",
-                str(tmp_path / "run"),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=plain,
-            stderr=theirs,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},  # room for all its columns
-        )
-    os.close(theirs)
+    arguments = ("up", "clustered", "--network", "loopback", *FAST, *REAL, *longer)
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}  # room for all its columns
+    with (
+        open(os.devnull, "rb") as nothing,
+        open(tmp_path / "stdout", "wb") as plain,
+        open(theirs, "wb") as terminal,
+    ):
+        files = (nothing, plain, terminal)
+        process = fork_command([*arguments, "--out", str(tmp_path / "run")], tmp_path, env, files)
     shown = b""
     with contextlib.suppress(OSError):  # the end of a terminal
         while part := os.read(ours, 4096):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import signal
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -23,6 +24,7 @@ from tests.support.runs import (
     Testbed,
     assert_one_sentence,
     assert_tables_hold_the_whole_log,
+    clean_testbed,
     logged_tokens,
     processes,
     rows_of,
@@ -32,11 +34,11 @@ from tests.system.test_moving_servers import ENV
 from tests.system.test_recovery import DECODE, NOTHING_LEFT, SCENARIO, events, fault
 
 SHIFT = (
-    *("load-shift", "--set", "workload.n_requests=40", "--set", "workload.n_output_tokens=16"),
-    *("--set", "workload.rate=0.16", "--set", 'workload.changes=[{at="15 s", rate=1.0}]'),
+    *("load-shift", "--set", "workload.n_requests=20", "--set", "workload.n_output_tokens=16"),
+    *("--set", "workload.rate=0.16", "--set", 'workload.changes=[{at="15 s", rate=2.0}]'),
     *("--set", "policy.online_patience=10 s", "--set", "policy.online_period=5 s"),
 )
-"""The shipped scenario in which servers change their blocks as the load rises, in a quarter of its time."""
+"""The shipped scenario in which servers change their blocks as the load rises, in a fraction of its time."""
 
 KILL = fault("kill", DECODE, **{"for": '"2 s"'})
 STOP = fault("stop", DECODE, **{"for": '"8 s"'}) + '\n[recovery]\nrequest_timeout = "3 s"\n'
@@ -47,6 +49,7 @@ RESTLESS = (
     KILL + SLOW + CUT + '\n[[network.event]]\nat = "0 s"\nlink = ["a", "b"]\njitter = "9 ms"\nloss = "2 %"\n'
 )
 """Everything at once, with chance in every link."""
+FABRIC = ("--network", "fabric")
 CHAIN = ("--set", "policy.communication=server-to-server")
 WANDERING = ("--set", "policy.online=tests.support.wandering:Draining", "--set", "policy.load_rate=40 Gbit/s")
 
@@ -55,10 +58,13 @@ HELD_BACK_S = 1e-4
 three segments back for an acknowledgement (docs/virtual-time.md), and they take 36 us on 1 Gbit/s."""
 CASES: dict[str, tuple[str, tuple[str, ...], set[str]]] = {
     "a server is killed and comes back": (KILL, (), {"fault", "detected", "replayed", "begun"}),
-    "a server stops": (STOP, (), {"fault", "detected", "replayed"}),
-    "a server slows down": (SLOW, (), {"fault"}),
+    "a server stops": (STOP, (), {"fault", "detected", "replayed", "fault-over"}),
+    "a server slows down": (SLOW, (), {"fault", "fault-over"}),
     "a link is cut": (CUT, (), {"network-change"}),
-    "a link is cut and prompts fill the congestion window after it": (SLOW + CUT, (), {"network-change"}),
+    "a link is cut and prompts fill the congestion window after it": (
+        *(SLOW + CUT, ()),
+        {"network-change", "fault", "fault-over"},
+    ),
     "servers forward": ("", CHAIN, set()),
     "servers forward and one is killed": (KILL, CHAIN, {"fault", "detected", "replayed", "begun"}),
     "servers move their blocks": ("", WANDERING, {"moving", "moved"}),
@@ -66,16 +72,33 @@ CASES: dict[str, tuple[str, tuple[str, ...], set[str]]] = {
 """Faults of the scenario, options, and events that there must be."""
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Any:
-    """Writes the scenario of ``test_recovery`` with these faults."""
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Writes the scenario of ``test_recovery`` with these faults, and half as many tokens."""
 
     def write(faults: str) -> str:
-        path = tmp_path / "virtual.toml"
-        path.write_text(SCENARIO % 1000.0 + faults, encoding="utf-8")
+        path = tmp_path_factory.mktemp("written") / "virtual.toml"
+        path.write_text(
+            (SCENARIO % 1000.0).replace("n_output_tokens = 60", "n_output_tokens = 30") + faults,
+            encoding="utf-8",
+        )
         return str(path)
 
     return write
+
+
+class Made:
+    """Runs that tests share, each made when it is first asked for; not to be changed."""
+
+    def __init__(self, testbed: Testbed, write: Callable[[str], str]) -> None:
+        self.of = functools.cache(functools.partial(up, testbed))
+        self.with_faults = functools.cache(lambda faults, *options: self.of(write(faults), *options))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, written: Callable[[str], str]) -> Iterator[Made]:
+    with clean_testbed(tmp_path_factory.mktemp("made")) as testbed:
+        yield Made(testbed, written)
 
 
 def up(testbed: Testbed, *arguments: str, anew: bool = False) -> Outcome:
@@ -153,15 +176,19 @@ def happened(run_dir: Path) -> dict[int | None, list[Any]]:
     return found
 
 
-def test_the_same_seed_repeats_a_run_on_memory_to_the_last_byte(testbed: Testbed, written: Any) -> None:
+def test_the_same_seed_repeats_a_run_on_memory_to_the_last_byte(
+    testbed: Testbed, written: Callable[[str], str]
+) -> None:
     runs = [up(testbed, written(RESTLESS), *MEMORY, anew=anew).run_dir for anew in OTHER_HASHES]
     assert contents(runs[0]) == contents(runs[1])
     other = up(testbed, written(RESTLESS), *MEMORY, "--seed", "2").run_dir
     assert contents(other)["hops.parquet"] != contents(runs[0])["hops.parquet"]
 
 
-def test_the_same_seed_repeats_moves_of_blocks_on_memory_to_the_last_byte(testbed: Testbed) -> None:
-    runs = [up(testbed, *SHIFT, *MEMORY, anew=anew).run_dir for anew in OTHER_HASHES]
+def test_the_same_seed_repeats_moves_of_blocks_on_memory_to_the_last_byte(
+    testbed: Testbed, made: Made
+) -> None:
+    runs = [made.of(*SHIFT, *MEMORY).run_dir, up(testbed, *SHIFT, *MEMORY, anew=True).run_dir]
     assert contents(runs[0]) == contents(runs[1])
 
 
@@ -172,18 +199,21 @@ def test_the_same_seed_repeats_moves_of_blocks_on_memory_to_the_last_byte(testbe
     ids=["slow", "killed, slow, cut", "stopped"],
 )
 def test_the_same_seed_repeats_a_run_on_fabric(
-    faults: str, within_s: float, testbed: Testbed, written: Any
+    faults: str, within_s: float, testbed: Testbed, made: Made, written: Callable[[str], str]
 ) -> None:
-    runs = [up(testbed, written(faults), "--network", "fabric", anew=anew).run_dir for anew in OTHER_HASHES]
+    """What only slows down is in the second case, too: its other run has the same hashes."""
+    other = up(testbed, written(faults), *FABRIC, anew=faults != SLOW)
+    runs = [made.with_faults(faults, *FABRIC).run_dir, other.run_dir]
     assert happened(runs[0]) == happened(runs[1])
     assert_rows_agree(*runs, within_s)
 
 
 @pytest.mark.usefixtures("fabric")
-def test_fabric_does_not_see_that_processes_wait_for_a_cpu(testbed: Testbed, written: Any) -> None:
+def test_fabric_does_not_see_that_processes_wait_for_a_cpu(
+    testbed: Testbed, made: Made, written: Callable[[str], str]
+) -> None:
     """Processes are paused, one after the other, for up to 0.2 s each, so that TCP measures round trips of any length."""
-    arguments = (written(KILL + SLOW + CUT), "--network", "fabric", "--no-report")
-    running = testbed.start_up(*arguments, env=ENV)
+    running = testbed.start_up(written(KILL + SLOW + CUT), *FABRIC, "--no-report", env=ENV)
     run_dir, chance, n_paused = testbed.runs / "run-1", Random(1), 0
     while running.process.poll() is None:
         if pids := sorted(processes(run_dir)):
@@ -193,7 +223,7 @@ def test_fabric_does_not_see_that_processes_wait_for_a_cpu(testbed: Testbed, wri
         time.sleep(0.005)
     assert running.wait().code == 0
     assert n_paused >= 10
-    run_dirs = [run_dir, testbed.up(*arguments, env=ENV).run_dir]
+    run_dirs = [run_dir, made.with_faults(KILL + SLOW + CUT, *FABRIC).run_dir]
     assert happened(run_dirs[0]) == happened(run_dirs[1])
     assert_rows_agree(*run_dirs, HELD_BACK_S)
 
@@ -213,17 +243,16 @@ def assert_networks_agree(memory: Outcome, fabric: Outcome) -> None:
 
 @pytest.mark.usefixtures("fabric")
 @pytest.mark.parametrize("case", CASES)
-def test_memory_and_fabric_agree_when(case: str, testbed: Testbed, written: Any) -> None:
+def test_memory_and_fabric_agree_when(case: str, made: Made) -> None:
     faults, options, expected = CASES[case]
-    scenario = written(faults)
-    memory, fabric = (up(testbed, scenario, "--network", n, *options) for n in ("memory", "fabric"))
+    memory, fabric = (made.with_faults(faults, *network, *options) for network in (MEMORY, FABRIC))
     assert expected <= {event["event"] for events in happened(memory.run_dir).values() for event in events}
     assert_networks_agree(memory, fabric)
 
 
 @pytest.mark.usefixtures("fabric")
-def test_memory_and_fabric_agree_when_a_policy_moves_blocks_as_the_load_rises(testbed: Testbed) -> None:
-    memory, fabric = (up(testbed, *SHIFT, "--network", network) for network in ("memory", "fabric"))
+def test_memory_and_fabric_agree_when_a_policy_moves_blocks_as_the_load_rises(made: Made) -> None:
+    memory, fabric = (made.of(*SHIFT, *network) for network in (MEMORY, FABRIC))
     assert len(events(memory.run_dir, "moved")) >= 2
     assert [move["new"] for move in memory.json()["moves"]] == [
         move["new"] for move in fabric.json()["moves"]
@@ -383,10 +412,8 @@ def test_a_run_in_real_time_is_judged_by_its_twin(judged: Outcome) -> None:
     assert [row["arrival_at_s"] for row in rows] == [row["arrival_at_s"] for row in its]
 
 
-def test_a_twin_is_the_run_in_virtual_time_that_one_could_have_asked_for(
-    judged: Outcome, testbed: Testbed
-) -> None:
-    asked = testbed.up("clustered", *MEMORY, *FAST).run_dir
+def test_a_twin_is_the_run_in_virtual_time_that_one_could_have_asked_for(judged: Outcome, made: Made) -> None:
+    asked = made.of("clustered", *MEMORY, *FAST).run_dir
     for name in ("requests.parquet", "hops.parquet", "events.jsonl"):
         assert (asked / name).read_bytes() == (judged.run_dir / "twin" / name).read_bytes()
 
@@ -413,7 +440,7 @@ def test_report_rebuilds_the_same_summary(
     if kind == "judged":
         first: Outcome = request.getfixturevalue("judged")
     else:
-        first = testbed.up("clustered", *MEMORY, "--json", *FAST)
+        first = request.getfixturevalue("made").of("clustered", *MEMORY, *FAST)
     copy = tmp_path / "copy"
     shutil.copytree(first.run_dir, copy)
     (copy / "summary.json").unlink()
@@ -487,7 +514,9 @@ for module, names in (
 '''
 
 
-def test_a_run_on_memory_needs_nothing_that_only_linux_has(testbed: Testbed, tmp_path: Path) -> None:
+def test_a_run_on_memory_needs_nothing_that_only_linux_has(
+    testbed: Testbed, made: Made, tmp_path: Path
+) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "sitecustomize.py").write_text(ELSEWHERE)
     env = {"PYTHONPATH": str(tmp_path / "lib")}
@@ -498,5 +527,5 @@ def test_a_run_on_memory_needs_nothing_that_only_linux_has(testbed: Testbed, tmp
     assert chosen.code == 0, chosen.stderr
     assert (chosen.json()["network"], chosen.json()["clock"]) == ("memory", "virtual")
     assert contents(chosen.run_dir)["hops.parquet"] == contents(outcome.run_dir)["hops.parquet"]
-    here = testbed.up("clustered", "--json", *MEMORY, *FAST)
+    here = made.of("clustered", *MEMORY, *FAST)
     assert contents(here.run_dir) == contents(outcome.run_dir)
