@@ -151,9 +151,11 @@ def test_under_churn_every_request_completes_while_servers_move(policy: str) -> 
         "policy.load_rate='20 Gbit/s'",
         "servers.1.count=4",
         "workload.n_requests=15",
+        "workload.n_output_tokens=64",
     ]
     simulation = simulate(Case(load_experiment("churn", options)), "testbed")
     assert [r.status for r in simulation.rows] == ["completed"] * 15
+    assert sum(r.n_recoveries for r in simulation.rows) >= 2
     assert simulation.served.moves or policy == "two-time-scale"
     again = simulate(Case(load_experiment("churn", options)), "testbed")
     assert (again.rows, again.served.moves) == (simulation.rows, simulation.served.moves)

@@ -135,11 +135,11 @@ def test_sessions_outlive_a_server_that_forwards(
     testbed: Testbed, fabric: None, thirds: str, network: str
 ) -> None:
     # In real time so long that the kill comes in the midst of it on any machine.
-    real = ("--time-scale", "5", "--no-twin") if network == "loopback" else ()
-    longer = ("--network", network, *real, "--set", "workload.n_output_tokens=150")
-    plain = up(testbed, thirds, *longer)
+    n_tokens, real = (80, ("--time-scale", "3", "--no-twin")) if network == "loopback" else (40, ())
+    longer = ("--set", f"workload.n_output_tokens={n_tokens}")
+    plain = up(testbed, thirds, "--network", "memory", *longer)
     fault = '{kind="kill", server="a100-1", after={request=1,tokens=3}, for="2 s"}'  # in the cheapest chain
-    broken = up(testbed, thirds, *longer, "--set", f"fault=[{fault}]")
+    broken = up(testbed, thirds, "--network", network, *real, *longer, "--set", f"fault=[{fault}]")
     assert broken.json()["n_replays"] > 0, (broken.run_dir / "events.jsonl").read_text()
     assert token_ids(broken) == token_ids(plain)
 

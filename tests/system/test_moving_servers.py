@@ -99,9 +99,11 @@ def test_servers_die_and_come_back_while_others_move(virtual: str, testbed: Test
         + fault("kill", 'at = "4 s"', **{"for": '"1 s"', "server": '"a100-1"'})
         + fault("stop", 'at = "5 s"', **{"for": '"2 s"', "server": '"a100-2"'})
     )
-    longer = ("--set", "workload.n_output_tokens=120", "--no-report")
-    outcome = testbed.up(scenario, "--network", virtual, "--json", *longer, *online(DRAINING), env=ENV)
+    options = ("--network", virtual, "--json", "--no-report")
+    outcome = testbed.up(scenario, *options, *online(DRAINING), env=ENV)
     assert outcome.code == 0, outcome.stderr
+    assert {event["server"] for event in events(outcome.run_dir, "begun")} >= {"a100-0", "a100-1"}
+    assert [event["server"] for event in events(outcome.run_dir, "fault-over")] == ["a100-2"]
     summary = outcome.json()
     assert summary["n_completed"] == 4
     assert summary["leaks"] == NOTHING_LEFT

@@ -10,12 +10,14 @@ import pytest
 
 from tests.support.notebook import NOTEBOOK, PAGE, cells_of, notebook_text, shown_by
 from tests.support.runs import require
+from tests.support.sketches import sketch
 
 
 def test_the_tutorial_shows_what_stands_below_each_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    sketch(monkeypatch.setattr)
     cells = list(cells_of(PAGE.read_text(encoding="utf-8")))
     assert shown_by(cells) == [cell.shows for cell in cells if cell.kind == "code"]
     assert len(cells) > 15 and sum(bool(cell.shows) for cell in cells) > 8

@@ -104,10 +104,11 @@ def test_sessions_live_on_when_a_server_is_killed_and_it_serves_again_later(
     faults = fault("kill", DECODE, **{"for": '"2 s"'})
     before = links()
     # The server is back before the end on any machine, also if the fault comes late in real time.
-    longer = ("--set", f"workload.n_output_tokens={400 if network == 'loopback' else 160}")
-    real = REAL if network == "loopback" else ()
-    outcome = testbed.up(scenario(faults), "--network", network, "--json", *longer, *real)
-    summary = assert_all_live_on(outcome)
+    n_requests, n_tokens, real = (2, 400, REAL) if network == "loopback" else (4, 40, ())
+    size = ("--set", f"workload.n_requests={n_requests}", "--set", f"workload.n_output_tokens={n_tokens}")
+    options = ("--network", network, "--json", "--no-report", *size, *real)
+    outcome = testbed.up(scenario(faults), *options)
+    summary = assert_all_live_on(outcome, n_requests)
     assert links() == before
     replays = events(outcome.run_dir, "replayed")
     assert summary["n_replays"] == len(replays) >= 1
@@ -136,9 +137,10 @@ def test_servers_stop_slow_down_leave_and_join_while_requests_are_served(
         + fault("leave", 'at = "2 s"', server='"a100-2"')
         + '\n[recovery]\nrequest_timeout = "3 s"\n'
     )
-    longer = ("--set", "workload.n_requests=24")  # the server has left before the last request is done
-    outcome = testbed.up(scenario(faults, joins_at_s=0.5), "--network", virtual, "--json", *longer)
-    summary = assert_all_live_on(outcome, n_requests=24)
+    longer = ("--set", "workload.n_requests=12")  # the server has left before the last request is done
+    options = ("--network", virtual, "--json", "--no-report", *longer)
+    outcome = testbed.up(scenario(faults, joins_at_s=0.5), *options)
+    summary = assert_all_live_on(outcome, n_requests=12)
     done = [(e["kind"], e["server"], e["applies"]) for e in events(outcome.run_dir, "fault")]
     assert sorted(done) == [
         ("join", "late", True),

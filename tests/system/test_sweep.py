@@ -15,10 +15,10 @@ from testbed.studies.sweep.table import RESULTS
 from tests.support.runs import Running, assert_one_sentence, below, wait_until
 
 STUDY = [
-    *("clustered", "--over", "workload.rate=0.2:1:0.2", "--over", "policy=petals,proposed", "--runs", "8"),
+    *("clustered", "--over", "workload.rate=0.2:1:0.2", "--over", "policy=petals,proposed", "--runs", "6"),
     *("--set", "workload.n_requests=12", "--set", "workload.n_output_tokens=32"),
 ]
-N_RUNS = 80
+N_RUNS = 60
 
 
 def sweep(out: Path, jobs: int = 2) -> Running:
