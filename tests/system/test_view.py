@@ -95,7 +95,7 @@ def test_view_of_a_simulation_reads_its_tables(testbed: Testbed, tmp_path: Path)
 
 
 def test_a_report_of_a_hundred_requests_is_small_enough_to_send(testbed: Testbed) -> None:
-    run = testbed.up("abovenet", *MEMORY, "--no-trace", "--set", "workload.n_output_tokens=32", renders=True)
+    run = testbed.up("abovenet", *MEMORY, "--no-trace", "--set", "workload.n_output_tokens=16", renders=True)
     assert (run.run_dir / "report.html").stat().st_size < 2_000_000
 
 
