@@ -74,9 +74,5 @@ def on_links(
             (network.shared_bps[name] for name in network.shared_paths.get(pair, ())), default=math.inf
         )
         over_time = LinkOverTime(network.links[pair], changed.get(pair, ()), most_bps)
-        yield (
-            pair,
-            over_time.passed(
-                sent.row, sent.sent_at_s, sent.arrived_at_s, (8 * sent.n_bytes).astype(np.float64)
-            ),
-        )
+        n_bits = 8.0 * sent.n_bytes.astype(np.float64)
+        yield pair, over_time.passed(sent.row, sent.sent_at_s, sent.arrived_at_s, n_bits)

@@ -276,7 +276,6 @@ class _Links:
     """The run's links: FIFO, with their changes."""
 
     def __init__(self, experiment: Experiment, records: RunRecords) -> None:
-        self._experiment = experiment
         self._timeline = Timeline(experiment, as_carried_out(experiment, records))
         self._planned = Timeline(experiment, as_intended(experiment, records))
         self._is_changing = bool(records.changes)
