@@ -10,7 +10,7 @@ from testbed.results.plots import LINES, plotting, save_both
 from testbed.studies.reproduce.explain import FACTOR_LABELS, mean_shares
 from testbed.studies.reproduce.paper import METRICS
 from testbed.studies.reproduce.runs import Results
-from testbed.studies.reproduce.settings import CLOSEST, LABELS, STATED, SWEEPS, TOPOLOGIES, Sweep
+from testbed.studies.reproduce.settings import CLOSEST, STATED, SWEEPS, TOPOLOGIES, Sweep, labels
 from testbed.studies.sweep.disk import writing
 from testbed.studies.sweep.figures import draw_means, looks_of, set_scales
 
@@ -74,7 +74,7 @@ def _panels(
     for panels, (sweep, metric, label, factor) in zip(grid, rows, strict=True):
         every: list[float] = []
         for axes, place in zip(panels, TOPOLOGIES, strict=True):
-            for policy, look in looks_of(LABELS).items():
+            for policy, look in looks_of(labels()).items():
                 means = [
                     (value, mean.mean * factor, mean.half_width * factor)
                     for value, setting in sweep.points[place]

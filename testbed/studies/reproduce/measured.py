@@ -10,7 +10,7 @@ from testbed.results.intervals import Mean
 from testbed.studies.reproduce.markdown import table
 from testbed.studies.reproduce.paper import METRICS, PRINTED_POLICIES, printed_s
 from testbed.studies.reproduce.runs import Results
-from testbed.studies.reproduce.settings import CLOSEST, COLUMNS, LABELS, PLACES, STATED
+from testbed.studies.reproduce.settings import CLOSEST, COLUMNS, PLACES, STATED, labels
 from testbed.studies.reproduce.tables import HEADER
 
 SOURCES = {
@@ -135,7 +135,7 @@ def summary(cells: Sequence[Cell]) -> list[str]:
         ]
         lines.append(f"Measured time per token, {words}: {spread(ratios)}.")
     for fit in fits(cells):
-        constants = " and ".join(f"{s:.0f} s for {LABELS[policy]}" for policy, s in fit.constants_s.items())
+        constants = " and ".join(f"{s:.0f} s for {labels()[policy]}" for policy, s in fit.constants_s.items())
         lines.append(
             f"Two constants fitted on {fit.fitted_on} ({constants}) predict the others: {spread(fit.ratios)}."
         )
@@ -156,7 +156,7 @@ def measured_lines(results: Results) -> Iterator[str]:
         for place in PLACES:
             for policy in PRINTED_POLICIES:
                 own = [c for c in cells if (c.metric, c.place, c.policy) == (metric, place, policy)]
-                rows.append([place, LABELS[policy], *map(_text, own)])
+                rows.append([place, labels()[policy], *map(_text, own)])
         yield f"### {title} [s], measured"
         yield table(["", "", *HEADER], rows)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from testbed.experiments.changes import toml_text
@@ -51,8 +51,31 @@ class TableVariant:
     name: str
     title: str
     note: str
-    cells: Mapping[tuple[str, int], Setting]
-    """(place, index into ``COLUMNS``) -> setting. Columns may share a setting."""
+    clustered: str
+    """The part with the clustered rows."""
+    n_requests: int | None
+    """Of the scattered rows; None: there are none."""
+
+    @cached_property
+    def cells(self) -> Mapping[tuple[str, int], Setting]:
+        """(place, index into ``COLUMNS``) -> setting. Columns may share a setting."""
+        cells = {}
+        for place in PLACES[:3] if self.n_requests is None else PLACES:
+            for column, (rate, n_output) in enumerate(COLUMNS):
+                at: dict[str, Any] = {"workload.n_output_tokens": n_output, "workload.rate": rate}
+                if place in TOPOLOGIES:
+                    study = part("scattered")
+                    at |= {SCENARIO: place.lower(), "workload.n_requests": self.n_requests}
+                else:
+                    study = part(self.clustered)
+                    at |= {"clients.site": place}
+                texts = {key: toml_text(value) for key, value in at.items() if key in study.keys}
+                [point] = [point for point in study.points if texts.items() <= point.items()]
+                words = [self.name, place, *([rate] if "workload.rate" in texts else []), n_output]
+                cells[place, column] = Setting(
+                    "/".join(map(str, words)), study, point, self.name != "drawn", self.name == "stated"
+                )
+        return cells
 
     @property
     def settings(self) -> list[Setting]:
@@ -61,14 +84,33 @@ class TableVariant:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One parameter varied on every topology. ``points``: topology -> (value, setting), with ascending
-    values.
-    """
+    """One parameter varied on every topology; ``name`` is the part's."""
 
     name: str
-    title: str
-    x_label: str
-    points: Mapping[str, list[tuple[float, Setting]]] = field(repr=False)
+
+    @property
+    def title(self) -> str:
+        return part(self.name).description
+
+    @property
+    def x_label(self) -> str:
+        return words_of(self._key)
+
+    @property
+    def _key(self) -> str:
+        [key] = [key for key in part(self.name).keys if key.startswith(LABEL)]
+        return key
+
+    @cached_property
+    def points(self) -> Mapping[str, list[tuple[float, Setting]]]:
+        """Topology -> (value, setting), with ascending values."""
+        study = part(self.name)
+        points: dict[str, list[tuple[float, Setting]]] = {place: [] for place in TOPOLOGIES}
+        for point in study.points:
+            [place] = [place for place in TOPOLOGIES if place.lower() == value_of(point[SCENARIO])]
+            value = float(point[self._key])
+            points[place].append((value, Setting(f"{self.name}/{place}/{value:g}", study, point)))
+        return points
 
     @property
     def settings(self) -> list[Setting]:
@@ -80,32 +122,7 @@ def part(name: str) -> Study:
     return read_study(f"paper:{name}", Options())
 
 
-def _table(name: str, title: str, note: str, clustered: str, n_requests: int | None) -> TableVariant:
-    """Returns a version of the tables.
-
-    ``clustered``: the part with the clustered rows. ``n_requests``: of the scattered rows; None: there are
-    none.
-    """
-    cells = {}
-    for place in PLACES[:3] if n_requests is None else PLACES:
-        for column, (rate, n_output) in enumerate(COLUMNS):
-            at: dict[str, Any] = {"workload.n_output_tokens": n_output, "workload.rate": rate}
-            if place in TOPOLOGIES:
-                study = part("scattered")
-                at |= {SCENARIO: place.lower(), "workload.n_requests": n_requests}
-            else:
-                study = part(clustered)
-                at |= {"clients.site": place}
-            texts = {key: toml_text(value) for key, value in at.items() if key in study.keys}
-            [point] = [point for point in study.points if texts.items() <= point.items()]
-            words = [name, place, *([rate] if "workload.rate" in texts else []), n_output]
-            cells[place, column] = Setting(
-                "/".join(map(str, words)), study, point, name != "drawn", name == "stated"
-            )
-    return TableVariant(name, title, note, cells)
-
-
-CLOSEST = _table(
+CLOSEST = TableVariant(
     "closest",
     "Settings that come closest to the printed numbers",
     "Clustered rows: the reference simulator's clustered branch as published (50 requests at 1 request/s in "
@@ -114,7 +131,7 @@ CLOSEST = _table(
     "closest",
     50,
 )
-STATED = _table(
+STATED = TableVariant(
     "stated",
     "Settings as the paper states them",
     "100 requests at the column's rate, 20 input tokens, join orders drawn; the scattered branch's constants "
@@ -122,7 +139,7 @@ STATED = _table(
     "clustered",
     100,
 )
-DRAWN = _table(
+DRAWN = TableVariant(
     "drawn",
     "The clustered branch with join orders drawn",
     "As the clustered rows above it, but every run draws the order in which servers join, as in the scattered rows.",
@@ -130,22 +147,14 @@ DRAWN = _table(
     None,
 )
 TABLES = (CLOSEST, DRAWN, STATED)
-LABELS = {policy: CLOSEST.settings[0].study.label(policy) for policy in CLOSEST.settings[0].study.policies}
-"""Policy -> its name in tables and figures: each is one row, or one line."""
+SWEEPS = tuple(map(Sweep, ("servers", "a100-share", "rate", "length", "servers-and-rate", "actual-rate")))
 
 
-def _sweep(name: str) -> Sweep:
-    study = part(name)
-    [key] = [key for key in study.keys if key.startswith(LABEL)]
-    points: dict[str, list[tuple[float, Setting]]] = {place: [] for place in TOPOLOGIES}
-    for point in study.points:
-        [place] = [place for place in TOPOLOGIES if place.lower() == value_of(point[SCENARIO])]
-        value = float(point[key])
-        points[place].append((value, Setting(f"{name}/{place}/{value:g}", study, point)))
-    return Sweep(name, study.description, words_of(key), points)
-
-
-SWEEPS = tuple(map(_sweep, ("servers", "a100-share", "rate", "length", "servers-and-rate", "actual-rate")))
+@cache
+def labels() -> Mapping[str, str]:
+    """Policy -> its name in tables and figures: each is one row, or one line."""
+    study = CLOSEST.settings[0].study
+    return {policy: study.label(policy) for policy in study.policies}
 
 
 def settings_of(only: str | None) -> list[Setting]:

@@ -8,7 +8,7 @@ from functools import partial
 from testbed.studies.reproduce.markdown import ms, seconds, table
 from testbed.studies.reproduce.paper import METRICS
 from testbed.studies.reproduce.runs import Results
-from testbed.studies.reproduce.settings import LABELS, SWEEPS, Setting, Sweep
+from testbed.studies.reproduce.settings import SWEEPS, Setting, Sweep, labels
 
 
 def sweep_lines(results: Results) -> Iterator[str]:
@@ -33,11 +33,11 @@ def run_time_lines(results: Results) -> Iterator[str]:
 def _table(sweep: Sweep, cell: Callable[[Setting, str], str]) -> str:
     """Returns a table with a row per point of the sweep; ``cell`` returns what stands there for a setting and a policy."""
     rows = [
-        [place, f"{value:g}", *(cell(setting, policy) for policy in LABELS)]
+        [place, f"{value:g}", *(cell(setting, policy) for policy in labels())]
         for place, points in sweep.points.items()
         for value, setting in points
     ]
-    return table(["", sweep.x_label, *LABELS.values()], rows)
+    return table(["", sweep.x_label, *labels().values()], rows)
 
 
 def _cell(results: Results, setup: str, metric: str, setting: Setting, policy: str) -> str:

@@ -16,7 +16,7 @@ from testbed.studies.reproduce.paper import (
     printed_s,
 )
 from testbed.studies.reproduce.runs import Results
-from testbed.studies.reproduce.settings import CLOSEST, COLUMNS, LABELS, PLACES, STATED, TABLES, TableVariant
+from testbed.studies.reproduce.settings import CLOSEST, COLUMNS, PLACES, STATED, TABLES, TableVariant, labels
 from testbed.studies.sweep.runs import Measures
 
 HEADER = [f"{rate:g}/s, {n_output} tokens" for rate, n_output in COLUMNS]
@@ -88,7 +88,7 @@ def summary(cells: list[Deviation]) -> str:
     rate, n_output = COLUMNS[worst.column]
     return (
         f"Of {len(cells)} printed cells {within} (within 2%: {by_metric}); median deviation {median:.1%}; largest {worst.ratio:+.1%} "
-        f"({worst.place}, {LABELS[worst.policy]}, {rate:g}/s, {n_output} tokens, {METRICS[worst.metric].lower()})."
+        f"({worst.place}, {labels()[worst.policy]}, {rate:g}/s, {n_output} tokens, {METRICS[worst.metric].lower()})."
     )
 
 
@@ -102,7 +102,7 @@ def _against_paper(results: Results, variant: TableVariant, metric: str) -> str:
                 printed = printed_s(metric, place, policy, column)
                 deviation = "" if mean is None else f" ({mean.mean / printed - 1:+.1%})"
                 cells.append(f"{printed:.2f} → {seconds(mean)}{deviation}")
-            rows.append([place, LABELS[policy], *cells])
+            rows.append([place, labels()[policy], *cells])
     return table(["", "", *HEADER], rows)
 
 
@@ -117,7 +117,7 @@ def _without(results: Results, variant: TableVariant, metric: str) -> str:
         settings = [variant.cells[place, column] for column in range(len(COLUMNS))]
         for policy in PRINTED_POLICIES:
             means = [results.mean(setting, policy, "none", metric) for setting in settings]
-            rows.append([place, LABELS[policy], *map(seconds, means)])
+            rows.append([place, labels()[policy], *map(seconds, means)])
         gains = []
         for column, setting in enumerate(settings):
             ours = [
@@ -145,7 +145,7 @@ def percent(ratio: float) -> str:
 def _all_policies(results: Results, variant: TableVariant, setup: str) -> str:
     rows = []
     for place in _places(variant):
-        for policy, label in LABELS.items():
+        for policy, label in labels().items():
             means = [
                 results.mean(variant.cells[place, column], policy, setup, "per_token_s")
                 for column in range(len(COLUMNS))
@@ -162,7 +162,7 @@ def mismatch_lines() -> Iterator[str]:
     """Yields one sentence per printed number that contradicts other printed numbers."""
     for m in mismatches():
         yield (
-            f"The printed {m.printed_s:.2f} s per token of {LABELS[m.policy]} on {m.place} ({m.rate:g}/s, "
+            f"The printed {m.printed_s:.2f} s per token of {labels()[m.policy]} on {m.place} ({m.rate:g}/s, "
             f"{m.n_output_tokens} tokens) contradicts the first and remaining tokens printed for the same cell, "
             f"which give {m.from_parts_s:.2f} s."
         )
@@ -174,7 +174,7 @@ def block_lines(results: Results) -> Iterator[str]:
     yield "## Blocks per server"
     yield (
         "On an A100 and on a MIG; ranges are over the runs. The paper reports "
-        + " and ".join(f"{a} and {b} for {LABELS[policy]}" for policy, (a, b) in printed.items())
+        + " and ".join(f"{a} and {b} for {labels()[policy]}" for policy, (a, b) in printed.items())
         + ", and does not state for which setting."
     )
     for variant in (CLOSEST, STATED):
@@ -187,7 +187,7 @@ def block_lines(results: Results) -> Iterator[str]:
                     cells.append(
                         " and ".join(_range(runs, f"{policy}/blocks/{kind}") for kind in ("a100", "mig"))
                     )
-                rows.append([place, LABELS[policy], *cells])
+                rows.append([place, labels()[policy], *cells])
         yield f"### {variant.title}"
         yield table(["", "", *HEADER], rows)
 
@@ -208,7 +208,7 @@ def run_time_table(results: Results) -> str:
     groups = {"clustered": PLACES[:3], **{place: (place,) for place in PLACES[3:]}}
     for group, places in groups.items():
         cells = []
-        for policy in LABELS:
+        for policy in labels():
             values = [
                 value
                 for place in places
@@ -221,5 +221,5 @@ def run_time_table(results: Results) -> str:
             mean_s, plus_minus_s = printed_decision_s(group, policy)
             printed.append(f"{mean_s * 1e3:.1f} ± {plus_minus_s * 1e3:.1f}")
         rows.append([group, *printed, *cells])
-    header = ["", *(f"MATLAB: {LABELS[policy]}" for policy in PRINTED_POLICIES)]
-    return table([*header, *LABELS.values()], rows)
+    header = ["", *(f"MATLAB: {labels()[policy]}" for policy in PRINTED_POLICIES)]
+    return table([*header, *labels().values()], rows)
