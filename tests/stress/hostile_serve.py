@@ -7,12 +7,10 @@ After each case its metrics must be zero again: no request, no session on any se
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,8 +20,9 @@ from typing import Any
 from tests.stress import hostile_http
 from tests.stress.hostile_endpoint import MAX_REQUESTS, Witness, play
 from tests.stress.hostile_http import AUTHORIZED, MAX_MODEL_LEN, MODELS, request
+from tests.support.serving import serving
 
-_OPTIONS = ("--network", "loopback", "--time-scale", "50", "--no-page", "--no-twin", "--no-report")
+_OPTIONS = ("--network", "loopback", "--time-scale", "50", "--no-twin", "--no-report")
 _TOKEN_S = 0.01
 _PATIENCE_S = 20.0
 _IDLE = re.compile(
@@ -41,17 +40,10 @@ class ServeTarget:
         self.counts: Counter[str] = Counter()
         self._folder = tempfile.TemporaryDirectory()
         limits = ("--max-model-len", str(MAX_MODEL_LEN), "--max-requests", str(MAX_REQUESTS))
-        run = ("--port", "0", "--out", str(Path(self._folder.name) / "run"))
-        self._stderr = Path(self._folder.name, "stderr").open("w+", encoding="utf-8")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "testbed", "serve", "clustered", *_OPTIONS, *limits, *run],
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        host, _, port = self._process.stdout.readline().strip().removesuffix("/v1").rpartition(":")
-        self._address = (host.removeprefix("http://"), int(port))
+        run = serving(Path(self._folder.name, "run"), "clustered", *_OPTIONS, *limits)
+        self._ending = contextlib.ExitStack()
+        testbed = self._ending.enter_context(run)
+        self._command, self._address = testbed.command, testbed.address
         self._loop = asyncio.new_event_loop()
         self._witness = Witness(self._address, MODELS[0])
         self._loop.run_until_complete(self._begin())
@@ -62,7 +54,7 @@ class ServeTarget:
         await self._witness.is_served(_pause)
 
     def _descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self._process.pid}/fd"))
+        return len(os.listdir(f"/proc/{self._command.process.pid}/fd"))
 
     def check(self, case: tuple[int, list[tuple[int, Any]]]) -> None:
         """Plays a case. Raises ``AssertionError`` if a promise is broken."""
@@ -78,9 +70,9 @@ class ServeTarget:
             if not any(values):
                 break
             assert time.monotonic() < deadline, f"not idle after the case: {values}"
+            await asyncio.sleep(0.05)
         await self._witness.is_served(_pause)
-        self._stderr.seek(0)
-        assert "Traceback" not in (printed := self._stderr.read()), printed
+        assert "Traceback" not in (printed := self._command.stderr), printed
 
     def n_left(self) -> int:
         """Returns how many descriptors more than at first the serving process has."""
@@ -94,13 +86,9 @@ class ServeTarget:
         self._witness.end()
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
-        self._process.send_signal(signal.SIGINT)
-        code = self._process.wait(_PATIENCE_S)
-        self._stderr.seek(0)
-        printed = self._stderr.read()
-        self._stderr.close()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        with self._ending:
+            self._command.interrupt()
+            code, printed = self._command.process.wait(_PATIENCE_S), self._command.stderr
         plan = Path(self._folder.name, "run", "plan.json").read_text(encoding="utf-8")
         self._folder.cleanup()
         assert code == 0, f"testbed serve ended with {code}: {printed}"

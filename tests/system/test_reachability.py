@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from netem.syscalls import setns
-from tests.support.runs import LONG, Testbed, node_pid, processes
+from tests.support.runs import FAST, REAL, Testbed, node_pid, processes
 
 PORT = 7000
 PATIENCE_S = 1.0
@@ -66,7 +66,7 @@ def _addresses(pid: int) -> list[str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="entering another namespace needs root")
 def test_a_server_is_reached_by_its_own_run_and_by_nobody_else(fabric: None, testbed: Testbed) -> None:
-    how = ("--network", "fabric", *LONG, "--time-scale", "4", "--hold", "--no-page")
+    how = ("--network", "fabric", *FAST, *REAL, "--hold", "--no-page")
     runs = [testbed.start_up("clustered", *how, *more) for more in ((), ("--set", "servers.0.count=4"))]
     one, two = (run.serving(1) for run in runs)
     names = sorted(name.removeprefix("tb:") for name in processes(one).values() if name.startswith("tb:"))
@@ -90,7 +90,9 @@ def test_a_server_is_reached_by_its_own_run_and_by_nobody_else(fabric: None, tes
 
 
 def test_on_the_loopback_network_servers_listen_on_127_0_0_1_only(testbed: Testbed) -> None:
-    run = testbed.start_up("clustered", "--network", "loopback", *LONG, "--hold", "--no-page").serving()
+    run = testbed.start_up("clustered", "--network", "loopback", *FAST, *REAL, "--hold", "--no-page").serving(
+        1
+    )
     pids = {pid for pid, name in processes(run).items() if name.startswith("tb:")}
     inodes = set()
     for pid in pids:
