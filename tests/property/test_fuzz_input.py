@@ -16,7 +16,7 @@ from tests.support.forked import asking
 
 CASES = {
     "codec": 500,
-    "files": 250,
+    "files": 500,
     "server": 100,
     "control": 100,
     "packets": 170,
@@ -27,11 +27,11 @@ CASES = {target: n_drawn(n) for target, n in CASES.items()}
 SEED = 20_261_121
 
 
-class EightFilesTarget(FilesTarget):
-    """The readers of files; each case is eight files of one network, since drawing a network takes longer than reading it."""
+class FourFilesTarget(FilesTarget):
+    """The readers of files; each case is four files of one network, since drawing a network takes longer than reading it."""
 
     cases = st.tuples(
-        nets(), st.lists(st.tuples(st.sampled_from(sorted(FORMATS)), CHANGES), min_size=8, max_size=8)
+        nets(), st.lists(st.tuples(st.sampled_from(sorted(FORMATS)), CHANGES), min_size=4, max_size=4)
     )
 
     def check(self, case: Any) -> None:
@@ -52,7 +52,7 @@ def quiet() -> Iterator[None]:
 def test_hostile_input_is_refused_or_answered_and_nothing_of_it_is_left(name: str, quiet: None) -> None:
     asking()  # the process that forks commands stays
     before = descriptors()
-    target = EightFilesTarget() if name == "files" else TARGETS[name]()
+    target = FourFilesTarget() if name == "files" else TARGETS[name]()
     try:
         play(target, n_drawn(20), SEED, shrink=name != "serve")
         n_left, n_open = target.n_left(), descriptors()
