@@ -96,8 +96,10 @@ def test_the_order_in_which_servers_join_is_petals_alone(name: str) -> None:
 def test_a_placement_that_is_known_is_the_one_that_would_be_decided() -> None:
     known = RememberedPlacements()
     few = ("workload.n_requests=2", "model.n_blocks=14")
-    for policy in ("petals", "proposed", "foresight"):
-        for change in ("seed=1", "seed=2", "clients.site=Cluster1", "policy.design_concurrency=3"):
+    changes = ("seed=1", "seed=2", "clients.site=Cluster1", "policy.design_concurrency=3")
+    # Foresight searches for long.
+    for policy, tried in (("petals", changes), ("proposed", changes), ("foresight", changes[:3:2])):
+        for change in tried:
             experiment = load_experiment("clustered", [f"policy.name={policy}", *few, change])
             assert place(experiment, placements=known).placement == place(experiment).placement
 

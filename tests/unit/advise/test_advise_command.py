@@ -30,6 +30,7 @@ PARTS = (
     'servers=[{hardware="part",site="Cluster1",count=1}]',
 )
 """With room for five of the blocks."""
+SHORT = ("workload.n_requests=12", "workload.n_output_tokens=16")
 
 
 @pytest.fixture(autouse=True)
@@ -109,9 +110,9 @@ def test_an_objective_is_reached_for_the_least_cost() -> None:
 
 
 def test_the_best_is_measured_with_other_seeds_than_those_that_chose_it() -> None:
-    answer = advise("mig-1g@Cluster0=1", "1", "workload.n_requests=30", seed=2, losses=False)
+    answer = advise("mig-1g@Cluster0=1", "1", *SHORT, seed=2, losses=False)
     assert (answer["seeds"], answer["search_seeds"]) == ([2, 3], [4, 5])
-    earlier = advise("mig-1g@Cluster0=1", "1", "workload.n_requests=30", seed=0, losses=False)
+    earlier = advise("mig-1g@Cluster0=1", "1", *SHORT, seed=0, losses=False)
     assert earlier["search_seeds"] == answer["seeds"]
     (best,) = (row for row in earlier["tried"] if row["add"] == answer["best"]["add"])
     assert {key: answer["best"][key] for key in ("values", "difference")} == {
@@ -121,7 +122,8 @@ def test_the_best_is_measured_with_other_seeds_than_those_that_chose_it() -> Non
 
 
 def test_objectives_that_are_kept_with_the_seeds_that_chose_the_best_alone_are_not_called_kept() -> None:
-    answer = advise("mig-1g@Cluster0=1", "1", slo="queue_p99=40s", losses=False)
+    busy = ("workload.n_requests=50", "workload.n_output_tokens=16", "workload.rate=0.5")
+    answer = advise("mig-1g@Cluster0=1", "1", *busy, slo="queue_p99=10s", losses=False)
     assert answer["best"]["add"] == {} and answer["best"]["is_kept_in_search"]
     assert not answer["best"]["is_kept"] and not answer["now"]["is_kept"] and answer["tried"][0]["is_kept"]
     assert "keeps the objectives with seeds 2 to 3, but with seeds 0 to 1 it does not" in answer["text"]
@@ -139,12 +141,12 @@ def test_two_more_are_needed_before_blocks_have_a_place(most: int) -> None:
 
 
 def test_a_server_that_makes_it_worse_is_not_added_and_that_is_said() -> None:
-    """Helix' placement takes every server into its chain: each of 128 tokens makes one more round trip of 100 ms."""
-    scenario = ("servers.1.count=3", "servers.0.count=0", "workload.n_requests=10")
+    """Helix' placement takes every server into its chain: each of 16 tokens makes one more round trip of 100 ms."""
+    scenario = ("servers.1.count=3", "servers.0.count=0", *SHORT)
     answer = advise("mig-1g@Cluster2=1", "1", *scenario, policy="helix")
     (first,) = answer["first"]
     assert first["difference"]["e2e_mean"]["verdict"] == "worse"
-    assert first["difference"]["e2e_mean"]["mean_s"] > 128 * 0.1
+    assert first["difference"]["e2e_mean"]["mean_s"] > 16 * 0.1
     assert answer["best"]["add"] == {} and answer["best"]["cost"] == 0
     assert "mig-1g@Cluster2 alone makes it worse" in answer["text"]
     assert "add nothing: no combination is better" in answer["text"]
@@ -168,10 +170,10 @@ def test_each_combination_has_the_costs_of_its_tokens_where_servers_have_prices(
 
 
 def test_losses_are_sorted_by_what_they_cost_and_alike_servers_count_once() -> None:
-    answer = advise("mig-1g@Cluster0=1", "1", "workload.n_requests=20")
+    answer = advise("mig-1g@Cluster0=1", "1", *SHORT)
     assert [(row["server"], row["n_alike"]) for row in answer["losses"]] == [("a100-1", 2), ("mig-1g-6", 7)]
     assert mean_s(answer["losses"][0]) > 1.5 * mean_s(answer["now"])
-    answer = advise("mig-1g@Cluster0=1", "1", "workload.n_requests=20", "servers.1.count=1")
+    answer = advise("mig-1g@Cluster0=1", "1", *SHORT, "servers.1.count=1")
     assert answer["losses"][0]["server"] == "a100-0" and answer["losses"][0]["share_without_placement"] == 1
     assert advise("mig-1g@Cluster0=1", "1", "workload.n_requests=5", losses=False)["losses"] == []
 

@@ -323,10 +323,12 @@ def test_a_policy_of_a_script_is_found_again_by_the_next_process(tmp_path: Path)
 tb.sweep(tb.scenario("clustered", {SMALL!r}), policies=[Mine], runs=2, jobs=1, out="kept")
 print(len(open("kept/runs.jsonl").readlines()))
 """
-    for text, n in ((script, 2), (script, 2), (script.replace("design_concurrency)", "1)"), 4)):
+    again = "\nexec(compile(open('other.py').read(), __file__, 'exec'))\n"
+    (tmp_path / "other.py").write_text(script.replace("design_concurrency)", "1)"), encoding="utf-8")
+    for text, said in ((script, "2\n"), (script + again, "2\n4\n")):
         (tmp_path / "mine.py").write_text(text, encoding="utf-8")
         done = subprocess.run([sys.executable, "mine.py"], capture_output=True, text=True, check=False)
-        assert (done.stdout, done.stderr) == (f"{n}\n", "")
+        assert (done.stdout, done.stderr) == (said, "")
 
 
 def test_up_keeps_its_run_and_tells_what_the_command_tells(small: tb.Scenario) -> None:
@@ -529,9 +531,9 @@ def test_a_run_can_be_sent_to_another_process_and_its_tables_belong_to_the_calle
     assert [row["policy"] for row in tb.sweep(small, policies="petals", jobs=1)] == ["petals"]
 
 
-def test_what_a_run_lacks_is_said() -> None:
-    tb.simulate("clustered", out="here")
+def test_what_a_run_lacks_is_said(small: tb.Scenario) -> None:
+    tb.simulate(small, out="here")
     Path("here/summary.json").unlink()
     with pytest.raises(tb.UserError, match="testbed report here"):
         tb.load("here")
-    assert data_of(tb.simulate("clustered").plan)["routing"] == "ws-rr"
+    assert data_of(tb.simulate(small).plan)["routing"] == "ws-rr"

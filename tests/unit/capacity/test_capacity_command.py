@@ -17,7 +17,7 @@ from testbed.studies.capacity.measures import load_measures
 ONE_SERVER = (
     'servers=[{hardware="a100",site="Cluster1",count=1,memory="13.4 GB"}]',
     *("model.n_blocks=10", "policy.queue=fifo", "workload.arrivals=constant", "workload.rate=0.3"),
-    *("policy.design_concurrency=1", "workload.n_input_tokens=116", "workload.n_output_tokens=32"),
+    *("policy.design_concurrency=1", "workload.n_input_tokens=140", "workload.n_output_tokens=8"),
 )
 """Room for one session at a time; the next one begins as soon as the last has ended."""
 
@@ -32,19 +32,24 @@ def capacity(slo: str, *overrides: str, target: str = "clustered", **options: An
     return {**answer, "text": text, "code": code}
 
 
-def test_one_session_at_a_time_serves_as_many_as_its_time_says() -> None:
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The capacity of the one server with the usual edge."""
+    return capacity("queue_p99=10ms", *ONE_SERVER, n_runs=2, out=tmp_path_factory.mktemp("found"))
+
+
+def test_one_session_at_a_time_serves_as_many_as_its_time_says(found: dict[str, Any]) -> None:
     case = scenario_case("clustered", PolicyChoice(), [*ONE_SERVER, "workload.n_requests=1"], None)
     time_s = simulate(case, "testbed").rows[0].times.e2e_s
     assert time_s is not None
-    answer = capacity("queue_p99=10ms", *ONE_SERVER, n_runs=2)
-    (row,) = answer["policies"]
+    (row,) = found["policies"]
     assert 0.96 / time_s < row["max_rate"] <= 1 / time_s, "freeing the server takes a message"
     assert row["low"] <= row["max_rate"] <= row["high"] == row["broken_at"]
     assert (
         row["limited_by"] == "queue_p99" and row["drains_at_broken"] is False and row["metastable"] is False
     )
-    assert row["goodput_rps"] == pytest.approx(row["max_rate"], rel=0.02) and answer["code"] == 0
-    assert "arrivals never drain" in answer["text"]
+    assert row["goodput_rps"] == pytest.approx(row["max_rate"], rel=0.02) and found["code"] == 0
+    assert "arrivals never drain" in found["text"]
 
 
 def test_two_workers_find_the_same_as_one_and_rows_stay_in_order(tmp_path: Path) -> None:
@@ -71,9 +76,9 @@ def test_a_policy_that_cannot_place_is_a_row_with_its_reason() -> None:
     assert "on no server" in row["reason"] and row["reason"] in " ".join(answer["text"].split())
 
 
-def test_a_wider_edge_and_fewer_requests_ask_for_less() -> None:
-    wide = capacity("queue_p99=10ms", *ONE_SERVER, n_runs=1, width=0.2, most_requests=40)
-    (row,), (fine,) = wide["policies"], capacity("queue_p99=10ms", *ONE_SERVER, n_runs=1)["policies"]
+def test_a_wider_edge_and_fewer_requests_ask_for_less(found: dict[str, Any]) -> None:
+    wide = capacity("queue_p99=10ms", *ONE_SERVER, n_runs=2, width=0.2, most_requests=40)
+    (row,), (fine,) = wide["policies"], found["policies"]
     assert row["n_rates"] < fine["n_rates"] and row["broken_at"] <= 1.2 * row["max_rate"]
     assert row["max_rate"] <= fine["max_rate"] < row["broken_at"] and wide["width_ratio"] == 0.2
     few = capacity("queue_p99=10ms", *ONE_SERVER, "workload.n_requests=20", n_runs=1, most_requests=40)

@@ -16,7 +16,7 @@ from testbed.studies.explain.command import explain_command
 from testbed.studies.explain.text import explain_text
 
 SHORT = ("workload.n_requests=30", "workload.n_output_tokens=16", "workload.rate=2")
-FULL = ("workload.n_output_tokens=128", "workload.n_requests=100")
+FULL = ("workload.n_output_tokens=64", "workload.n_requests=60")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "alone": (),
     "batches": ("compute.batching=continuous",),

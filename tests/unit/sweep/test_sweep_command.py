@@ -30,10 +30,11 @@ from tests.support.full_disk import files_no_longer_than
 
 POLICIES = "policy=petals,proposed"
 RATES = "workload.rate=0.5,0.1"
+FEW = ("workload.n_requests=5", "workload.n_output_tokens=16")
 
 
 def sweep(out: Path, *over: str, jobs: int = 1, target: str = "clustered", **options: Any) -> dict[str, Any]:
-    given = Options(over=over, **{"overrides": ("workload.n_requests=5",), **options})
+    given = Options(over=over, **{"overrides": FEW, **options})
     answer, _, answer["code"] = sweep_command(target, given, out, "local", jobs)
     return answer
 
@@ -56,7 +57,7 @@ def test_a_row_per_run_sorted_with_what_simulate_measures(tmp_path: Path) -> Non
     places = [(row["workload.rate"], row["policy"], row["seed"]) for row in table]
     assert places == sorted(places) and len(set(places)) == 8
     last = table[-1]
-    changes = ["workload.n_requests=5", "workload.rate=0.5"]
+    changes = [*FEW, "workload.rate=0.5"]
     served = simulate(scenario_case("clustered", PolicyChoice("proposed"), changes, 1), "testbed")
     summary = summarize_simulation(served, Objectives({"ttft": 4.0}))
     for name in ("ttft_s", "tpot_s", "per_token_s", "queue_s"):
@@ -65,13 +66,13 @@ def test_a_row_per_run_sorted_with_what_simulate_measures(tmp_path: Path) -> Non
     assert last["goodput_rps"] == summary["goodput_rps"]
     assert last["n_completed"] == last["n_requests"] == 5 and last["n_failed"] == 0
     span_s = max(row.ended_at_s or 0 for row in served.rows)
-    assert last["tokens_per_s"] == pytest.approx(5 * 128 / span_s)
+    assert last["tokens_per_s"] == pytest.approx(5 * 16 / span_s)
     assert last["engine"] == "fast" and last["status"] == "ok" and last["reason"] == ""
 
 
 @pytest.mark.renders
 def test_lines_a_map_and_the_front_are_drawn(tmp_path: Path) -> None:
-    sweep(tmp_path, RATES, "workload.n_output_tokens=4,8", POLICIES, metrics="ttft_s")
+    sweep(tmp_path, RATES, "workload.n_output_tokens=4,8", POLICIES, metrics="ttft_s", overrides=FEW[:1])
     drawn = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
     over = ("workload.n_output_tokens", "workload.rate")
     names = ("pareto", "ttft_s_mean-map", *(f"ttft_s_mean-over-{key}" for key in over))
@@ -81,10 +82,9 @@ def test_lines_a_map_and_the_front_are_drawn(tmp_path: Path) -> None:
 
 
 def test_goodput_is_under_the_scenario_s_own_objectives_where_none_are_given(tmp_path: Path) -> None:
-    few = "workload.n_requests=5"
     sweep(tmp_path / "given", slo="ttft=4s")
-    sweep(tmp_path / "own", overrides=(few, "workload.slo=ttft=4s"))
-    sweep(tmp_path / "axis", "workload.slo=ttft=4s,ttft=1s", overrides=(few,))
+    sweep(tmp_path / "own", overrides=(*FEW, "workload.slo=ttft=4s"))
+    sweep(tmp_path / "axis", "workload.slo=ttft=4s,ttft=1s")
     of = {name: [row["goodput_rps"] for row in rows(tmp_path / name)] for name in ("given", "own", "axis")}
     assert of["given"] == of["own"] and of["given"][0] > 0
     assert of["axis"] == [0.0, *of["given"]]
