@@ -13,10 +13,9 @@ from hypothesis import settings
 from tests.support.effort import register_profiles
 from tests.support.forked import fork_python
 
+# Here, not in a folder's conftest: --hypothesis-profile is read between the two.
 register_profiles()
-settings.load_profile(
-    "testbed"
-)  # here, not in a folder's conftest: --hypothesis-profile is read between the two
+settings.load_profile("testbed")
 
 FOLDER = Path(__file__).parent
 WAITING = ("vm", "system", "browser", "contract")

@@ -100,6 +100,8 @@ class HopTable:
     """The client's computing for the token, in the row of its last hop. Default: all 0."""
     model_opened_at_s: dict[int, float] = field(default_factory=dict)
     """By request: when its chain should have been open, given when the client sent the opening."""
+    has_overtaking: bool = False
+    """Whether a smaller message was sent while a large one, which goes in parts, was on its way over the same link."""
 
     def __post_init__(self) -> None:
         for name in ("replayed_tokens", *BATCH, "model_client_s"):
@@ -241,6 +243,7 @@ def _fill_network(
     for pair, sent in by_pair(_chosen(messages, is_clients)):
         starts_at_s, arrives_at_s = link.carry((names[pair[0]], names[pair[1]]), sent)
         _note(table, sent, starts_at_s, arrives_at_s)
+        table.has_overtaking |= _overtakes(sent)
         is_opening = sent.row < 0
         opened = _chosen(sent, is_opening)
         at_s = arrives_at_s[is_opening]
@@ -256,6 +259,7 @@ def _fill_network(
     for pair, sent in by_pair(_joined(_chosen(messages, ~is_clients), *answers)):
         starts_at_s, arrives_at_s = link.carry((names[pair[0]], names[pair[1]]), sent)
         _note(table, sent, starts_at_s, arrives_at_s)
+        table.has_overtaking |= _overtakes(sent)
         is_opening = sent.row < 0
         for request, at_s in zip(
             sent.opening[is_opening].tolist(), arrives_at_s[is_opening].tolist(), strict=True
@@ -328,9 +332,10 @@ def _wire_bytes(experiment: Experiment, table: HopTable, *, is_back: bool) -> ND
         framesizes.back if is_back else framesizes.there, forwarding=experiment.problem.forwarding
     )
     payloads, numbers = (table.down_bytes, table.hop + 1) if is_back else (table.up_bytes, table.hop)
-    kinds, which = np.unique(np.stack([payloads, numbers]), axis=1, return_inverse=True)
-    sizes = [bytes_on_wire(tcp, size_of(number)(n_bytes)) for n_bytes, number in kinds.T.tolist()]
-    return np.array(sizes, dtype=np.int64)[which.reshape(-1)]
+    most = int(numbers.max(initial=0)) + 1  # one number for both: pairs would be sorted in 40 times the time
+    kinds, which = np.unique(payloads * most + numbers, return_inverse=True)
+    sizes = [bytes_on_wire(tcp, size_of(kind % most)(kind // most)) for kind in kinds.tolist()]
+    return np.array(sizes, dtype=np.int64)[which]
 
 
 def _tcp(experiment: Experiment) -> Tcp:
@@ -372,15 +377,12 @@ def by_pair(messages: Messages) -> Iterator[tuple[tuple[int, int], Messages]]:
         yield (int(pairs[begin, 0]), int(pairs[begin, 1])), _chosen(ordered, np.arange(begin, end))
 
 
-def overtakes(experiment: Experiment, records: RunRecords, table: HopTable) -> bool:
-    """Return whether a smaller message was sent while a large one, which goes in parts, was on its way over the same link."""
-    clients = experiment.problem.n_servers + clients_of(experiment, records, table)
-    for _, sent in by_pair(messages_of(experiment, table, clients)):
-        is_large = sent.n_bytes > SMALL_BYTES
-        until_s = np.maximum.accumulate(np.where(is_large, sent.arrived_at_s, -np.inf))
-        if np.any(~is_large & (sent.sent_at_s < until_s)):
-            return True
-    return False
+def _overtakes(messages: Messages) -> bool:
+    """Return ``HopTable.has_overtaking`` for the messages of one pair of nodes; openings do not count."""
+    sent = _chosen(messages, messages.row >= 0)
+    is_large = sent.n_bytes > SMALL_BYTES
+    until_s = np.maximum.accumulate(np.where(is_large, sent.arrived_at_s, -np.inf))
+    return bool(np.any(~is_large & (sent.sent_at_s < until_s)))
 
 
 def departs_at_s(timeline: Timeline, pair: tuple[str, str], at_s: float) -> float:

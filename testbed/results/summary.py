@@ -41,7 +41,7 @@ from testbed.results.costs import add_costs
 from testbed.results.errors import Array, Tables, error, model_errors, twin_errors, twin_metrics
 from testbed.results.failures import add_failures
 from testbed.results.logs import RunRecords
-from testbed.results.model import HopTable, overtakes
+from testbed.results.model import HopTable
 from testbed.results.requests import stats, times_stats
 from testbed.results.slo import goodput_rps
 from testbed.results.speculation import speculation_of
@@ -255,7 +255,7 @@ def _lacks(experiment: Experiment, records: RunRecords, hops: HopTable) -> list[
         "connections made anew after a failure": any(
             isinstance(event, ServerBegun) for event in records.faults
         ),
-        "short messages that overtake the parts of long ones": overtakes(experiment, records, hops),
+        "short messages that overtake the parts of long ones": hops.has_overtaking,
     }
     return [what for what, is_there in found.items() if is_there]
 
