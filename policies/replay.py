@@ -8,7 +8,10 @@ setup included, so servers can be oversubscribed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from policies.interfaces import Router
@@ -51,13 +54,18 @@ class ServiceTimes:
         return known
 
 
+@lru_cache
+def _attempts_s(first_s: float, max_s: float) -> tuple[list[float], Iterator[float]]:
+    """Returns the attempts of a backoff without jitter: those that were asked for until now, and those to come."""
+    return [0.0], accumulate(Backoff(first_s, max_s).waits_s(0))
+
+
 def backoff_s(raw_wait_s: float, backoff: Backoff) -> float:
     """Returns the first attempt at or after ``raw_wait_s``: they are at 0, f, f + 2 f, ... (steps <= max)."""
-    instant_s, step_s = 0.0, backoff.first_s
-    while instant_s < raw_wait_s:
-        instant_s += step_s
-        step_s = min(2 * step_s, backoff.max_s)
-    return instant_s
+    known_s, coming_s = _attempts_s(backoff.first_s, backoff.max_s)
+    while known_s[-1] < raw_wait_s:
+        known_s.append(next(coming_s))
+    return known_s[bisect_left(known_s, raw_wait_s)]
 
 
 def replay(

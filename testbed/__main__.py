@@ -4,6 +4,7 @@ import io
 import sys
 
 from testbed.errors import EXIT_INTERRUPTED
+from testbed.garbage import collect_seldom
 from testbed.terminal import say
 
 
@@ -12,6 +13,7 @@ def main() -> None:
 
     Answers hold characters such as ±; where the locale has none of them, they are printed as ``?``.
     """
+    collect_seldom()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="replace")
     try:

@@ -28,6 +28,7 @@ import cloudpickle
 from netem.syscalls import set_death_signal
 from testbed.errors import RunError, UserError
 from testbed.experiments.provenance import n_cpus
+from testbed.garbage import collect_seldom
 from testbed.rundir import remove_scratch_of
 from testbed.runtime.signals import handling, held_back, let_through
 from testbed.terminal import warn_once
@@ -287,6 +288,7 @@ def serve(descriptor: int, parent_pid: int, argv: Sequence[str]) -> None:
     let_through()
     sys.argv[:] = argv
     warn_once()
+    collect_seldom()
     parent = Connection(descriptor)
     with suppress(EOFError):
         begin, setup = cloudpickle.loads(parent.recv_bytes())
