@@ -371,6 +371,12 @@ class RunSummary(Record, kw_only=True):
         dict[str, ErrorFigures] | UnsetType,
         column("measured against the closed model, hop by hop and token by token", "", _EMULATED),
     ] = UNSET
+    closed_model_links: Annotated[
+        str | UnsetType,
+        column(
+            "how its links carry messages: `in turn` or `in parts` ([The model](#the-model))", "", _EMULATED
+        ),
+    ] = UNSET
     closed_model_lacks: Annotated[
         list[str], column("what the run has and the closed model has not, in words")
     ] = msgspec.field(default_factory=list)

@@ -20,7 +20,8 @@ from testbed.fast.overtime import LinkOverTime, OnLink
 from testbed.records.links import LinksUsed, LinkUse, ends_of
 from testbed.results.changes import as_carried_out
 from testbed.results.logs import RunRecords
-from testbed.results.model import HopTable, by_pair, clients_of, messages_of
+from testbed.results.messages import messages_of_hops
+from testbed.results.model import HopTable, clients_of
 
 Array = NDArray[np.float64]
 
@@ -66,7 +67,7 @@ def on_links(
     for change in changes:
         for pair, link in change.links.items():
             changed.setdefault(pair, []).append((change.at_s, link))
-    for (a, b), sent in by_pair(messages_of(experiment, hops, problem.n_servers + clients)):
+    for (a, b), sent in messages_of_hops(experiment, hops, clients).by_pair():
         pair = names[a], names[b]
         if a == b:  # two hops in a row on one server
             continue

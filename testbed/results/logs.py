@@ -44,10 +44,11 @@ from testbed.records.events import Replayed as SessionReplayed
 
 
 class Attempt(NamedTuple):
-    """A rejected attempt to open a chain; ``chain`` is None if the coordinator found none."""
+    """A rejected attempt to open a chain, which began ``at_s``; ``chain`` is None if the coordinator found none."""
 
     chain: list[Hop] | None
     refusal: Rejected
+    at_s: float
 
 
 class TokenTimes(NamedTuple):
@@ -231,10 +232,10 @@ def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyReco
             if request.cost_s is None:
                 request.cost_s = record.cost_s
         case Rejected():
+            if request.opening_at_s is None:  # otherwise it has lost an earlier chain
+                request.attempts.append(Attempt(request.asked_chain, record, request.retried_at_s))
             request.retried_at_s = record.at_s
             request.n_rejections += 1
-            if request.opening_at_s is None:  # otherwise it has lost an earlier chain
-                request.attempts.append(Attempt(request.asked_chain, record))
             request.asked_chain = None
         case Admitted():
             request.chain = record.hops

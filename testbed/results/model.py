@@ -8,38 +8,30 @@ of a token comes after its last hop.
 - A message is transmitted at the rates that its link has meanwhile, and has the delay at their beginning. On a cut link it waits
   until the link is up again.
 - A message's bytes are those on the wire, with its frame and all headers.
-- Links are FIFO in the order in which messages were sent in the run. So waiting for another session's message
-  is part of the model and not an error of the emulation, and so is waiting for a server that computes
-  serially. The parts of long messages, which short ones overtake, are not modelled.
+- Waiting for another session's message (``testbed.results.model_links``) is part of the model and not an error of the
+  emulation, and so is waiting for a server that computes serially.
 - Errors do not accumulate: every stage begins at its measured instant.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from netem.flows import Tcp
-from nodes import framesizes
 from nodes.batching import Step, batches_of
 from nodes.compute import StubProfile, Turns
 from nodes.records import BATCH
-from nodes.wire import SMALL_BYTES
 from policies.problem import Hop
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.stub import stub_profile
 from testbed.experiments.timeline import Timeline
-from testbed.fast.lines import bytes_on_wire
-from testbed.results.changes import as_carried_out, as_intended
 from testbed.results.logs import RunRecords
+from testbed.results.model_links import departs_at_s, fill_network
 from testbed.results.slow import SlowServers
 
 Array = NDArray[np.float64]
@@ -100,8 +92,12 @@ class HopTable:
     """The client's computing for the token, in the row of its last hop. Default: all 0."""
     model_opened_at_s: dict[int, float] = field(default_factory=dict)
     """By request: when its chain should have been open, given when the client sent the opening."""
-    has_overtaking: bool = False
-    """Whether a smaller message was sent while a large one, which goes in parts, was on its way over the same link."""
+    model_attempts_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By request and number: the seconds that a refused attempt should have taken, where the model knows what its messages waited for."""
+    model_links: str = "in turn"
+    """How the model's links carry messages: in turn, or in parts (``testbed.results.model_links``)."""
+    links_lack: list[str] = field(default_factory=list)
+    """What the run's links have and the model's have not, in words."""
 
     def __post_init__(self) -> None:
         for name in ("replayed_tokens", *BATCH, "model_client_s"):
@@ -168,7 +164,7 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
     if _overlaps(experiment):  # when a round was sent ahead is given
         drafts_s = np.where(_sent_ahead(table), 0.0, drafts_s) + np.minimum(table.client_s, 0.0)
     table.model_client_s += drafts_s
-    _fill_network(experiment, records, table, clients)
+    fill_network(experiment, records, table, clients)
     slow = SlowServers(records.faults, [s.name for s in experiment.problem.servers])
     _fill_compute(experiment, records, table, clients, slow)
     return table
@@ -211,187 +207,6 @@ def _sent_ahead(table: HopTable) -> NDArray[np.bool_]:
     numbers = np.cumsum(table.begins_token())
     found: NDArray[np.bool_] = np.isin(numbers, numbers[table.client_s < 0])
     return found
-
-
-class Messages(NamedTuple):
-    """Columns with one row per message between nodes. Nodes are numbers: servers first, then clients.
-
-    ``row`` is the message's row in the ``HopTable``, or -1 for an opening; ``opening`` is the request of an
-    opening, or -1.
-    """
-
-    sender: NDArray[np.int64]
-    receiver: NDArray[np.int64]
-    sent_at_s: Array
-    arrived_at_s: Array
-    row: NDArray[np.int64]
-    n_bytes: NDArray[np.int64]
-    opening: NDArray[np.int64]
-
-
-def _fill_network(
-    experiment: Experiment, records: RunRecords, table: HopTable, clients: NDArray[np.int64]
-) -> None:
-    """Fill in the model's network times of all hops, and when chains should have been open."""
-    n_servers = experiment.problem.n_servers
-    names = [*(s.name for s in experiment.problem.servers), *experiment.problem.clients]
-    messages = _joined(messages_of(experiment, table, n_servers + clients), _openings(experiment, records))
-    link = _Links(experiment, records)
-    # Messages of clients first: a server replies to an opening when it arrives.
-    is_clients = messages.sender >= n_servers
-    answers = []
-    for pair, sent in by_pair(_chosen(messages, is_clients)):
-        starts_at_s, arrives_at_s = link.carry((names[pair[0]], names[pair[1]]), sent)
-        _note(table, sent, starts_at_s, arrives_at_s)
-        table.has_overtaking |= _overtakes(sent)
-        is_opening = sent.row < 0
-        opened = _chosen(sent, is_opening)
-        at_s = arrives_at_s[is_opening]
-        answers.append(
-            opened._replace(
-                sender=opened.receiver,
-                receiver=opened.sender,
-                sent_at_s=at_s,
-                arrived_at_s=at_s,
-                n_bytes=np.full(len(at_s), bytes_on_wire(_tcp(experiment), framesizes.OK)),
-            )
-        )
-    for pair, sent in by_pair(_joined(_chosen(messages, ~is_clients), *answers)):
-        starts_at_s, arrives_at_s = link.carry((names[pair[0]], names[pair[1]]), sent)
-        _note(table, sent, starts_at_s, arrives_at_s)
-        table.has_overtaking |= _overtakes(sent)
-        is_opening = sent.row < 0
-        for request, at_s in zip(
-            sent.opening[is_opening].tolist(), arrives_at_s[is_opening].tolist(), strict=True
-        ):
-            table.model_opened_at_s[request] = max(table.model_opened_at_s.get(request, -math.inf), at_s)
-
-
-def _note(table: HopTable, sent: Messages, starts_at_s: Array, arrives_at_s: Array) -> None:
-    """Add the times of the messages of one pair of nodes to the table's rows."""
-    is_hop = sent.row >= 0
-    row, sent_at_s = sent.row[is_hop], sent.sent_at_s[is_hop]
-    # += with an index array adds once per row. That is enough: a row's two messages belong to two pairs.
-    table.model_link_queue_s[row] += starts_at_s[is_hop] - sent_at_s
-    table.model_network_s[row] += arrives_at_s[is_hop] - sent_at_s
-
-
-class _Links:
-    """The run's links: FIFO, with their changes."""
-
-    def __init__(self, experiment: Experiment, records: RunRecords) -> None:
-        self._timeline = Timeline(experiment, as_carried_out(experiment, records))
-        self._planned = Timeline(experiment, as_intended(experiment, records))
-        self._is_changing = bool(records.changes)
-
-    def carry(self, pair: tuple[str, str], messages: Messages) -> tuple[Array, Array]:
-        """Return when each of ``messages``, given in the order of their sending, goes out and arrives."""
-        timeline = self._timeline
-        starts_at_s, arrives_at_s = [], []
-        free_at_s = -math.inf
-        columns = (messages.sent_at_s, messages.arrived_at_s, messages.n_bytes)
-        for sent_at_s, arrived_at_s, n_bytes in zip(*(column.tolist() for column in columns), strict=True):
-            start_s = max(sent_at_s, free_at_s)
-            if self._is_changing:
-                start_s = self._up_again(pair, start_s, arrived_at_s)
-            free_at_s = timeline.through_at_s(pair, start_s, n_bytes, arrived_at_s)
-            starts_at_s.append(start_s)
-            arrives_at_s.append(free_at_s + timeline.link(pair, start_s).delay_s)
-        return np.array(starts_at_s), np.array(arrives_at_s)
-
-    def _up_again(self, pair: tuple[str, str], ready_at_s: float, arrived_at_s: float) -> float:
-        """Return when a message that is ready at ``ready_at_s`` goes out, given when it really arrived."""
-        start_s = departs_at_s(self._timeline, pair, ready_at_s)
-        if start_s == ready_at_s and self._planned.is_cut(pair, ready_at_s):
-            # Sent while the cut was being carried out: its arrival shows whether the cut held it back.
-            held_until_s = departs_at_s(self._timeline, pair, departs_at_s(self._planned, pair, ready_at_s))
-            return held_until_s if arrived_at_s > held_until_s else start_s
-        return start_s
-
-
-def messages_of(experiment: Experiment, table: HopTable, clients: NDArray[np.int64]) -> Messages:
-    """Return the messages of all hops, their ``n_bytes`` with all headers.
-
-    With forwarding, the server of the row before sends to the next one, and only the last to the client.
-    """
-    rows = np.arange(len(table.request))
-    sender = clients
-    if experiment.problem.forwarding:
-        sender = np.where(table.hop > 0, np.roll(table.server, 1), clients)
-    none = np.full(len(rows), -1)
-    up_bytes, down_bytes = (_wire_bytes(experiment, table, is_back=is_back) for is_back in (False, True))
-    up = Messages(sender, table.server, table.sent_at_s, table.arrived_at_s, rows, up_bytes, none)
-    down = Messages(table.server, clients, table.departed_at_s, table.received_at_s, rows, down_bytes, none)
-    return _joined(up, _chosen(down, table.down_bytes > 0))
-
-
-def _wire_bytes(experiment: Experiment, table: HopTable, *, is_back: bool) -> NDArray[np.int64]:
-    """Return the bytes on the wire of each row's message to the server, or of its answer to the client."""
-    tcp = _tcp(experiment)
-    size_of = partial(
-        framesizes.back if is_back else framesizes.there, forwarding=experiment.problem.forwarding
-    )
-    payloads, numbers = (table.down_bytes, table.hop + 1) if is_back else (table.up_bytes, table.hop)
-    most = int(numbers.max(initial=0)) + 1  # one number for both: pairs would be sorted in 40 times the time
-    kinds, which = np.unique(payloads * most + numbers, return_inverse=True)
-    sizes = [bytes_on_wire(tcp, size_of(kind % most)(kind // most)) for kind in kinds.tolist()]
-    return np.array(sizes, dtype=np.int64)[which]
-
-
-def _tcp(experiment: Experiment) -> Tcp:
-    return Tcp.of(experiment.network.tcp, experiment.network.mtu)
-
-
-def _openings(experiment: Experiment, records: RunRecords) -> Messages:
-    """Return the messages that open chains: one to each server of every admitted request, all at once."""
-    first = experiment.problem.n_servers
-    number = {name: first + i for i, name in enumerate(experiment.problem.clients)}
-    n_bytes = bytes_on_wire(_tcp(experiment), framesizes.opening(0, forwarding=experiment.problem.forwarding))
-    found = [
-        (number[record.client], hop[0], record.opening_at_s, record.opening_at_s, -1, n_bytes, record.index)
-        for record in records.requests
-        if record.opening_at_s is not None and not record.was_open
-        for hop in record.chain
-    ]
-    columns = np.array(found, dtype=np.float64).reshape(len(found), len(Messages._fields)).T
-    whole = (column.astype(np.int64) for column in (*columns[:2], *columns[4:]))
-    sender, receiver, row, n_bytes, opening = whole
-    return Messages(sender, receiver, columns[2], columns[3], row, n_bytes, opening)
-
-
-def _chosen(messages: Messages, which: NDArray[Any]) -> Messages:
-    return Messages(*(column[which] for column in messages))
-
-
-def _joined(*parts: Messages) -> Messages:
-    return Messages(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-
-def by_pair(messages: Messages) -> Iterator[tuple[tuple[int, int], Messages]]:
-    """Yield the messages of each pair of nodes (sender, receiver), in the order of their sending."""
-    keys = (messages.row, messages.arrived_at_s, messages.sent_at_s, messages.receiver, messages.sender)
-    ordered = _chosen(messages, np.lexsort(keys))
-    pairs = np.stack([ordered.sender, ordered.receiver], axis=1)
-    begins = np.flatnonzero(np.any(np.diff(pairs, axis=0, prepend=-1), axis=1)).tolist()
-    for begin, end in pairwise([*begins, len(pairs)]):
-        yield (int(pairs[begin, 0]), int(pairs[begin, 1])), _chosen(ordered, np.arange(begin, end))
-
-
-def _overtakes(messages: Messages) -> bool:
-    """Return ``HopTable.has_overtaking`` for the messages of one pair of nodes; openings do not count."""
-    sent = _chosen(messages, messages.row >= 0)
-    is_large = sent.n_bytes > SMALL_BYTES
-    until_s = np.maximum.accumulate(np.where(is_large, sent.arrived_at_s, -np.inf))
-    return bool(np.any(~is_large & (sent.sent_at_s < until_s)))
-
-
-def departs_at_s(timeline: Timeline, pair: tuple[str, str], at_s: float) -> float:
-    """Return when a message that is ready at ``at_s`` goes out: on a cut link when that is up again.
-
-    If the link is never up again, returns ``at_s``: the message has arrived, so it went out before the cut.
-    """
-    up_at_s = timeline.up_at_s(pair, at_s)
-    return up_at_s if math.isfinite(up_at_s) else at_s
 
 
 def _fill_compute(

@@ -71,9 +71,7 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         row.token_ids = [token.token_id for token in record.tokens]
         row.times = _measured(record)
         tokens_s = first_s.get(plan.index), float(rest_s[plan.index])
-        row.model = _model(
-            experiment, timeline, record, row, tokens_s, hops.model_opened_at_s.get(plan.index)
-        )
+        row.model = _model(experiment, timeline, record, row, tokens_s, hops)
         if row.times.queue_s is not None and row.times.ttft_s is not None:
             request = RequestSpec(plan.client, record.n_input_tokens, record.n_output_tokens)
             row.unqueued = unqueued(
@@ -125,7 +123,7 @@ def _model(
     record: RequestRecord,
     row: RequestRow,
     tokens_s: tuple[float | None, float],
-    opened_at_s: float | None,
+    hops: HopTable,
 ) -> Times:
     """Return the modelled metrics of a request, of the same requests as the measured ones.
 
@@ -136,32 +134,36 @@ def _model(
         return Times()
     setup_s = 0.0
     if not record.was_open:
+        opened_at_s = hops.model_opened_at_s.get(record.index)
         setup_s = model_setup_s(
             experiment, record.client, record.chain, timeline, record.opening_at_s, opened_at_s
         )
-    queue_s = model_queue_s(experiment, record, timeline)
+    queue_s = _model_queue_s(experiment, record, timeline, hops)
     if queue_s is None:
         queue_s = record.opening_at_s - record.arrived_at_s
     return _assembled(queue_s, setup_s, first_s, rest_s if row.is_completed else None, len(record.tokens))
 
 
-def model_queue_s(
-    experiment: Experiment, record: RequestRecord, timeline: Timeline | None = None
+def _model_queue_s(
+    experiment: Experiment, record: RequestRecord, timeline: Timeline | None, hops: HopTable
 ) -> float | None:
     """Return the modelled seconds from a request's arrival to its admitted attempt.
 
-    It is the measured time in the coordinator's queue, and for each rejection the slowest hop's round trip to
-    open, the slowest opened hop's to close, and the backoff. None if a server could not be reached.
+    It is the measured time in the coordinator's queue, and for each rejection its messages and the backoff: what the model's
+    links say, or the slowest hop's round trip to open and the slowest opened hop's to close. None if a server could not be
+    reached.
     """
     at_s = record.arrived_at_s + record.queued_s
-    for chain, refusal in record.attempts:
+    for number, (chain, refusal, _) in enumerate(record.attempts):
         if refusal.broken:
             return None
-        servers = [hop[0] for hop in chain or ()]
-        at_s += round_trip_s(experiment, record.client, servers, timeline, at_s)
-        opened = [server for server in servers if server not in refusal.refused]
-        at_s += round_trip_s(experiment, record.client, opened, timeline, at_s)
-        at_s += refusal.backoff_s
+        took_s = hops.model_attempts_s.get((record.index, number))
+        if took_s is None:
+            servers = [hop[0] for hop in chain or ()]
+            took_s = round_trip_s(experiment, record.client, servers, timeline, at_s)
+            opened = [server for server in servers if server not in refusal.refused]
+            took_s += round_trip_s(experiment, record.client, opened, timeline, at_s + took_s)
+        at_s += took_s + refusal.backoff_s
     return at_s - record.arrived_at_s
 
 

@@ -93,6 +93,7 @@ def summarize(
         "hop_s": error(hops.measured_s[plain], hops.model_s[plain]),
     }
     _add_emulation_error(summary, run, twin, is_measured=experiment.compute.is_measured)
+    summary.closed_model_links = hops.model_links
     summary.closed_model_lacks = _lacks(experiment, records, hops)
     # In virtual time the testbed has no overhead: the difference is what the closed model leaves out.
     network = NETWORKS.get(plan.network)
@@ -255,9 +256,8 @@ def _lacks(experiment: Experiment, records: RunRecords, hops: HopTable) -> list[
         "connections made anew after a failure": any(
             isinstance(event, ServerBegun) for event in records.faults
         ),
-        "short messages that overtake the parts of long ones": hops.has_overtaking,
     }
-    return [what for what, is_there in found.items() if is_there]
+    return [what for what, is_there in found.items() if is_there] + hops.links_lack
 
 
 def _add_emulation_error(summary: RunSummary, run: Tables, twin: Tables | None, *, is_measured: bool) -> None:

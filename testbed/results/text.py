@@ -289,6 +289,11 @@ def _error_lines(summary: RunSummary) -> list[str]:
             "error: against the closed model, given when messages were sent; virtual time shows an ideal "
             "machine, --clock real measures this one"
         )
+        if summary.closed_model_links == "in parts" and summary.network == "memory":
+            lines.append(
+                "messages overtake each other or share links, so that the model has the simulator's links, whose "
+                "code network memory uses too: an error of that code would not show; network fabric has the kernel's TCP"
+            )
         if summary.closed_model_lacks:
             lines.append(
                 f"the closed model has no {' and no '.join(summary.closed_model_lacks)}: most of the "

@@ -22,7 +22,7 @@ from policies.problem import Batching, ModelSpec, Problem, ServerSpec
 from policies.workload import RequestPlan
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Calibration, ComputePart, Experiment, NetworkPart, PolicyPart
-from testbed.results import model
+from testbed.results import messages, model_links
 
 LINK = Link(0.05, 84_160.0)
 
@@ -36,8 +36,9 @@ def bare_messages(monkeypatch: pytest.MonkeyPatch) -> None:
         opening=lambda n_pages, forwarding: 0,
         OK=0,
     )
-    monkeypatch.setattr(model, "framesizes", one)
-    monkeypatch.setattr(model, "bytes_on_wire", lambda tcp, n_bytes: n_bytes + 52 * -(-n_bytes // 1448))
+    for module in (messages, model_links):
+        monkeypatch.setattr(module, "framesizes", one)
+    monkeypatch.setattr(messages, "bytes_on_wire", lambda tcp, n_bytes: n_bytes + 52 * -(-n_bytes // 1448))
 
 
 Hop = tuple[int, int, int, float, float, float, float, int, int]

@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from testbed.experiments import load_experiment
+from testbed.experiments.experiment import Experiment
 from testbed.records.summary import RunSummary
+from testbed.results import finish_run, model_links, read_tables
+from testbed.results.errors import Tables
 from testbed.runs.session import run_quietly
 
 OVERTAKING = "short messages that overtake the parts of long ones"
+SHARED = "links that pairs of nodes share"
+CHATS = ("workload.n_input_tokens=200", "workload.rate=2")
+UPLINKS = ('sites=[{name="Cluster1", up="40 Mbit/s", down="200 Mbit/s"}]', "workload.rate=2")
+"""The two A100 of ``clustered`` share what connects their site."""
+_SLOWER = 'link=["Cluster0", "Cluster1"], at="1 s", for="3 s", rate="30 Mbit/s", rtt="60 ms"'
+_CUT = 'link=["Cluster0", "Cluster1"], at="5 s", for="1 s", down=true'
+CHANGES = (*CHATS, f"network.event=[{{{_SLOWER}}}, {{{_CUT}}}]")
+
+
+def experiment_of(*options: str) -> Experiment:
+    few = ("network.backend=memory", "workload.n_requests=6", "workload.n_output_tokens=8")
+    return load_experiment("clustered", [*few, *options])
 
 
 def summary_of(folder: Path, *options: str) -> RunSummary:
-    few = ("network.backend=memory", "workload.n_requests=6", "workload.n_output_tokens=8")
-    return run_quietly(load_experiment("clustered", [*few, *options]), folder)
+    return run_quietly(experiment_of(*options), folder)
+
+
+@pytest.fixture
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's links carry messages in turn, as if something on them had changed."""
+    monkeypatch.setattr(model_links, "_are_known", lambda experiment, records: False)
+
+
+def worst_of(tables: Tables) -> float:
+    hops = tables.hops
+    return float(max(abs(hops.measured_s - hops.model_s) / hops.model_s))
 
 
 @pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
@@ -24,13 +50,60 @@ def test_every_hop_takes_what_its_bytes_take(communication: str, tmp_path: Path)
     summary = summary_of(tmp_path / "run", f"policy.communication={communication}")
     hops = summary.hop_model_error["hop_s"]
     assert hops.max_abs_ratio < 5e-5 and hops.mean_abs_ratio < 1e-6
-    assert summary.closed_model_lacks == []
+    assert (summary.closed_model_links, summary.closed_model_lacks) == ("in turn", [])
 
 
-def test_what_it_leaves_out_of_long_prompts_is_said(tmp_path: Path) -> None:
-    chats = ("workload.n_input_tokens=200", "workload.rate=2", "policy.design_concurrency=20")
-    together = summary_of(tmp_path / "together", *chats)
-    assert together.closed_model_lacks == [OVERTAKING]
-    assert together.hop_model_error["hop_s"].max_abs_ratio > 5e-4
-    alone = summary_of(tmp_path / "alone", *chats, "workload.n_requests=1")
-    assert alone.closed_model_lacks == []
+@pytest.mark.parametrize("options", [CHATS, UPLINKS, CHANGES], ids=["overtaking", "shared", "changes"])
+@pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
+def test_messages_that_overtake_or_share_links_take_what_the_simulators_links_say(
+    communication: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    forwarding = f"policy.communication={communication}"
+    summary = summary_of(tmp_path / "run", *options, forwarding, "policy.design_concurrency=20")
+    assert (summary.closed_model_links, summary.closed_model_lacks) == ("in parts", [])
+    assert summary.model["link_queue_s"].max > 0.01
+    assert summary.hop_model_error["hop_s"].max_abs_ratio < 1e-5
+    assert summary.emulation_error["ttft_s"].max_abs_ratio < 1e-6
+
+
+@pytest.mark.usefixtures("in_turn")
+@pytest.mark.parametrize(
+    ("options", "lacks"), [(CHATS, OVERTAKING), (UPLINKS, SHARED)], ids=["overtaking", "shared"]
+)
+def test_what_links_that_carry_messages_in_turn_leave_out_is_said(
+    options: tuple[str, ...], lacks: str, tmp_path: Path
+) -> None:
+    summary = summary_of(tmp_path / "together", *options, "policy.design_concurrency=20")
+    assert lacks in summary.closed_model_lacks
+    assert summary.hop_model_error["hop_s"].max_abs_ratio > 5e-4
+    alone = summary_of(tmp_path / "alone", *options, "workload.n_requests=1")
+    assert OVERTAKING not in alone.closed_model_lacks
+
+
+def test_refused_attempts_wait_behind_prompts_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = (*CHATS, "policy.design_concurrency=1")
+    run = tmp_path / "run"
+    summary = summary_of(run, *full)
+    rows = read_tables(run, experiment_of(*full)).rows
+    assert any(row.n_rejections for row in rows)
+    assert summary.emulation_error["queue_s"].max_abs_ratio < 1e-6
+    monkeypatch.setattr(model_links, "_are_known", lambda experiment, records: False)
+    assert finish_run(run, experiment_of(*full)).emulation_error["queue_s"].max_abs_ratio > 1e-4
+
+
+@pytest.mark.parametrize("options", [CHATS, UPLINKS], ids=["overtaking", "shared"])
+def test_links_that_are_not_those_of_the_scenario_are_an_error(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A thousandth of the rate is seen."""
+    experiment = experiment_of(*options, "policy.design_concurrency=20")
+    run_quietly(experiment, tmp_path / "run")
+    assert worst_of(read_tables(tmp_path / "run", experiment)) < 1e-5
+    links = {
+        pair: replace(link, rate_bps=0.999 * link.rate_bps) for pair, link in experiment.network.links.items()
+    }
+    shared_bps = {name: 0.999 * rate_bps for name, rate_bps in experiment.network.shared_bps.items()}
+    asked_for = replace(experiment, network=replace(experiment.network, links=links, shared_bps=shared_bps))
+    assert worst_of(read_tables(tmp_path / "run", asked_for)) > 3e-4
