@@ -7,7 +7,8 @@ simulator's (``testbed.fast``): they are used where short messages overtake the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import numpy as np
 from nodes import framesizes
 from nodes.framesizes import FrameSize
 from nodes.prefixes import PAGE_ID_BYTES
+from policies.links import Link, Pair
 from policies.problem import Hop
-from testbed.experiments.experiment import Experiment
+from testbed.experiments.experiment import Experiment, NetworkPart
 from testbed.experiments.timeline import Timeline
 from testbed.fast.events import EventQueue
 from testbed.fast.lines import Line
@@ -58,18 +60,27 @@ def fill_network(
 
 
 def _are_known(experiment: Experiment, records: RunRecords) -> bool:
-    """Return whether links and connections were what the scenario says, always; and nothing on them is random."""
-    links = [*experiment.network.links.values()]
-    links += [link for change in experiment.network.changes for link in change.links.values()]
+    """Return whether links and connections were always what the scenario says, but for what is random."""
     is_as_planned = all(change.at_s == change.planned_at_s for change in records.changes)
     has_lost = (
         records.faults
         or records.replays
         or any(refusal.broken for record in records.requests for _, refusal, _ in record.attempts)
     )
-    return (
-        is_as_planned and not has_lost and not any(link.jitter_s or 0 < link.loss_ratio < 1 for link in links)
-    )
+    return is_as_planned and not has_lost
+
+
+def _without_chance(network: NetworkPart) -> NetworkPart:
+    """Return the network without jitter and random loss, which the model has not."""
+
+    def sure(links: Mapping[Pair, Link]) -> dict[Pair, Link]:
+        return {
+            pair: Link(link.delay_s, link.rate_bps, loss_ratio=float(link.loss_ratio >= 1))
+            for pair, link in links.items()
+        }
+
+    changes = tuple(replace(change, links=sure(change.links)) for change in network.changes)
+    return replace(network, links=sure(network.links), changes=changes)
 
 
 def _note(table: HopTable, sent: Messages, arrives_at_s: Array, waits_s: Array) -> None:
@@ -112,6 +123,7 @@ class _InParts:
     """The simulator's links."""
 
     def __init__(self, experiment: Experiment, table: HopTable, messages: Messages) -> None:
+        experiment = replace(experiment, network=_without_chance(experiment.network))
         self._queue = EventQueue()
         self._links = Links(self._queue, experiment)
         self._n_servers, self._clients = experiment.problem.n_servers, experiment.problem.clients
