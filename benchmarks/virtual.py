@@ -28,6 +28,18 @@ _BUSY_PER_CPU = 2
 _SPEED_GOALS = {"memory": (">= 150", ">= 30"), "fabric": (">= 50", ">= 15")}
 _GTS_CE = ("workload.rate=0.5", "workload.n_requests=100")
 _HOP_COST_GOALS = {"memory": "<= 0.25", "fabric": ""}
+_WAITING = {
+    "prompts of 1,000 tokens": (
+        *("workload.n_input_tokens=1000", "workload.n_output_tokens=30"),
+        *("workload.n_requests=20", "workload.rate=0.5"),
+    ),
+    "two servers share 40 Mbit/s": (
+        'sites=[{name="Cluster1", up="40 Mbit/s", down="200 Mbit/s"}]',
+        *("workload.n_output_tokens=30", "workload.n_requests=40", "workload.rate=1"),
+    ),
+}
+"""Scenarios whose messages overtake each other or share links."""
+_WAITING_GOALS = {"memory": ("<= 0.001", "<= 0.01"), "fabric": ("<= 1", "<= 2")}
 _RECORD = ("events/client-0.log", "events.jsonl", "hops.parquet", "requests.parquet", "trace.json")
 
 
@@ -36,6 +48,7 @@ def measure() -> list[dict[str, Any]]:
     for network in ("memory", "fabric"):
         with tempfile.TemporaryDirectory() as folder:
             figures += _clustered(network, Path(folder))
+            figures += _waiting(network, Path(folder))
             figures += _larger(network, Path(folder))
     return figures
 
@@ -86,6 +99,18 @@ def _clustered(network: str, folder: Path) -> list[dict[str, Any]]:
                 "<= 1",
             )
         )
+    return figures
+
+
+def _waiting(network: str, folder: Path) -> list[dict[str, Any]]:
+    figures, (mean_goal, p99_goal) = [], _WAITING_GOALS[network]
+    for what, settings in _WAITING.items():
+        error = _run("clustered", network, folder / what, *settings)["emulation_error"]
+        label = f"clustered on {network}, {what}"
+        for metric, name in (("per_token_s", "per-token"), ("ttft_s", "TTFT")):
+            mean, p99 = (100 * error[metric][of] for of in ("mean_abs_ratio", "p99_abs_ratio"))
+            figures.append(figure(f"{label}: {name} error, mean", mean, "%", mean_goal))
+            figures.append(figure(f"{label}: {name} error, p99", p99, "%", p99_goal))
     return figures
 
 
