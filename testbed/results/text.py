@@ -291,8 +291,8 @@ def _error_lines(summary: RunSummary) -> list[str]:
         )
         if summary.closed_model_links == "in parts" and summary.network == "memory":
             lines.append(
-                "messages overtake each other or share links, so that the model has the simulator's links, whose "
-                "code network memory uses too: an error of that code would not show; network fabric has the kernel's TCP"
+                "messages overtake each other or share links, so the model has the simulator's links; network memory has "
+                "the same code, fabric the kernel's TCP"
             )
         if summary.closed_model_lacks:
             lines.append(

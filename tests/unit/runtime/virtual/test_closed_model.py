@@ -12,6 +12,7 @@ from testbed.experiments.experiment import Experiment
 from testbed.records.summary import RunSummary
 from testbed.results import finish_run, model_links, read_tables
 from testbed.results.errors import Tables
+from testbed.results.text import summary_text
 from testbed.runs.session import run_quietly
 
 OVERTAKING = "short messages that overtake the parts of long ones"
@@ -64,6 +65,7 @@ def test_messages_that_overtake_or_share_links_take_what_the_simulators_links_sa
     assert summary.model["link_queue_s"].max > 0.01
     assert summary.hop_model_error["hop_s"].max_abs_ratio < 1e-5
     assert summary.emulation_error["ttft_s"].max_abs_ratio < 1e-6
+    assert "network memory has the same code" in " ".join(summary_text(summary).split())
 
 
 @pytest.mark.usefixtures("in_turn")
