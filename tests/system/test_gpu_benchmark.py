@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu_parts.figures import draw_serving, draw_streams
 from benchmarks.gpu_parts.run import SHARES, Options, run_parts
 from testbed.experiments import load_experiment
 from tests.support.blocks import need_blocks, source_of
@@ -44,7 +45,7 @@ def test_a_small_run_is_right_in_every_part_and_leaves_its_files_and_no_process(
     folder = tmp_path / "out"
     # With time enough for a machine that does many other things: nothing here is about speed.
     arguments = ("--device", "cpu", "--minutes", "60", "--out", str(folder))
-    done = Running(arguments, tmp_path / "command", program=str(SCRIPT), renders=True).wait(800)
+    done = Running(arguments, tmp_path / "command", program=str(SCRIPT)).wait(800)
     assert done.code == 0, done.stdout + done.stderr
     assert not processes(tmp_path)
     check_results(folder)
@@ -187,6 +188,16 @@ def check_endpoint(found: dict[str, Any]) -> None:
     assert all(row["n_events"] > 1 for row in found["streams"])
 
 
+def test_figures_can_be_rendered(tmp_path: Path) -> None:
+    row = {"n_streams": 8, "n_sessions": 2, "tokens_per_s": 9.0, "step_p50_s": 0.1, "step_p99_s": 0.2}
+    drawn = draw_streams(tmp_path / "figures", {"weights": {"plain": [row], "nf4": []}})
+    drawn += draw_serving(
+        tmp_path / "figures", [{"request": 1, "blocks_gaps_s": [0.1], "stub_gaps_s": [0.2]}]
+    )
+    assert drawn == ["figures/streams.png", "figures/serving.png"]
+    assert all((tmp_path / figure).stat().st_size > 10_000 for figure in drawn)
+
+
 PARTS = """
 import json, pathlib, sys, time
 given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -253,6 +264,7 @@ CUT = """
 import signal, sys
 from pathlib import Path
 from benchmarks.gpu import _interrupt
+from benchmarks.gpu_parts.figures import draw_serving, draw_streams
 from benchmarks.gpu_parts.run import Options, run_parts
 folder = Path(sys.argv[1])
 signal.signal(signal.SIGTERM, _interrupt)
