@@ -25,9 +25,8 @@ def test_real_blocks_on_two_machines_give_the_same_tokens(testbed: Testbed) -> N
         cluster(Path(folder), n_machines=2, ahead_s=500) as machines,
     ):
         # Of the first machine it has the network alone, so that it can be forked.
-        run = testbed.up(
-            "bloom-tiny", *options, wrapper=machines[0].entered(), env={"RAY_ADDRESS": f"{HEAD}:{PORT}"}
-        )
+        how = {"wrapper": machines[0].entered(), "env": {"RAY_ADDRESS": f"{HEAD}:{PORT}"}}
+        run = testbed.up("bloom-tiny", *options, timeout_s=300, **how)
     assert run.code == 0, run.stderr
     summary = run.json()
     assert (summary["n_completed"], summary["n_tokens_checked"], summary["n_tokens_altered"]) == (4, 80, 0)
