@@ -44,6 +44,7 @@ def run(record: Record) -> None:
         n_output_tokens=8 if job.is_small else 32,
         rounds=2,
         random_weights=True,
+        keep_cpus_awake=not job.is_small,
     )
     answer, _ = calibrate_command(options, lambda text: print(text, file=sys.stderr))
     record.put(model=model.name, dtype=model.dtype, n_blocks=_N_BLOCKS, batches=answer["batches"])

@@ -75,6 +75,7 @@ def _calibrate(record: Record, model: Model, weights: Weights) -> None:
         rounds=2,
         random_weights=True,
         batches=False,  # the time of this part is too short for them
+        keep_cpus_awake=not job.is_small,
     )
     began_at_s = time.monotonic()
     answer, _ = calibrate_command(options, lambda text: print(f"{weights}: {text}", file=sys.stderr))

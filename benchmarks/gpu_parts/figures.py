@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from testbed.results.plots import plotting, save
+
 _DPI = 120
 
 
@@ -12,12 +14,10 @@ def draw_streams(folder: Path, values: dict[str, Any]) -> list[str]:
     """Draws tokens per second and latencies of steps over sessions, for each kind of weights. Returns the
     files.
     """
-    from matplotlib.figure import Figure
-
     found = {weights: rows for weights, rows in values["weights"].items() if rows}
     if not found:
         return []
-    figure = Figure(figsize=(8, 3.2 * len(found)), layout="constrained")
+    figure = _figure(3.2 * len(found))
     for (rate, latency), (weights, rows) in zip(
         figure.subplots(len(found), 2, squeeze=False), found.items(), strict=True
     ):
@@ -45,11 +45,9 @@ def draw_serving(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
     """Draws the time of each token with transformer blocks and with the calibrated stub, per request. Returns
     the files.
     """
-    from matplotlib.figure import Figure
-
     if not rows:
         return []
-    figure = Figure(figsize=(8, 3 * len(rows)), layout="constrained")
+    figure = _figure(3.0 * len(rows))
     for axes, row in zip(figure.subplots(len(rows), 1, squeeze=False)[:, 0], rows, strict=True):
         for name in ("blocks", "stub"):
             gaps_s = row[f"{name}_gaps_s"]
@@ -61,7 +59,12 @@ def draw_serving(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
     return [_save(figure, folder, "serving.png")]
 
 
+def _figure(height: float) -> Any:
+    with plotting({}) as plt:
+        return plt.Figure(figsize=(8, height), layout="constrained")
+
+
 def _save(figure: Any, folder: Path, name: str) -> str:
     folder.mkdir(exist_ok=True)
-    figure.savefig(folder / name, dpi=_DPI)
+    save(figure, folder / name, dpi=_DPI)
     return f"{folder.name}/{name}"

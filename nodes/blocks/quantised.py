@@ -11,8 +11,11 @@ Each matrix of each expert of a mixture is quantised by itself.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -216,7 +219,8 @@ def _bitsandbytes() -> Any:
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        import bitsandbytes
+        with _compiled_later() if "bitsandbytes" not in sys.modules else contextlib.nullcontext():
+            import bitsandbytes
     except ImportError:
         raise ComputeError(
             "weights in nf4 need bitsandbytes, which is not installed: pip install '.[quantised]' in the checkout"
@@ -224,3 +228,25 @@ def _bitsandbytes() -> Any:
     finally:
         logger.setLevel(level)
     return bitsandbytes
+
+
+@contextlib.contextmanager
+def _compiled_later() -> Iterator[None]:
+    """What the body has torch compile is compiled when it is first called.
+
+    bitsandbytes has functions compiled on import that are hardly ever called, and to import torch's compiler takes two
+    seconds of CPU time.
+    """
+    compile_now = torch.compile
+
+    def compile_later(function: Any = None, **how: Any) -> Any:
+        if function is None:
+            return functools.partial(compile_later, **how)
+        compiled = functools.cache(lambda: compile_now(function, **how))
+        return functools.wraps(function)(lambda *args, **kwargs: compiled()(*args, **kwargs))
+
+    torch.compile = compile_later
+    try:
+        yield
+    finally:
+        torch.compile = compile_now

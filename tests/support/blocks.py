@@ -5,11 +5,12 @@ A test module calls ``need_blocks`` before it imports what needs torch.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -64,13 +65,8 @@ TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.0125}
 
 def need_blocks(library: str = "torch", capability: str = "blocks") -> None:
     """Skips the module, by name, where ``library`` is not installed; fails where it has to be."""
-    missing = None
-    for name in ("torch", "transformers", library):
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            missing = f"{error.name} is not installed"
-    require(capability, missing)
+    missing = [name for name in ("torch", "transformers", library) if importlib.util.find_spec(name) is None]
+    require(capability, f"{missing[0]} is not installed" if missing else None)
 
 
 class Models:
@@ -115,10 +111,21 @@ def source_of(folder: Path) -> WeightSource:
     return WeightSource(json.loads((folder / "config.json").read_text(encoding="utf-8")), str(folder))
 
 
+_GENERATED: MutableMapping[Any, dict[Any, list[int]]] = WeakKeyDictionary()
+
+
 def generated(
     whole: Any, prompt: Sequence[int], n_tokens: int, sampling: Sampling | None = None
 ) -> list[int]:
-    """What ``generate`` of transformers says after ``prompt``."""
+    """What ``generate`` of transformers says after ``prompt``: asked once, as the model is not to be changed."""
+    known = _GENERATED.setdefault(whole, {})
+    asked = (tuple(prompt), n_tokens, sampling)
+    if asked not in known:
+        known[asked] = _generate(whole, prompt, n_tokens, sampling)
+    return list(known[asked])
+
+
+def _generate(whole: Any, prompt: Sequence[int], n_tokens: int, sampling: Sampling | None) -> list[int]:
     import torch
 
     how: dict[str, Any] = {"do_sample": False}

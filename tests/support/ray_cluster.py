@@ -11,15 +11,21 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.support.runs import require, wait_until
 
-ADDRESSES = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
-HEAD = ADDRESSES[0]
+HEAD = "10.77.0.1"
 PORT = 6379
-_RAY = str(Path(sys.executable).with_name("ray"))
+_RAY = """
+from ray._private import services
+from ray.scripts.scripts import main
+services.start_api_server = lambda *_, **__: (None, None)
+main()
+"""
+"""The command ``ray``, whose head has no web page: that costs as much as a small run."""
 _BEGIN = f"""
 ip link set lo up
 if [ $1 = {HEAD} ]; then
@@ -54,12 +60,14 @@ class Machine:
         folder.mkdir()
         # Ray asks clouds and a usage host about itself otherwise.
         (folder / "ray_bootstrap_config.yaml").write_text("{}", encoding="utf-8")
-        how = ["--head", f"--port={PORT}", "--include-dashboard=false"]
+        # Without what scales clusters and gathers logs, which nobody here asks for, either.
+        how = ["--head", f"--port={PORT}", "--include-dashboard=false", "--no-monitor"]
         if address != HEAD:
             how = [f"--address={HEAD}:{PORT}"]
+        how += ["--include-log-monitor=false"]
         how += [f"--node-ip-address={address}", f"--num-cpus={n_cpus}", "--object-store-memory=80000000"]
         how += [f"--temp-dir={folder / 'ray'}", "--block"]
-        inside = ["bash", "-c", _BEGIN, "bash", address, _RAY, "start", *how]
+        inside = ["bash", "-c", _BEGIN, "bash", address, sys.executable, "-c", _RAY, "start", *how]
         clock = ["-T", f"--monotonic={ahead_s}"] if ahead_s else []
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
@@ -72,6 +80,7 @@ class Machine:
                     "HOME": str(folder),
                     "RAY_USAGE_STATS_ENABLED": "0",
                     "RAY_worker_niceness": "1",  # not 15, with which nothing begins beside other tests
+                    "RAY_prestart_worker_first_driver": "0",
                     "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
                     "RAY_health_check_initial_delay_ms": "0",
                     "RAY_health_check_period_ms": "200",
@@ -111,6 +120,10 @@ class Machine:
             os.kill(self.pid, signal.SIGKILL)
         self._process.wait(20)
 
+    @property
+    def is_on(self) -> bool:
+        return self._process.poll() is None
+
     def workers(self) -> list[int]:
         """The processes on it that do tasks."""
         found, left = [], [self.pid]
@@ -138,10 +151,15 @@ class Cluster:
     def _begin(self) -> Machine:
         number = len(self.machines)
         folder, ahead_s = self._folder / str(number), number * self._ahead_s
-        machine = Machine(ADDRESSES[number], self._n_cpus, folder, ahead_s)
+        machine = Machine(f"10.77.0.{number + 1}", self._n_cpus, folder, ahead_s)
         self._stack.callback(machine.kill)
         self.machines.append(machine)
         return machine
+
+    @property
+    def others(self) -> list[Machine]:
+        """Those beside the head that are on."""
+        return [machine for machine in self.machines[1:] if machine.is_on]
 
     def begin_other(self) -> Machine:
         """A machine beside the head, with a link to it; it has yet to begin, as the head may."""
@@ -157,13 +175,34 @@ class Cluster:
         return machine
 
 
-@contextlib.contextmanager
-def head_alone(folder: Path, n_cpus: int = 1) -> Iterator[Cluster]:
-    """A cluster whose head has begun."""
-    with contextlib.ExitStack() as stack:
-        found = Cluster(folder, n_cpus, stack)
-        found.head.wait()
-        yield found
+class Lasting:
+    """A cluster for several tests, which may kill its machines: what one lacks is begun anew. Each machine has one CPU."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._found: Cluster | None = None
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def alone(self) -> Cluster:
+        """Its head, and no other machine that is on."""
+        if self._found is None or not self._found.head.is_on:
+            self.close()
+            # Ray's sockets are below it: their paths may have 107 characters.
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+            self._found = Cluster(Path(folder), 1, self._stack)
+            self._found.head.wait()
+        for machine in self._found.others:
+            machine.kill()
+        return self._found
+
+    def two(self) -> list[Machine]:
+        """Its head and one other machine."""
+        if self._found is None or not self._found.head.is_on or not self._found.others:
+            self.alone().begin_other().wait()
+        assert self._found is not None
+        return [self._found.head, *self._found.others]
 
 
 @contextlib.contextmanager

@@ -19,18 +19,24 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu_parts.figures import draw_serving, draw_streams
 from benchmarks.gpu_parts.run import SHARES, Options, run_parts
 from testbed.experiments import load_experiment
 from tests.support.blocks import need_blocks, source_of
-from tests.support.runs import PATIENCE_S, Running, processes
+from tests.support.runs import PATIENCE_S, Outcome, Running, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.py"
 
 
-def benchmark(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+def benchmark(folder: Path, *arguments: str) -> Outcome:
+    """The command, in ``folder``."""
+    return Running(arguments, folder, program=str(SCRIPT)).wait()
+
+
+def left_in(folder: Path) -> list[str]:
+    """What is in ``folder`` beside what the command read and said."""
+    return sorted({path.name for path in folder.iterdir()} - {"stdin", "stdout", "stderr"})
 
 
 @pytest.mark.timeout(900)
@@ -39,7 +45,7 @@ def test_a_small_run_is_right_in_every_part_and_leaves_its_files_and_no_process(
     folder = tmp_path / "out"
     # With time enough for a machine that does many other things: nothing here is about speed.
     arguments = ("--device", "cpu", "--minutes", "60", "--out", str(folder))
-    done = Running(arguments, tmp_path / "command", program=str(SCRIPT), renders=True).wait(800)
+    done = Running(arguments, tmp_path / "command", program=str(SCRIPT)).wait(800)
     assert done.code == 0, done.stdout + done.stderr
     assert not processes(tmp_path)
     check_results(folder)
@@ -182,6 +188,16 @@ def check_endpoint(found: dict[str, Any]) -> None:
     assert all(row["n_events"] > 1 for row in found["streams"])
 
 
+def test_figures_can_be_rendered(tmp_path: Path) -> None:
+    row = {"n_streams": 8, "n_sessions": 2, "tokens_per_s": 9.0, "step_p50_s": 0.1, "step_p99_s": 0.2}
+    drawn = draw_streams(tmp_path / "figures", {"weights": {"plain": [row], "nf4": []}})
+    drawn += draw_serving(
+        tmp_path / "figures", [{"request": 1, "blocks_gaps_s": [0.1], "stub_gaps_s": [0.2]}]
+    )
+    assert drawn == ["figures/streams.png", "figures/serving.png"]
+    assert all((tmp_path / figure).stat().st_size > 10_000 for figure in drawn)
+
+
 PARTS = """
 import json, pathlib, sys, time
 given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -248,6 +264,7 @@ CUT = """
 import signal, sys
 from pathlib import Path
 from benchmarks.gpu import _interrupt
+from benchmarks.gpu_parts.figures import draw_serving, draw_streams
 from benchmarks.gpu_parts.run import Options, run_parts
 folder = Path(sys.argv[1])
 signal.signal(signal.SIGTERM, _interrupt)
@@ -281,16 +298,16 @@ def test_a_command_that_is_cut_leaves_what_it_has_as_one_archive(tmp_path: Path)
 
 def test_a_device_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     need_blocks()
-    done = benchmark("--device", "cuda:99", "--out", str(tmp_path / "out"), cwd=tmp_path)
-    assert done.returncode == 2
+    done = benchmark(tmp_path, "--device", "cuda:99", "--out", str(tmp_path / "out"))
+    assert done.code == 2
     assert 'the device "cuda:99" cannot be used' in done.stderr
     assert "Traceback" not in done.stderr and "correctness" not in done.stderr
 
 
 def test_a_plan_says_what_each_part_does_and_how_much_fits_and_measures_nothing(tmp_path: Path) -> None:
     need_blocks()
-    done = benchmark("--plan", "--minutes", "8", "--only", "steps,models,serving", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = benchmark(tmp_path, "--plan", "--minutes", "8", "--only", "steps,models,serving")
+    assert done.code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split(":")[0] for line in lines[1:]] == [
         "machine",
@@ -304,7 +321,7 @@ def test_a_plan_says_what_each_part_does_and_how_much_fits_and_measures_nothing(
     h100, h200 = ([int(n) for n in re.findall(r"(\d+) in ", line)] for line in lines[5:])
     assert 12 <= h100[0] <= 14, "blocks in bf16 on an H100"
     assert all(more > less for less, more in zip(h100, h200, strict=True)) and max(h200) <= 70
-    assert not list(tmp_path.iterdir())
+    assert not left_in(tmp_path)
 
 
 def test_bad_arguments_say_what_to_change(tmp_path: Path) -> None:
@@ -316,9 +333,9 @@ def test_bad_arguments_say_what_to_change(tmp_path: Path) -> None:
         (("--only", "copies"), "--only must be of machine, tests, correctness"),
         (("--out", "full"), "holds something already"),
     ):
-        done = benchmark("--device", "cpu", *arguments, cwd=tmp_path)
-        assert done.returncode == 2 and sentence in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+        done = benchmark(tmp_path, "--device", "cpu", *arguments)
+        assert done.code == 2 and sentence in done.stderr
+    assert left_in(tmp_path) == ["full"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -15,9 +15,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from testbed.cluster import check_version, connected
 from testbed.codeversion import code_version
 from testbed.errors import RunError, TestbedError, UserError
-from testbed.experiments.experiment import Machine
-from testbed.experiments.machines import ANY_SHARE
 from testbed.runtime.hosts.agent import Agent, AgentOptions, usual_priority
+
+if TYPE_CHECKING:  # agents, which import this module, need no experiments
+    from testbed.experiments.experiment import Machine
 
 _BEGIN_S = 120.0
 """Seconds that the cluster has to provide the machines, and a machine to start its agent, which Ray starts with a niceness of 15."""
@@ -86,6 +87,9 @@ class Cluster:
         This machine has no agent. Raises ``UserError`` if the cluster does not have these machines, or if one
         of them has another version of this program.
         """
+        from testbed.experiments.experiment import Machine
+        from testbed.experiments.machines import ANY_SHARE
+
         here = ray.get_runtime_context().get_node_id()
         kind = "GPU" if by_gpu else "CPU"
         alive = [node for node in ray.nodes() if node["Alive"]]

@@ -19,7 +19,7 @@ import torch
 from nodes.blocks import kernels
 
 PRODUCTS = """
-import json, torch
+import json, sys, torch
 from nodes.blocks import kernels
 from nodes.blocks.quantised import Int8Linear, Nf4Linear
 
@@ -48,6 +48,7 @@ for n_rows, n_columns in ((40, 200), (6, 2112)):
             product = nf4.by_triton(tokens)
             nf4._state.dtype = torch.float32  # a matrix that is not rounded
             found[f"nf4 {case}"] = apart(product, tokens.double() @ nf4.matrix(torch.float32).double().T)
+assert "torch._inductor.compile_fx" not in sys.modules, "torch's compiler takes seconds to import"
 print(json.dumps(found))
 """
 

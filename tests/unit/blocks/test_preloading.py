@@ -20,12 +20,13 @@ ASK = """
 import json, os, sys
 
 queries = []
-ASKING = ("is_available", "device_count", "init", "_lazy_init", "current_device", "get_device_properties")
+ASKING = {"is_available", "device_count", "init", "_lazy_init", "current_device", "get_device_properties"}
 
 def trace(frame, event, argument):
-    code = frame.f_code
-    if event == "call" and code.co_name in ASKING and code.co_filename.endswith("torch/cuda/__init__.py"):
-        queries.append(code.co_name)
+    if event == "call":
+        code = frame.f_code
+        if code.co_name in ASKING and code.co_filename.endswith("torch/cuda/__init__.py"):
+            queries.append(code.co_name)
     elif event == "c_call" and argument.__name__ in ("_cuda_init", "_cuda_getDeviceCount"):
         queries.append(argument.__name__)
 
