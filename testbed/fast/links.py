@@ -18,7 +18,7 @@ from nodes.framesizes import FrameSize
 from policies.links import UNLIMITED_BPS, Link
 from policies.problem import Hop
 from testbed.experiments.courses import courses
-from testbed.experiments.experiment import Experiment
+from testbed.experiments.experiment import Experiment, NetworkPart
 from testbed.fast.events import EventQueue
 from testbed.fast.lazy import LazyPipe
 from testbed.fast.lines import Heard, Line, LineState
@@ -55,12 +55,15 @@ class Way(NamedTuple):
 
 
 class Links:
-    """All connections of a run, each from its first use on. Clients and servers are named by their numbers."""
+    """All connections of a run, each from its first use on. Clients and servers are named by their numbers.
 
-    def __init__(self, queue: EventQueue, experiment: Experiment) -> None:
+    ``network``: in place of the experiment's.
+    """
+
+    def __init__(self, queue: EventQueue, experiment: Experiment, network: NetworkPart | None = None) -> None:
         self._queue = queue
         self._experiment = experiment
-        network = experiment.network
+        self._network = network = network or experiment.network
         self._tcp = Tcp.of(network.tcp, network.mtu)
         self._shared = {name: SharedLink(rate_bps) for name, rate_bps in network.shared_bps.items()}
         self._pipes: dict[tuple[str, str], LazyPipe] = {}
@@ -149,7 +152,7 @@ class Links:
 
     def use(self, until_s: float) -> LinksUsed:
         """Returns the use of every link that has carried hidden states from 0 to ``until_s``."""
-        network = self._experiment.network
+        network = self._network
         uses: dict[tuple[str, str], LinkUse] = {}
         shared: dict[str, LinkUse] = {}
         lines = [(source, target, line) for (source, target, _), line in self._lines.items()]
@@ -181,7 +184,7 @@ class Links:
     def _pipe(self, source: str, target: str) -> LazyPipe:
         pipe = self._pipes.get((source, target))
         if pipe is None:
-            network = self._experiment.network
+            network = self._network
             route = tuple(self._shared[name] for name in network.shared_paths.get((source, target), ()))
             course = self._courses.get((source, target), NO_COURSE)
             pipe = LazyPipe(
@@ -194,7 +197,7 @@ class Links:
         return pipe
 
     def _link(self, pair: tuple[str, str]) -> Link:
-        return self._present.get(pair) or self._experiment.network.links[pair]
+        return self._present.get(pair) or self._network.links[pair]
 
 
 def never_wait(experiment: Experiment) -> bool:

@@ -11,7 +11,7 @@ from testbed.experiments.hours import hours_by_server
 from testbed.experiments.schema import Scenario
 from testbed.records.requests import RequestRow
 from testbed.records.summary import RunSummary
-from testbed.results.model import HopTable
+from testbed.results.hop_table import HopTable
 
 COST, ENERGY, CARBON = "cost_per_million_tokens", "energy_j_per_token", "carbon_g_per_million_tokens"
 COSTS = COST, ENERGY, CARBON

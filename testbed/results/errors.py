@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from testbed.records.requests import RequestRow
 from testbed.records.summary import ErrorFigures, Stats
+from testbed.results.hop_table import HopTable
 from testbed.results.logs import RunRecords
-from testbed.results.model import HopTable
 from testbed.results.requests import stats, times_stats
 
 Array = NDArray[np.float64]

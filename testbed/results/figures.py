@@ -16,8 +16,8 @@ from testbed.records.events import FaultHappened
 from testbed.records.links import link_name
 from testbed.records.requests import RequestRow
 from testbed.records.summary import MOST_LINKS
+from testbed.results.hop_table import HopTable
 from testbed.results.logs import RequestRecord, RunRecords
-from testbed.results.model import HopTable
 from testbed.results.plots import plotting, save_both
 from testbed.results.tables import UseOverTime
 from testbed.rundir import own_folder

@@ -19,9 +19,10 @@ from testbed.experiments.experiment import Experiment, NetworkChange
 from testbed.fast.overtime import LinkOverTime, OnLink
 from testbed.records.links import LinksUsed, LinkUse, ends_of
 from testbed.results.changes import as_carried_out
+from testbed.results.hop_table import HopTable
 from testbed.results.logs import RunRecords
 from testbed.results.messages import messages_of_hops
-from testbed.results.model import HopTable, clients_of
+from testbed.results.model import clients_of
 
 Array = NDArray[np.float64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,8 @@ from nodes.framesizes import FrameSize
 from nodes.wire import SMALL_BYTES
 from testbed.experiments.experiment import Experiment
 from testbed.fast.lines import bytes_on_wire
+from testbed.results.hop_table import HopTable
 from testbed.results.logs import RunRecords
-
-if TYPE_CHECKING:
-    from testbed.results.model import HopTable
 
 Array = NDArray[np.float64]
 

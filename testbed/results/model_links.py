@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nodes import framesizes
 from nodes.framesizes import FrameSize
@@ -24,13 +25,9 @@ from testbed.fast.events import EventQueue
 from testbed.fast.lines import Line
 from testbed.fast.links import Links
 from testbed.results.changes import as_carried_out, as_intended
+from testbed.results.hop_table import HopTable
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.messages import Array, Messages, each_of, messages_of_hops, messages_that_open
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from testbed.results.model import HopTable
 
 _AFTER_ALL_S = 1e6
 """Later after the last message was sent than any arrives."""
@@ -123,11 +120,11 @@ class _InParts:
     """The simulator's links."""
 
     def __init__(self, experiment: Experiment, table: HopTable, messages: Messages) -> None:
-        experiment = replace(experiment, network=_without_chance(experiment.network))
         self._queue = EventQueue()
-        self._links = Links(self._queue, experiment)
+        network = _without_chance(experiment.network)
+        self._links = Links(self._queue, experiment, network)
         self._n_servers, self._clients = experiment.problem.n_servers, experiment.problem.clients
-        self._forwarding, self._changes = experiment.problem.forwarding, experiment.network.changes
+        self._forwarding, self._changes = experiment.problem.forwarding, network.changes
         self._table, self._messages = table, messages
         self._arrives_at_s, self._waits_s = messages.sent_at_s.copy(), np.zeros(len(messages.row))
 

@@ -14,8 +14,9 @@ from testbed.experiments.timeline import Timeline
 from testbed.records.requests import COMPLETED, METRICS, NOT_STARTED, RequestRow, Times, chain_text
 from testbed.records.summary import Stats
 from testbed.results.changes import as_carried_out
+from testbed.results.hop_table import HopTable
 from testbed.results.logs import RequestRecord, RunRecords
-from testbed.results.model import HopTable, model_setup_s, round_trip_s
+from testbed.results.model import model_setup_s, round_trip_s
 
 
 def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) -> list[RequestRow]:

@@ -40,8 +40,8 @@ from testbed.results.conversations import prefix_use, ttft_by_turn
 from testbed.results.costs import add_costs
 from testbed.results.errors import Array, Tables, error, model_errors, twin_errors, twin_metrics
 from testbed.results.failures import add_failures
+from testbed.results.hop_table import HopTable
 from testbed.results.logs import RunRecords
-from testbed.results.model import HopTable
 from testbed.results.requests import stats, times_stats
 from testbed.results.slo import goodput_rps
 from testbed.results.speculation import speculation_of

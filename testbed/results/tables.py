@@ -17,7 +17,7 @@ from testbed.records.hops import hop_columns
 from testbed.records.links import LinksUsed, link_columns
 from testbed.records.requests import RequestRow, flat, left_out, request_columns, row_of
 from testbed.records.summary import read_summary
-from testbed.results.model import HopTable
+from testbed.results.hop_table import HopTable
 from testbed.rundir import parquet_path, replacing
 
 LINKS = "links.parquet"

@@ -6,7 +6,7 @@ import io
 
 from rich.table import Table
 
-from netem.networks import NETWORKS
+from netem.networks import IN_PROCESS, NETWORKS
 from testbed.experiments.units import counted
 from testbed.records.links import busy_text
 from testbed.records.summary import ErrorFigures, RunSummary
@@ -289,7 +289,7 @@ def _error_lines(summary: RunSummary) -> list[str]:
             "error: against the closed model, given when messages were sent; virtual time shows an ideal "
             "machine, --clock real measures this one"
         )
-        if summary.closed_model_links == "in parts" and summary.network == "memory":
+        if summary.closed_model_links == "in parts" and summary.network == IN_PROCESS.name:
             lines.append(
                 "messages overtake each other or share links, so the model has the simulator's links; network memory has "
                 "the same code, fabric the kernel's TCP"

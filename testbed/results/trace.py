@@ -19,8 +19,8 @@ from testbed.records.events import (
     Moved,
     event_data,
 )
+from testbed.results.hop_table import HopTable
 from testbed.results.logs import RequestRecord, RunRecords
-from testbed.results.model import HopTable
 from testbed.rundir import replacing
 
 _US = 1e6

@@ -15,7 +15,8 @@ from testbed.fast.delays import ChainDelays, delays_of
 from testbed.fast.idle import closed_delays
 from testbed.fast.outcome import SimulatedRequest
 from testbed.fast.steps import COLUMNS
-from testbed.results.model import HopTable, hub_times_s
+from testbed.results.hop_table import HopTable
+from testbed.results.model import hub_times_s
 from testbed.simulator.engine import FAST, Simulation
 
 DelaysOf = Callable[[RequestSpec, Sequence[Hop]], ChainDelays]

@@ -22,7 +22,7 @@ from testbed.records.events import EVENTS
 from testbed.records.requests import RequestRow
 from testbed.records.summary import MoveRow, RunSummary
 from testbed.results import read_tables
-from testbed.results.model import HopTable
+from testbed.results.hop_table import HopTable
 from testbed.rundir import make_run_dir
 from testbed.runtime.stage import Stage
 from testbed.simulator.virtual import serve_by_system

@@ -73,7 +73,7 @@ LAYERS = (
         "experiments",
         "records",
     ),
-    *("rundir", "cluster", "codeversion", "faultkinds", "terminal", "errors"),
+    *("rundir", "cluster", "codeversion", "faultkinds", "terminal", "garbage", "errors"),
 )
 """The folders of ``testbed``, in order: each may import those after it."""
 

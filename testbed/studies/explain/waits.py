@@ -14,9 +14,9 @@ from testbed.experiments.experiment import Experiment
 from testbed.fast.overtime import OnLink
 from testbed.records.events import LinksChanged, read_events
 from testbed.results.changes import as_carried_out
+from testbed.results.hop_table import HopTable
 from testbed.results.links import on_links
 from testbed.results.logs import RunRecords
-from testbed.results.model import HopTable
 from testbed.rundir import parquet_path
 
 Array = NDArray[np.float64]

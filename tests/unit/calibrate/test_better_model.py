@@ -12,8 +12,9 @@ from policies.problem import Placement, Problem, ServerSpec
 from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.stub import stub_profile
+from testbed.results.hop_table import HopTable
 from testbed.results.logs import read_logs
-from testbed.results.model import HopTable, hop_table
+from testbed.results.model import hop_table
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import simulate
 from testbed.simulator.hops import hop_table as simulated_hops

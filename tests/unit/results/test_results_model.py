@@ -11,8 +11,9 @@ from policies.links import Link
 from testbed.experiments.experiment import Calibration, NetworkChange
 from testbed.experiments.timeline import Timeline
 from testbed.records.events import EventWriter, LinksChanged, Serving
+from testbed.results.hop_table import HopTable
 from testbed.results.logs import read_logs
-from testbed.results.model import HopTable, hop_table, model_setup_s
+from testbed.results.model import hop_table, model_setup_s
 from testbed.results.trace import write_trace
 from tests.unit.results.conftest import LINK, MakeRun, SyntheticRun, perfect_hop
 
