@@ -250,7 +250,8 @@ def test_a_preempted_session_waits_until_it_has_a_chain_again(page: Page, comman
 def test_two_pages_follow_a_run_do_a_fault_change_a_link_and_see_its_end(
     browser: Browser, page: Page, testbed: Testbed
 ) -> None:
-    run = testbed.start_up("clustered", *LONG, "--time-scale", "5", "--page", "--network", "fabric")
+    few = ("--set", "workload.n_requests=6", "--set", "workload.n_output_tokens=600", "--time-scale", "5")
+    run = testbed.start_up("clustered", *LONG, *few, "--page", "--network", "fabric")
     run_dir = run.serving()
     url = json.loads((run_dir / "page.json").read_text())["url"]
     other = browser.new_context().new_page()
