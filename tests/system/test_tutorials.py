@@ -46,7 +46,7 @@ def test_a_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
         require("blocks", f"{missing} is not installed" if missing else None)
     functions, asked = as_shell_functions()
     asks = shlex.join([*asking()[0], COMMAND])
-    script = ["set -euo pipefail", functions]
+    script = ["set -euo pipefail", "trap 'jobs -p | xargs -r kill' EXIT", functions]
     for kind, about, block in BLOCK.findall(text):
         if about.startswith("file="):
             (tmp_path / about.removeprefix("file=")).write_text(block, encoding="utf-8")
