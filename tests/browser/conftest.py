@@ -13,10 +13,11 @@ from tests.support.runs import MEMORY, Testbed, wait_until
 from tests.system.conftest import fabric, testbed
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, ConsoleMessage, Error, Page, ViewportSize
 
 __all__ = ["fabric", "testbed"]
 
+SCREEN: ViewportSize = {"width": 1280, "height": 900}
 CHURN = ("churn", *MEMORY, "--set", "workload.n_requests=12", "--set", "workload.n_output_tokens=32")
 
 
@@ -52,14 +53,39 @@ def served(command: Testbed, churned: Path) -> str:
     return str(wait_until(lambda: viewing.stdout.strip(), "the page's address"))
 
 
+@pytest.fixture(scope="module")
+def tab(browser: Browser) -> Page:
+    """The one tab in which all tests look at their pages: a new one costs as much as what it shows."""
+    return browser.new_context(viewport=SCREEN, reduced_motion="reduce").new_page()
+
+
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """An empty page; what it says in its console, and errors of its scripts, fail the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
-    page = context.new_page()
+def page(tab: Page) -> Iterator[Page]:
+    """The tab. What a page says in its console, and errors of its scripts, fail the test."""
     problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    yield page
-    context.close()
+
+    def note_error(error: Error) -> None:
+        problems.append(str(error))
+
+    def note_message(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            problems.append(message.text)
+
+    tab.on("pageerror", note_error)
+    tab.on("console", note_message)
+    yield tab
+    tab.remove_listener("pageerror", note_error)
+    tab.remove_listener("console", note_message)
+    tab.set_viewport_size(SCREEN)
+    tab.emulate_media(color_scheme=None)
     assert [text for text in problems if "ERR_CONNECTION" not in text and "ERR_INCOMPLETE" not in text] == []
+
+
+@pytest.fixture
+def shown(page: Page, served: str, request: pytest.FixtureRequest) -> Page:
+    """The page of the finished run. It is loaded once for tests in a row that look at it, unless one fails; no dialog is open."""
+    if not page.url.startswith(served.partition("#")[0]) or request.session.testsfailed:
+        page.goto("about:blank")
+        page.goto(served)
+    page.evaluate("document.querySelectorAll('dialog[open]').forEach((dialog) => dialog.close())")
+    return page

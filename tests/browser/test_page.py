@@ -6,12 +6,11 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.browser.conftest import CHURN
 from tests.support.browser import need_browser
 from tests.support.runs import FAST, LONG, MEMORY, Testbed, assert_one_sentence, wait_until
 
@@ -20,7 +19,7 @@ need_browser()
 from playwright.sync_api import expect  # noqa: E402
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Request
 
 PARTS = ("block-bar", "map", "sessions", "events", "charts", "time-slider")
 
@@ -46,79 +45,73 @@ def test_the_page_of_a_finished_run_has_all_its_parts(page: Page, served: str) -
     expect(titles.filter(has_text=re.compile(r" busy now, .* over the run \(")).first).to_be_attached()
 
 
-def test_the_slider_shows_what_was_so_at_its_instant(page: Page, served: str) -> None:
-    page.goto(served)
-    row = page.locator("tr[data-server='a100-5']")
-    go_to(page, 5)
+def test_the_slider_shows_what_was_so_at_its_instant(shown: Page) -> None:
+    row = shown.locator("tr[data-server='a100-5']")
+    go_to(shown, 5)
     expect(row).to_have_attribute("data-state", "online")
-    expect(page.get_by_test_id("events").locator("li")).to_have_count(2)
-    go_to(page, 15)
+    expect(shown.get_by_test_id("events").locator("li")).to_have_count(2)
+    go_to(shown, 15)
     expect(row).to_have_attribute("data-state", "dead")
     expect(row.locator(".track")).to_have_attribute("aria-label", re.compile(r"blocks \d+.69, dead"))
-    expect(page.get_by_test_id("events").locator("li").first).to_contain_text("a100-5: kill, for 20.0 s")
-    go_to(page, 35)
+    expect(shown.get_by_test_id("events").locator("li").first).to_contain_text("a100-5: kill, for 20.0 s")
+    go_to(shown, 35)
     expect(row).to_have_attribute("data-state", "online")
 
 
-def test_play_moves_on_and_pause_stops_by_keyboard_alone(page: Page, served: str) -> None:
-    page.goto(served)
-    go_to(page, 3)
-    now = page.locator(".time-slider .now")
-    play = page.get_by_role("button", name="Play")
+def test_play_moves_on_and_pause_stops_by_keyboard_alone(shown: Page) -> None:
+    go_to(shown, 3)
+    now = shown.locator(".time-slider .now")
+    play = shown.get_by_role("button", name="Play")
     play.focus()
-    page.keyboard.press("Enter")
+    shown.keyboard.press("Enter")
     expect(now).not_to_have_text("3.0 s")
-    page.get_by_role("button", name="Pause").focus()
-    page.keyboard.press("Space")
-    expect(page.get_by_role("button", name="Play")).to_be_visible()
-    page.get_by_label("Time in the run").focus()
-    page.keyboard.press("Home")
+    shown.get_by_role("button", name="Pause").focus()
+    shown.keyboard.press("Space")
+    expect(shown.get_by_role("button", name="Play")).to_be_visible()
+    shown.get_by_label("Time in the run").focus()
+    shown.keyboard.press("Home")
     expect(now).to_have_text("0.0 s")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Shift+ArrowRight")
+    shown.keyboard.press("ArrowRight")
+    shown.keyboard.press("Shift+ArrowRight")
     expect(now).to_have_text("11.0 s")
 
 
-def test_a_session_opens_its_waterfall(page: Page, served: str) -> None:
-    page.goto(served)
-    go_to(page, 1e9)
-    page.get_by_label("Hops of request 0", exact=True).click()
-    dialog = page.get_by_test_id("waterfall")
+def test_a_session_opens_its_waterfall(shown: Page) -> None:
+    go_to(shown, 1e9)
+    shown.get_by_label("Hops of request 0", exact=True).click()
+    dialog = shown.get_by_test_id("waterfall")
     expect(dialog.get_by_role("heading", name="Request 0")).to_be_visible()
     dialog.get_by_label("Token").focus()
-    page.keyboard.press("Home")
+    shown.keyboard.press("Home")
     expect(dialog.locator("output")).to_contain_text("token 0 of 32 (prefill)")
     shares = [float(text.split("·")[1].split()[0]) for text in dialog.locator(".took").all_inner_texts()]
     assert len(shares) >= 2
     assert sum(shares) == pytest.approx(100, abs=len(shares))
-    page.keyboard.press("Escape")
+    shown.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
 
 
-def test_faults_are_disabled_in_a_replay(page: Page, served: str) -> None:
-    page.goto(served)
-    page.get_by_role("button", name="a100-5").click()
-    dialog = page.get_by_test_id("server")
+def test_faults_are_disabled_in_a_replay(shown: Page) -> None:
+    shown.get_by_role("button", name="a100-5").click()
+    dialog = shown.get_by_test_id("server")
     for kind in ("kill", "stop", "cont", "slow", "restart", "leave", "join"):
         expect(dialog.get_by_role("button", name=kind, exact=True)).to_be_disabled()
     expect(dialog).to_contain_text("Possible only while a run in real time serves.")
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_wider_than_the_screen(width: int, scheme: str, browser: Browser, served: str) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
-    page = context.new_page()
-    page.goto(served)
-    expect(page.get_by_test_id("block-bar")).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    context.close()
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_nothing_is_wider_than_the_screen(width: int, scheme: Literal["light", "dark"], shown: Page) -> None:
+    shown.set_viewport_size({"width": width, "height": 844})
+    shown.emulate_media(color_scheme=scheme)
+    shown.reload()
+    expect(shown.get_by_test_id("block-bar")).to_be_visible()
+    assert shown.evaluate(f"matchMedia('(prefers-color-scheme: {scheme})').matches")
+    assert shown.evaluate("document.documentElement.scrollWidth") == width
 
 
-def test_everything_that_can_be_done_has_a_name(page: Page, served: str) -> None:
-    page.goto(served)
-    expect(page.get_by_test_id("block-bar")).to_be_visible()
-    unnamed = page.evaluate(
+def test_everything_that_can_be_done_has_a_name(shown: Page) -> None:
+    expect(shown.get_by_test_id("block-bar")).to_be_visible()
+    unnamed = shown.evaluate(
         """() => [...document.querySelectorAll('button, select, input, [role=img], svg[role]')]
             .filter((e) => !e.getAttribute('aria-label') && !e.textContent.trim())
             .map((e) => e.outerHTML.slice(0, 80))"""
@@ -154,11 +147,14 @@ def test_text_of_a_run_directory_is_shown_as_text(
     assert page.title().startswith("churn ")
 
 
-def test_a_report_is_the_page_in_one_file(page: Page, command: Testbed) -> None:
-    run_dir = command.up(*CHURN).run_dir
+def test_a_report_is_the_page_in_one_file(page: Page, churned: Path) -> None:
     asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto((run_dir / "report.html").as_uri())
+
+    def note(request: Request) -> None:
+        asked.append(request.url)
+
+    page.on("request", note)
+    page.goto((churned / "report.html").as_uri())
     for part in PARTS:
         expect(page.get_by_test_id(part)).to_be_visible()
     expect(page.get_by_test_id("phase")).to_have_text(re.compile(r"replay at [\d.]+ s; run has ended"))
@@ -171,6 +167,7 @@ def test_a_report_is_the_page_in_one_file(page: Page, command: Testbed) -> None:
     assert now == pytest.approx(middle, rel=0.05)
     page.get_by_test_id("sessions").locator("button.link").first.click()
     expect(page.get_by_test_id("waterfall").locator(".bar").first).to_be_visible()
+    page.remove_listener("request", note)
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     assert len(asked) == 1 + sum(url.startswith(("data:", "blob:")) for url in asked)
 
@@ -220,7 +217,7 @@ def test_links_show_how_busy_they_are(page: Page, command: Testbed) -> None:
 
 
 def test_a_preempted_session_waits_until_it_has_a_chain_again(page: Page, command: Testbed) -> None:
-    few = ("workload.n_requests=24", "workload.n_output_tokens=64", "workload.rate=3")
+    few = ("workload.n_requests=24", "workload.n_output_tokens=32", "workload.rate=3")
     settings = [*few, "policy.design_concurrency=10", "cache.mode=paged"]
     run_dir = command.up("clustered", *MEMORY, *(f"--set={value}" for value in settings)).run_dir
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
@@ -250,10 +247,11 @@ def test_a_preempted_session_waits_until_it_has_a_chain_again(page: Page, comman
 
 
 @pytest.mark.usefixtures("fabric")
-def test_two_pages_follow_a_run_do_a_fault_and_see_its_end(
+def test_two_pages_follow_a_run_do_a_fault_change_a_link_and_see_its_end(
     browser: Browser, page: Page, testbed: Testbed
 ) -> None:
-    run = testbed.start_up("clustered", *LONG, "--page", "--network", "fabric")
+    few = ("--set", "workload.n_requests=6", "--set", "workload.n_output_tokens=600", "--time-scale", "5")
+    run = testbed.start_up("clustered", *LONG, *few, "--page", "--network", "fabric")
     run_dir = run.serving()
     url = json.loads((run_dir / "page.json").read_text())["url"]
     other = browser.new_context().new_page()
@@ -261,43 +259,45 @@ def test_two_pages_follow_a_run_do_a_fault_and_see_its_end(
         one.goto(url)
         expect(one.get_by_test_id("phase")).to_have_text("running")
     page.get_by_role("button", name="mig-1g-0").click()
-    dialog = page.get_by_test_id("server")
-    dialog.get_by_role("button", name="stop", exact=True).click()
-    expect(dialog.get_by_role("status")).to_have_text("stop mig-1g-0: done")
+    of_server = page.get_by_test_id("server")
+    of_server.get_by_role("button", name="stop", exact=True).click()
+    expect(of_server.get_by_role("status")).to_have_text("stop mig-1g-0: done")
     for one in (page, other):
         expect(one.locator("tr[data-server='mig-1g-0']")).to_have_attribute("data-state", "halted")
-    dialog.get_by_role("button", name="cont", exact=True).click()
-    expect(dialog.get_by_role("status")).to_have_text("cont mig-1g-0: done")
+    of_server.get_by_role("button", name="cont", exact=True).click()
+    expect(of_server.get_by_role("status")).to_have_text("cont mig-1g-0: done")
+    page.keyboard.press("Escape")
+
+    for one in (page, other):
+        one.get_by_text("Links (2)").click()
+    page.get_by_role("button", name=re.compile("Cluster0 . Cluster1")).click()
+    of_link = page.get_by_test_id("link")
+    rows = [
+        one.locator("table.links tr", has_text=re.compile("Cluster0 . Cluster1")) for one in (page, other)
+    ]
+    of_link.get_by_label("RTT").fill("40")
+    of_link.get_by_role("button", name="set", exact=True).click()
+    expect(of_link.get_by_role("status")).to_have_text("set Cluster0 and Cluster1: done")
+    for row in rows:
+        expect(row).to_contain_text("40")
+        expect(row).to_contain_text("by hand")
+    of_link.get_by_role("button", name="cut", exact=True).click()
+    for row in rows:
+        expect(row).to_contain_text("down")
+    of_link.get_by_role("button", name="restore", exact=True).click()
+    for row in rows:
+        expect(row).to_contain_text("100")
+        expect(row).not_to_contain_text("by hand")
+
     run.interrupt()
     run.wait()
     for one in (page, other):
         expect(one.get_by_test_id("phase")).to_contain_text(re.compile("interrupted|ended"))
-    expect(dialog.get_by_role("button", name="kill", exact=True)).to_be_disabled()
+    expect(of_link.get_by_role("button", name="cut", exact=True)).to_be_disabled()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="mig-1g-0").click()
+    expect(of_server.get_by_role("button", name="kill", exact=True)).to_be_disabled()
     other.context.close()
-
-
-@pytest.mark.usefixtures("fabric")
-def test_a_link_is_changed_by_hand_and_every_page_shows_it(page: Page, testbed: Testbed) -> None:
-    run = testbed.start_up("clustered", *LONG, "--page", "--network", "fabric")
-    run_dir = run.serving()
-    page.goto(json.loads((run_dir / "page.json").read_text())["url"])
-    page.get_by_text("Links (2)").click()
-    page.get_by_role("button", name=re.compile("Cluster0 . Cluster1")).click()
-    dialog = page.get_by_test_id("link")
-    dialog.get_by_label("RTT").fill("40")
-    dialog.get_by_role("button", name="set", exact=True).click()
-    expect(dialog.get_by_role("status")).to_have_text("set Cluster0 and Cluster1: done")
-    row = page.locator("table.links tr", has_text=re.compile("Cluster0 . Cluster1"))
-    expect(row).to_contain_text("40")
-    expect(row).to_contain_text("by hand")
-    dialog.get_by_role("button", name="cut", exact=True).click()
-    expect(row).to_contain_text("down")
-    dialog.get_by_role("button", name="restore", exact=True).click()
-    expect(row).to_contain_text("100")
-    expect(row).not_to_contain_text("by hand")
-    run.interrupt()
-    run.wait()
-    expect(dialog.get_by_role("button", name="cut", exact=True)).to_be_disabled()
 
 
 def test_several_runs_give_charts_the_interval_of_their_mean(page: Page, testbed: Testbed) -> None:

@@ -79,7 +79,7 @@ serve(int(sys.argv[2]))
 """
 
 _ASK = """
-import json, os, socket, sys
+import json, os, signal, socket, sys
 asked = socket.socket(fileno=int(sys.argv[1]))
 ended, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 program, *arguments = sys.argv[2:]
@@ -87,10 +87,12 @@ how = {"program": program, "arguments": arguments, "folder": os.getcwd(), "env":
 how["asker"] = os.getpid()
 socket.send_fds(asked, [json.dumps(how).encode()], [0, 1, 2, theirs.fileno()])
 theirs.close()
-ended.recv(16)
+pid = int(ended.recv(16))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
 os._exit(int(ended.recv(16)))
 """
-"""As ``_Forker.fork``, in an interpreter that has imported nothing else."""
+"""As ``_Forker.fork``, in an interpreter that has imported nothing else. It passes signals on."""
 
 _MOST_FILES = 16
 _HUGE = 2 << 20
@@ -365,7 +367,9 @@ def _import_everything() -> None:
 
 
 def _has_blocks(arguments: Sequence[str]) -> bool:
-    return bool({"blocks", "generate", "chat"} & set(arguments)) and _can_import("torch", "transformers")
+    return bool({"blocks", "generate", "chat", "make-tiny"} & set(arguments)) and _can_import(
+        "torch", "transformers"
+    )
 
 
 def _can_import(*names: str) -> bool:
@@ -405,7 +409,7 @@ def _become(
     os.closerange(3, 1 << 16)
     os.chdir(folder)
     os.environ.clear()
-    os.environ.update(env)
+    os.environ.update({"TOKENIZERS_PARALLELISM": "false"} | env)  # with its threads nothing could be forked
     time.tzset()
     path = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:1] = ["" if program == "-" else str(Path(program).parent), *path]

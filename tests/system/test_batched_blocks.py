@@ -21,27 +21,32 @@ TOGETHER = (
     *("bloom-tiny", "--compute", "blocks", "--network", "loopback", "--no-report", "--json"),
     *("--set", "compute.batching=continuous", "--set", "compute.chunk_tokens=6"),
     # All at once, on few servers: so many steps wait that some must be computed together.
-    *(
-        "--set",
-        "workload.rate=1000",
-        "--set",
-        "workload.n_requests=12",
-        "--set",
-        "policy.design_concurrency=12",
-    ),
+    *("--set", "workload.rate=1000", "--set", "policy.design_concurrency=12"),
 )
+
+
+def sized(n_requests: int, n_output_tokens: int) -> tuple[str, ...]:
+    sizes = {"n_requests": n_requests, "n_output_tokens": n_output_tokens}
+    return tuple(word for key, n in sizes.items() for word in ("--set", f"workload.{key}={n}"))
+
+
+def most_together(run_dir: Path) -> int:
+    """The steps of the largest batch."""
+    return max(hop["batch_steps"] for hop in rows_of(run_dir / "hops.parquet"))
+
+
 NOTHING_LEFT = {"sessions": 0, "cache_bytes": 0, "descriptors": 0, "namespaces": 0}
 
 
 def test_a_run_batches_and_its_trace_and_twin_know(testbed: Testbed) -> None:
-    outcome = testbed.up(*TOGETHER, timeout_s=TIMEOUT_S)
+    outcome = testbed.up(*TOGETHER, *sized(12, 8), timeout_s=TIMEOUT_S)
     assert outcome.code == 0, outcome.stderr
     summary = outcome.json()
-    assert (summary["n_tokens_checked"], summary["n_tokens_altered"]) == (12 * 24, 0)
+    assert (summary["n_tokens_checked"], summary["n_tokens_altered"]) == (12 * 8, 0)
     assert summary["twin"]["e2e_s"]["n"] == 12
     assert summary["emulation_error_of"] is None  # the scenario's times were not measured with its blocks
     hops = rows_of(outcome.run_dir / "hops.parquet")
-    assert max(hop["batch_steps"] for hop in hops) > 1
+    assert most_together(outcome.run_dir) > 1
     # A prompt of 4 to 16 tokens comes in chunks: its last one, and at most one token of each other step.
     assert all(hop["batch_steps"] <= hop["batch_tokens"] <= 6 + hop["batch_steps"] - 1 for hop in hops)
     # A step's decodes all end with it: what they have in their caches adds up, and they began together.
@@ -58,8 +63,7 @@ def test_a_run_batches_and_its_trace_and_twin_know(testbed: Testbed) -> None:
     assert {event["args"]["batch_steps"] for event in events if event["name"] == "up"} == {
         hop["batch_steps"] for hop in hops
     }
-    twin = rows_of(outcome.run_dir / "twin" / "hops.parquet")
-    assert max(hop["batch_steps"] for hop in twin) > 1
+    assert most_together(outcome.run_dir / "twin") > 1
 
 
 @pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
@@ -69,10 +73,11 @@ def test_caches_that_grow_and_sessions_that_are_preempted_leave_the_tokens_alone
     small = ("--set", 'hardware.small.memory="700 kB"', "--set", 'hardware.large.memory="1100 kB"')
     paged = ("--set", "cache.mode=paged", "--set", "cache.page_tokens=4", "--no-twin")
     few = ("--set", "policy.design_concurrency=2", "--set", f"policy.communication={communication}")
-    outcome = testbed.up(*TOGETHER, *small, *paged, *few, timeout_s=TIMEOUT_S)
+    outcome = testbed.up(*TOGETHER, *small, *paged, *few, *sized(8, 16), timeout_s=TIMEOUT_S)
     assert outcome.code == 0, outcome.stderr
     summary = outcome.json()
-    assert (summary["n_tokens_checked"], summary["n_tokens_altered"]) == (12 * 24, 0)
+    assert (summary["n_tokens_checked"], summary["n_tokens_altered"]) == (8 * 16, 0)
+    assert most_together(outcome.run_dir) > 1
     assert summary["preemption"]["n_preemptions"] > 0
     assert summary["leaks"] == NOTHING_LEFT
 
@@ -85,10 +90,10 @@ def test_servers_that_forward_and_one_that_dies_leave_the_tokens_alone(
     scenario = tmp_path / "failing.toml"
     scenario.write_text(shipped.read_text(encoding="utf-8") + kill, encoding="utf-8")
     forward = ("--set", "policy.communication=server-to-server", "--no-twin")
-    long = ("--set", "workload.n_output_tokens=60")
-    outcome = testbed.up(str(scenario), *TOGETHER[1:], *forward, *long, timeout_s=TIMEOUT_S)
+    outcome = testbed.up(str(scenario), *TOGETHER[1:], *forward, *sized(6, 30), timeout_s=TIMEOUT_S)
     assert outcome.code == 0, outcome.stderr
     summary = outcome.json()
-    assert (summary["n_tokens_checked"], summary["n_tokens_altered"]) == (12 * 60, 0)
+    assert (summary["n_tokens_checked"], summary["n_tokens_altered"]) == (6 * 30, 0)
+    assert most_together(outcome.run_dir) > 1
     assert summary["n_replays"] >= 1
     assert summary["leaks"] == NOTHING_LEFT

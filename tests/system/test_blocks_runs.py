@@ -69,12 +69,16 @@ def test_servers_have_the_memory_that_the_model_counts(served: Outcome) -> None:
     assert plan["memory"] == memory["servers"]
 
 
-def test_the_model_made_for_a_run_is_a_checkpoint_like_any_other(served: Outcome, testbed: Testbed) -> None:
-    model = served.run_dir / "model"
-    again = testbed.up(
-        *REAL, *LOOPBACK, "--model", str(model), "--set", "model={}", "--json", timeout_s=TIMEOUT_S
-    )
+def test_the_model_made_for_a_run_is_a_checkpoint_like_any_other_also_with_steps_in_the_form_of_cuda_graphs(
+    served: Outcome, testbed: Testbed
+) -> None:
+    """On the CPU these steps are computed as they would be recorded."""
+    options = ("--model", str(served.run_dir / "model"), "--set", "model={}")
+    graphs = ("--set", "compute.cuda_graphs=true")
+    again = testbed.up(*REAL, *LOOPBACK, *options, *graphs, "--json", timeout_s=TIMEOUT_S)
     assert again.code == 0, again.stderr
+    summary = again.json()
+    assert (summary["n_tokens_checked"], summary["n_tokens_altered"]) == (4 * 8, 0)
     first, second = (rows_of(run / "requests.parquet") for run in (served.run_dir, again.run_dir))
     assert [row["token_ids"] for row in first] == [row["token_ids"] for row in second]
 
@@ -92,14 +96,6 @@ def test_weights_that_servers_make_themselves_are_compared_too(testbed: Testbed)
     summary = outcome.json()
     assert (summary["n_tokens_checked"], summary["n_tokens_altered"]) == (4 * 8, 0)
     assert not (outcome.run_dir / "model").exists()
-
-
-def test_steps_in_the_form_of_cuda_graphs_leave_the_tokens_alone(testbed: Testbed) -> None:
-    """On the CPU they are computed as they would be recorded."""
-    outcome = testbed.up(*REAL, *LOOPBACK, "--set", "compute.cuda_graphs=true", "--json", timeout_s=TIMEOUT_S)
-    assert outcome.code == 0, outcome.stderr
-    summary = outcome.json()
-    assert (summary["n_tokens_checked"], summary["n_tokens_altered"]) == (4 * 8, 0)
 
 
 @pytest.mark.parametrize(

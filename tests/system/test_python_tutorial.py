@@ -12,6 +12,9 @@ from tests.support.notebook import NOTEBOOK, PAGE, cells_of, notebook_text, show
 from tests.support.runs import require
 from tests.support.sketches import sketch
 
+SKETCHED = "from tests.support.sketches import sketch; sketch(setattr); del sketch, sys"
+"""Blank figures, which are no part of what cells show."""
+
 
 def test_the_tutorial_shows_what_stands_below_each_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -38,7 +41,9 @@ def test_a_kernel_runs_the_notebook(tmp_path: Path) -> None:
 
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
-    NotebookClient(notebook, timeout=250, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    folder = {"metadata": {"path": str(tmp_path)}}
+    begin = f"--IPKernelApp.exec_lines=import sys; sys.path.append({str(Path(__file__).parents[2])!r}); {SKETCHED}"
+    NotebookClient(notebook, timeout=250, resources=folder, extra_arguments=[begin]).execute()
     cells = [cell for cell in cells_of(PAGE.read_text(encoding="utf-8")) if cell.kind == "code"]
     for cell, ran in zip(cells, (cell for cell in notebook.cells if cell.cell_type == "code"), strict=True):
         texts = [out.text if out.output_type == "stream" else out.data["text/plain"] for out in ran.outputs]

@@ -71,6 +71,9 @@ def _preload(blocks: bool, page: Page | None = None) -> None:
         with _without("sklearn"):
             import nodes.blocks.compute
             import nodes.blocks.hub  # noqa: F401
+            from nodes.blocks.family import family_named
+
+            family_named("bloom")  # With any family's module comes what all families' modules import.
 
     def on_host(main: Callable[[Any, Host], Coroutine[Any, Any, None]]) -> Callable[[Any], None]:
         def run(config: Any) -> None:

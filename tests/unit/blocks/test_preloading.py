@@ -56,7 +56,7 @@ print(json.dumps({
     "threads": threads,
     "queries": asked,
     "child_cannot_use_gpu": child_cannot_use_gpu,
-    "loaded": all(name in sys.modules for name in ("nodes.blocks.compute", "nodes.blocks.hub")),
+    "loaded": all(name in sys.modules for name in ("nodes.blocks.compute", "nodes.blocks.hub", "transformers.models.bloom.modeling_bloom")),
     "queries_after": queries,
     "sklearn": "sklearn" in sys.modules,
 }))

@@ -16,6 +16,7 @@ import { SessionList } from './sessions.js';
 import { TimeSlider } from './slider.js';
 import { Waterfall } from './waterfall.js';
 
+const LIVE_MS = 50; // A live run is on this machine, and needs its CPUs more than the page does.
 const PANEL_MS = 100;
 const CHART_MS = 1000;
 
@@ -187,7 +188,8 @@ class Page {
     this.lastFrame = now;
     this.player.setEnd(this.endNow());
     this.player.tick(elapsed);
-    if (this.isDirty) {
+    if (this.isDirty && (!this.player.isFollowing || now - (this.lastMoving ?? 0) >= LIVE_MS)) {
+      this.lastMoving = now;
       this.drawMoving();
       if (now - (this.lastPanels ?? 0) >= PANEL_MS) {
         this.lastPanels = now;
