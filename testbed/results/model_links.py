@@ -81,10 +81,9 @@ def _without_chance(network: NetworkPart) -> NetworkPart:
 
 
 def _note(table: HopTable, sent: Messages, arrives_at_s: Array, waits_s: Array) -> None:
-    """Add the times of messages, at most one of a row of the table, to these rows; and of answers to openings."""
+    """Add the times of messages to their rows of the table: at most one per row, since ``+=`` adds once."""
     is_hop = sent.row >= 0
     row = sent.row[is_hop]
-    # += with an index array adds once per row.
     table.model_link_queue_s[row] += waits_s[is_hop]
     table.model_network_s[row] += arrives_at_s[is_hop] - sent.sent_at_s[is_hop]
 
@@ -117,7 +116,7 @@ def _carry_in_turn(experiment: Experiment, records: RunRecords, table: HopTable,
 
 
 class _InParts:
-    """The simulator's links."""
+    """The simulator's links, with all of their planned changes, but without what is random."""
 
     def __init__(self, experiment: Experiment, table: HopTable, messages: Messages) -> None:
         self._queue = EventQueue()
@@ -129,12 +128,11 @@ class _InParts:
         self._arrives_at_s, self._waits_s = messages.sent_at_s.copy(), np.zeros(len(messages.row))
 
     def carry(self, requests: Sequence[RequestRecord]) -> None:
-        """Carry the messages of hops and all that opens chains, from when they were sent."""
+        """Carry the messages of hops, and all that opens and closes chains, from when they were sent."""
         queue, messages = self._queue, self._messages
         order = np.lexsort((messages.row, messages.arrived_at_s, messages.sent_at_s))
-        order = order[
-            messages.sender[order] != messages.receiver[order]
-        ]  # not of two hops in a row on a server
+        # Between two hops in a row on one server there is no link.
+        order = order[messages.sender[order] != messages.receiver[order]]
         columns = messages.sent_at_s, messages.sender, messages.receiver, messages.size
         self._coming = zip(order.tolist(), *(column[order].tolist() for column in columns), strict=True)
         for change in self._changes:
