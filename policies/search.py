@@ -143,6 +143,8 @@ class Trials:
         self._waits = LinkWaits.of(problem)
         self._sharing = Sharing(problem)
         self._requests: dict[tuple[Load, str], list[RequestPlan]] = {}
+        self.refusal: PolicyError | None = None
+        """Why a request had no chain, the last time."""
 
     def per_token_s(self, placement: Placement, streams: Sequence[str]) -> list[list[float]]:
         """Returns, for every load, the mean time per token on each of ``streams``, in seconds.
@@ -186,7 +188,10 @@ class Trials:
                 done = replay_shared(
                     *(self._problem, placement, router, requests, self._sharing, self._waits), on_end=on_end
                 )
-        except (PolicyError, EndReplay):
+        except EndReplay:
+            return math.inf
+        except PolicyError as refusal:
+            self.refusal = refusal
             return math.inf
         return sum(d.time_s / d.plan.n_output_tokens for d in done) / len(done)
 
@@ -253,7 +258,8 @@ def search_design_concurrency(
     if best is None:
         placement = place(problem, None)  # its error names what is missing
         raise InfeasiblePlacement(
-            f"{placement.policy} has no placement that serves a request of {problem.n_input_tokens} + "
-            f"{problem.n_output_tokens} tokens at any design concurrency; give the servers more memory"
+            f"{placement.policy} has no placement that serves the requests of a search at any design concurrency (the last: "
+            f"{trials.refusal}); give the servers more memory, or use a routing policy that returns a chain for every request, "
+            "with the wait for its room"
         )
     return best

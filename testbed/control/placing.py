@@ -23,7 +23,7 @@ from policies.interfaces import PlacementPolicy, Router, RoutingPolicy, Want, tr
 from policies.joining import among, spread
 from policies.outcomes import Outcome
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
-from policies.registry import OBJECT, how_failed, resolve, resolve_placement, resolve_routing
+from policies.registry import OBJECT, ROUTINGS, how_failed, resolve, resolve_placement, resolve_routing
 from policies.rehearsal import Rehearsal
 from policies.search import search_design_concurrency
 from policies.state import SystemState
@@ -103,6 +103,23 @@ class CheckedRouter:
         if not isinstance(route, Route) or type(route.hops) is not tuple:
             return False
         return 0 <= route.wait_s < math.inf and route.hops in self._checked
+
+
+class _BrokenInTrial(BaseException):
+    """A router broke in a trial of placements; no ``Exception``, because a search takes those for placements that serve nothing."""
+
+    def __init__(self, error: PolicyError) -> None:
+        self.error = error
+
+
+class _RouterInTrial(CheckedRouter):
+    """A user's router in a search: where it breaks, it says so, and not the placement policy."""
+
+    def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
+        try:
+            return super().route(request, state, now_s)
+        except PolicyError as error:
+            raise _BrokenInTrial(error) from None
 
 
 @dataclass(frozen=True)
@@ -289,7 +306,10 @@ def place(
                 return policy.place(there, given)
             if trait(policy, PlacementPolicy, "searches"):
                 return policy.place(there)
-            return search_design_concurrency(there, place_in_trial, bind_in_trial).placement
+            try:
+                return search_design_concurrency(there, place_in_trial, bind_in_trial).placement
+            except _BrokenInTrial as broken:
+                raise broken.error from None
 
     def place_in_trial(problem: Problem, concurrency: int | None) -> Placement:
         placement = policy.place(problem, concurrency)
@@ -297,7 +317,10 @@ def place(
         return placement
 
     def bind_in_trial(problem: Problem, placement: Placement) -> Router:
-        return routing.bind(_with_wanted(experiment, problem, wants, seen), placement)
+        name = experiment.policy.routing
+        with policy_code("routing", name):
+            router = routing.bind(_with_wanted(experiment, problem, wants, seen), placement)
+        return router if name in ROUTINGS else _RouterInTrial(router, problem, placement, name)
 
     def decide() -> Decided:
         if decided is not None:
