@@ -24,6 +24,8 @@ from testbed.experiments.timeline import Timeline
 from testbed.fast.events import EventQueue
 from testbed.fast.lines import Line
 from testbed.fast.links import Links
+from testbed.faultkinds import KINDS
+from testbed.records.events import FaultEvent, FaultHappened, FaultOver
 from testbed.results.changes import as_carried_out, as_intended
 from testbed.results.hop_table import HopTable
 from testbed.results.logs import RequestRecord, RunRecords
@@ -60,11 +62,20 @@ def _are_known(experiment: Experiment, records: RunRecords) -> bool:
     """Return whether links and connections were always what the scenario says, but for what is random."""
     is_as_planned = all(change.at_s == change.planned_at_s for change in records.changes)
     has_lost = (
-        records.faults
+        not all(map(_keeps_connections, records.faults))
         or records.replays
         or any(refusal.broken for record in records.requests for _, refusal, _ in record.attempts)
     )
     return is_as_planned and not has_lost
+
+
+def _keeps_connections(event: FaultEvent) -> bool:
+    """Return whether all connections outlive a fault: the server is only slower or halted meanwhile."""
+    if isinstance(event, FaultHappened):
+        return not event.applies or (
+            event.kind in KINDS and KINDS[event.kind].state in (None, "halted", "online")
+        )
+    return isinstance(event, FaultOver)
 
 
 def _without_chance(network: NetworkPart) -> NetworkPart:

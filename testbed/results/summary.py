@@ -17,7 +17,8 @@ from netem.networks import NETWORKS
 from policies.problem import Hop, RequestSpec, decode_step_s
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.slo import Objectives
-from testbed.records.events import BY_HAND, ServerBegun
+from testbed.faultkinds import KINDS
+from testbed.records.events import BY_HAND, FaultHappened, ServerBegun
 from testbed.records.plan import REFERENCE, Clock, Plan
 from testbed.records.requests import COMPLETED, FAILED, NOT_STARTED, RequestRow
 from testbed.records.summary import (
@@ -253,6 +254,16 @@ def _lacks(experiment: Experiment, records: RunRecords, hops: HopTable) -> list[
             round_.given_up for r in records.requests for round_ in r.rounds
         ),
         "preemptions": any(r.n_preemptions for r in records.requests),
+        "requests that were under way at the end": any(
+            r.status in ("unfinished", "interrupted") for r in records.requests
+        ),
+        "halted servers": any(
+            isinstance(event, FaultHappened)
+            and event.applies
+            and event.kind in KINDS
+            and KINDS[event.kind].state == "halted"
+            for event in records.faults
+        ),
         "connections made anew after a failure": any(
             isinstance(event, ServerBegun) for event in records.faults
         ),

@@ -109,3 +109,26 @@ def test_links_that_are_not_those_of_the_scenario_are_an_error(
     shared_bps = {name: 0.999 * rate_bps for name, rate_bps in experiment.network.shared_bps.items()}
     asked_for = replace(experiment, network=replace(experiment.network, links=links, shared_bps=shared_bps))
     assert worst_of(read_tables(tmp_path / "run", asked_for)) > 3e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "lacks"), [("slow", ", factor=2", []), ("stop", "", ["halted servers"])]
+)
+def test_servers_that_are_slow_or_halted_keep_their_connections(
+    kind: str, factor: str, lacks: list[str], tmp_path: Path
+) -> None:
+    """Nobody uses this one."""
+    fault = f'fault=[{{kind="{kind}", server="mig-1g-6", at="1 s", for="1 s"{factor}}}]'
+    summary = summary_of(tmp_path / "run", *CHATS, "policy.design_concurrency=20", fault)
+    assert summary.n_faults == 1
+    assert (summary.closed_model_links, summary.closed_model_lacks) == ("in parts", lacks)
+    assert summary.hop_model_error["hop_s"].max_abs_ratio < 1e-5
+
+
+def test_a_run_that_was_cut_says_that_its_last_messages_are_not_known(tmp_path: Path) -> None:
+    experiment = experiment_of(*CHATS, "policy.design_concurrency=20")
+    run = tmp_path / "run"
+    run_quietly(experiment, run)
+    (log,) = (run / "events").iterdir()
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+    assert finish_run(run, experiment).closed_model_lacks == ["requests that were under way at the end"]
