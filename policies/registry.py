@@ -265,6 +265,11 @@ def _load(kind: str, name: str, target: str) -> Any:
     who = f"{kind} policy {name} cannot be loaded"
     if not module_name or not attribute:
         raise PolicyError(f"{who}: write module:Class")
+    if module_name.endswith(".py") or "/" in module_name:
+        raise PolicyError(
+            f"{who}: {module_name} is a file; name its module, {module_name.rpartition('/')[2].removesuffix('.py')}:{attribute}, and begin the command in "
+            "the file's folder, or have that on PYTHONPATH"
+        )
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # users' code can fail in any way; the message shows the reason

@@ -174,7 +174,7 @@ def busy_text(links: Sequence[LinkRow]) -> list[str]:
     busy = [link for link in links if link.use_ratio > BUSY_RATIO]
     if not busy:
         return []
-    most = max(busy, key=lambda link: link.use_ratio)
+    most = max(busy, key=lambda link: round(link.use_ratio, 9))  # the first of those that differ by rounding
     others = f" (and {len(busy) - 1} more above {BUSY_RATIO:.0%})" if len(busy) > 1 else ""
     return [
         f"the link {link_name(most.from_, most.to)} was busy {min(most.use_ratio, 1.0):.0%} of the time{others}: messages "

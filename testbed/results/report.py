@@ -59,7 +59,10 @@ def _parts_table(summary: RunSummary) -> str:
         ("hop_compute_s", "compute"),
         ("hop_network_s", "network"),
         ("hop_client_s", "client"),
-        ("hop_overhead_s", "own overhead (measured minus model)"),
+        (
+            "hop_overhead_s",
+            "own overhead (measured minus model)" if summary.clock == "real" else "measured minus model",
+        ),
     ):
         measured, model = summary.metrics[name], summary.model.get(name)
         cells = [measured.mean, measured.p50, measured.p99]

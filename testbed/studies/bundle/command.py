@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
+from policies.registry import OBJECT
 from testbed.codeversion import code_version
 from testbed.errors import RunError, UserError
 from testbed.experiments.inputs import read_inputs
 from testbed.experiments.provenance import read_provenance
+from testbed.experiments.sources import read_toml
 from testbed.experiments.units import counted
 from testbed.records.plan import PLAN
 from testbed.rundir import (
@@ -29,6 +31,7 @@ from testbed.rundir import (
 )
 from testbed.studies.bundle.again import why_not_again
 from testbed.studies.bundle.manifest import BUNDLE, RESULT, Manifest, digests_of
+from testbed.studies.score.command import RUNS as SCORES
 from testbed.studies.score.command import SCORE
 from testbed.studies.sweep.table import RESULTS
 
@@ -82,6 +85,8 @@ def kind_of(results: Path) -> str:
         raise UserError(
             f"{results} is a bundle already; copy it, or compute it again with `testbed reproduce`"
         )
+    if (results / SCORES).is_file():
+        raise UserError(f"{results} has no {SCORE} yet; bundle it when the score has ended")
     raise not_a_run(results, others=", or the folder of a sweep or a score")
 
 
@@ -89,12 +94,23 @@ def _check(results: Path, kind: str) -> None:
     last = {RUN: "summary.json", "sweep": RESULTS}.get(kind)
     if last is not None and not (results / last).is_file():
         raise UserError(f"{results} has no {last} yet; bundle it when the {kind} has ended")
+    if kind == RUN and _has_objects(results):
+        raise UserError(
+            f"{results} was made by a program with policies that are its objects, which nothing can make again; name them as "
+            "module:Class there"
+        )
     needs_inputs = kind != RUN or read_provenance(results).get("policies")
     if needs_inputs and read_inputs(results) is None:
         raise UserError(
             f"{results} does not hold what it was computed from (inputs/): a program made it with objects, or an earlier "
             "version of the testbed; compute it again with `testbed`"
         )
+
+
+def _has_objects(run: Path) -> bool:
+    """Return whether policies of a run were objects of the program that made it."""
+    policy = read_toml(run / "scenario.toml").get("policy", {})
+    return any(str(name).startswith(OBJECT) for name in policy.values())
 
 
 def _left_out(folder: str, names: Iterable[str]) -> set[str]:

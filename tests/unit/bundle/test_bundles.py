@@ -14,6 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import testbed as tb
+from policies.cgbp import CgBp
+from policies.wsrr import WsRr
 from testbed.cli.main import app
 from testbed.errors import RunError, UserError
 from testbed.experiments.inputs import INPUTS, read_inputs, sources_of
@@ -300,6 +303,19 @@ def test_files_that_have_other_names_in_the_bundle_are_no_difference(tmp_path: P
         given = f"t.{ending}", tmp_path / "one", tmp_path / "other", 0.0, ()
         assert differences_of(*given)
         assert not differences_of(*given, lambda text: text.replace("/home/me/", ""))
+
+
+def test_a_run_with_a_programs_objects_is_not_bundled(tmp_path: Path) -> None:
+    few = tb.scenario("clustered", {"workload.n_requests": 1, "workload.n_output_tokens": 1})
+    tb.simulate(few, policy=(CgBp(), WsRr()), out=tmp_path / "run")
+    with pytest.raises(UserError, match="policies that are its objects, which nothing can make again"):
+        bundle_command(tmp_path / "run", tmp_path / "bundle")
+
+
+def test_a_score_that_has_not_ended_is_not_bundled(tmp_path: Path) -> None:
+    (tmp_path / "score.jsonl").touch()
+    with pytest.raises(UserError, match=r"has no score.json yet; bundle it when the score has ended"):
+        bundle_command(tmp_path, tmp_path / "bundle")
 
 
 def test_a_command_of_another_version_is_one_sentence(bundle: Path) -> None:

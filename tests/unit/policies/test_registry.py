@@ -73,6 +73,8 @@ def test_a_class_of_ones_own_goes_by_module_and_name(own_module: str) -> None:
             "no_such_module:Mine",
             "loaded: there is no module no_such_module in the current folder or on PYTHONPATH$",
         ),
+        ("./mine.py:Mine", "loaded: ./mine.py is a file; name its module, mine:Mine, and begin"),
+        ("mine.py:Mine", "loaded: mine.py is a file; name its module, mine:Mine, and begin"),
         (
             "own_policies:Missing",
             r"there is no Missing in .*own_policies.py; its classes are Mine, Picky, Useless",
