@@ -266,9 +266,10 @@ def _load(kind: str, name: str, target: str) -> Any:
     if not module_name or not attribute:
         raise PolicyError(f"{who}: write module:Class")
     if module_name.endswith(".py") or "/" in module_name:
+        name_of_file = module_name.rpartition("/")[2].removesuffix(".py")
         raise PolicyError(
-            f"{who}: {module_name} is a file; name its module, {module_name.rpartition('/')[2].removesuffix('.py')}:{attribute}, and begin the command in "
-            "the file's folder, or have that on PYTHONPATH"
+            f"{who}: {module_name} is a file; name its module, {name_of_file}:{attribute}, and begin the command in the file's "
+            "folder, or have that on PYTHONPATH"
         )
     try:
         module = importlib.import_module(module_name)
