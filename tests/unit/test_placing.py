@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from policies.problem import InfeasiblePlacement
+import testbed as tb
+from policies.cgbp import CgBp
+from policies.problem import InfeasiblePlacement, Placement, Problem, RequestSpec, Route
 from policies.registry import PLACEMENTS, resolve_placement
+from policies.state import SystemState
+from policies.wsrr import WsRr
 from testbed import terminal
 from testbed.control.placing import RememberedPlacements, place, place_experiment
 from testbed.errors import UserError
@@ -144,3 +149,33 @@ def test_a_policy_that_decides_for_long_is_named_once_to_whom_looks(
         terminal.tell_of_what_takes_long()
     place_experiment(load_experiment("clustered", [f"policy.placement={policy}"]))
     assert capsys.readouterr().err.count(f"placement policy {policy} decides which blocks go where") == said
+
+
+class _Crashes(WsRr):
+    name = "crashes"
+
+    def bind(self, problem: Problem, placement: Placement) -> Any:
+        return self
+
+    def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
+        raise ZeroDivisionError("boom")
+
+
+class _HasNone(_Crashes):
+    name = "has-none"
+
+    def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("routing", "reason"),
+    [
+        (_Crashes(), r"routing policy object:crashes failed at .* with ZeroDivisionError: boom"),
+        (_HasNone(), r"\(the last: request 0 of 148 tokens has no chain with room for it\)"),
+    ],
+)
+def test_a_search_says_what_is_wrong_with_the_routing(routing: WsRr, reason: str) -> None:
+    searched = tb.scenario("clustered", {"policy.design_concurrency": "searched", "workload.n_requests": 2})
+    with pytest.raises(tb.UserError, match=reason):
+        tb.simulate(searched, policy=(CgBp(), routing))

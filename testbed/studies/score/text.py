@@ -47,7 +47,7 @@ def score_text(answer: dict[str, Any], best: Mapping[str, Best]) -> str:
         fresh = _score(answer["fresh_score"], answer["fresh_interval"])
         console.print(f"on fresh seeds {_seeds(answer['fresh_seeds'])}: {fresh}")
     console.print(
-        "1 is the best of the reference policies, setting by setting; docs/score.md has the formula."
+        "1 is the best of the reference policies on the frozen seeds, setting by setting; docs/score.md has the formula."
     )
     console.print(table)
     for note in notes:
