@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from nodes import framesizes
 from nodes.framesizes import FrameSize
-from nodes.prefixes import PAGE_ID_BYTES
+from nodes.prefixes import MAX_PAGES, PAGE_ID_BYTES, reusable
 from policies.links import Link, Pair
 from policies.problem import Hop
 from testbed.experiments.experiment import Experiment, NetworkPart
+from testbed.experiments.stub import kept_tokens
 from testbed.experiments.timeline import Timeline
 from testbed.fast.events import EventQueue
 from testbed.fast.lines import Line
@@ -136,6 +137,7 @@ class _InParts:
         self._n_servers, self._clients = experiment.problem.n_servers, experiment.problem.clients
         self._forwarding, self._changes = experiment.problem.forwarding, network.changes
         self._table, self._messages = table, messages
+        self._page_tokens = kept_tokens(experiment)
         self._arrives_at_s, self._waits_s = messages.sent_at_s.copy(), np.zeros(len(messages.row))
 
     def carry(self, requests: Sequence[RequestRecord]) -> None:
@@ -198,20 +200,29 @@ class _InParts:
 
         def answered() -> None:
             if refused:
-                opened = [(server, framesizes.OK) for server in servers if server not in refused]
-                self._ask(client, framesizes.CLOSE, opened, closed)
+                others = [(server, framesizes.OK) for server in servers if server not in refused]
+                self._ask(client, framesizes.CLOSE, others, closed)
             else:
                 self._table.model_opened_at_s[record.index] = self._queue.now_s
 
         def closed() -> None:
             self._table.model_attempts_s[record.index, number] = self._queue.now_s - began_at_s
 
-        answers = [(server, framesizes.ERROR if server in refused else framesizes.OK) for server in servers]
-        self._ask(client, framesizes.opening(0, forwarding=self._forwarding), answers, answered)
+        n_pages = self._n_pages(record)
+        opened = framesizes.FOUND if n_pages else framesizes.OK
+        answers = [(server, framesizes.ERROR if server in refused else opened) for server in servers]
+        self._ask(client, framesizes.opening(n_pages, forwarding=self._forwarding), answers, answered)
+
+    def _n_pages(self, record: RequestRecord) -> int:
+        """Returns how many pages of the prompt an opening names, which its servers may have kept."""
+        if self._page_tokens is None:
+            return 0
+        return min(MAX_PAGES, reusable(record.n_input_tokens, self._page_tokens))
 
     def _close(self, record: RequestRecord) -> None:
         """Closes a chain whose request has ended."""
-        size = framesizes.keeping(len(record.pages) // PAGE_ID_BYTES) if record.pages else framesizes.CLOSE
+        n_more = len(record.pages) // PAGE_ID_BYTES - self._n_pages(record)
+        size = framesizes.keeping(n_more) if record.pages else framesizes.CLOSE
         answers = [(hop[0], framesizes.OK) for hop in record.chain]
         self._ask(self._clients.index(record.client), size, answers, lambda: None)
 

@@ -24,6 +24,9 @@ _SLOWER = 'link=["Cluster0", "Cluster1"], at="1 s", for="3 s", rate="30 Mbit/s",
 _CUT = 'link=["Cluster0", "Cluster1"], at="5 s", for="1 s", down=true'
 CHANGES = (*CHATS, f"network.event=[{{{_SLOWER}}}, {{{_CUT}}}]")
 
+PAGES = (*CHATS, "cache.prefix=shared")
+"""Openings and closings name the prompt's pages."""
+
 
 def experiment_of(*options: str) -> Experiment:
     few = ("network.backend=memory", "workload.n_requests=6", "workload.n_output_tokens=8")
@@ -54,7 +57,9 @@ def test_every_hop_takes_what_its_bytes_take(communication: str, tmp_path: Path)
     assert (summary.closed_model_links, summary.closed_model_lacks) == ("in turn", [])
 
 
-@pytest.mark.parametrize("options", [CHATS, UPLINKS, CHANGES], ids=["overtaking", "shared", "changes"])
+@pytest.mark.parametrize(
+    "options", [CHATS, UPLINKS, CHANGES, PAGES], ids=["overtaking", "shared", "changes", "pages"]
+)
 @pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
 def test_messages_that_overtake_or_share_links_take_what_the_simulators_links_say(
     communication: str, options: tuple[str, ...], tmp_path: Path
