@@ -13,6 +13,8 @@ from testbed.studies.sweep.contrast import EQUAL, Cell, Difference, baselines, h
 from testbed.studies.sweep.measures import label_of
 from testbed.studies.sweep.study import Study
 
+_ROUNDING_RATIO = 1e-9
+"""A half-width below this share of its mean is no more than rounding."""
 _LATEX = str.maketrans(
     {
         **{char: f"\\{char}" for char in "&%$#_{}"},
@@ -104,7 +106,7 @@ def latex(study: Study, cells: Sequence[Cell]) -> str:
             mean = cell.mean(metric)
             if mean is not None and not table.intervals:
                 mean = mean._replace(half_width=math.nan)
-            text = number(mean) if table.digits is None or mean is None else _rounded(mean, table.digits)
+            text = number(mean) if table.digits is None or mean is None else rounded(mean, table.digits)
             row.append(text.translate(_LATEX))
             if is_compared:
                 is_other = base is not None and base is not cell
@@ -116,12 +118,16 @@ def latex(study: Study, cells: Sequence[Cell]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rounded(mean: Mean, digits: int) -> str:
-    """Returns a mean with so many significant digits, and the half-width with as many decimals."""
+def rounded(mean: Mean, digits: int) -> str:
+    """Returns a mean with so many significant digits, and the half-width with as many decimals, or else one digit of it."""
     size = abs(mean.mean)
     decimals = max(digits - 1 - math.floor(math.log10(size)), 0) if size else digits - 1
     text = f"{mean.mean:.{decimals}f}"
-    return text if math.isnan(mean.half_width) else f"{text} ± {mean.half_width:.{decimals}f}"
+    if math.isnan(mean.half_width):
+        return text
+    half = f"{mean.half_width:.{decimals}f}"
+    is_nothing = mean.half_width <= _ROUNDING_RATIO * size
+    return f"{text} ± {half if float(half) or is_nothing else f'{mean.half_width:.0e}'}"
 
 
 def many_text(study: Study, cells: Sequence[Cell]) -> str:
@@ -186,7 +192,7 @@ def number(mean: Mean | Difference | None, sign: str = "") -> str:
     """
     if mean is None:
         return "-"
-    if math.isnan(mean.half_width) or mean.half_width <= 1e-9 * abs(mean.mean):  # no more than rounding
+    if math.isnan(mean.half_width) or mean.half_width <= _ROUNDING_RATIO * abs(mean.mean):
         text = f"{mean.mean:{sign}.4g}"
         return text if math.isnan(mean.half_width) else f"{text} ± 0"
     size = max(abs(mean.mean), mean.half_width)

@@ -7,7 +7,7 @@ import pytest
 from testbed.results.intervals import Mean, mean_of
 from testbed.studies.sweep.axes import parse_over
 from testbed.studies.sweep.contrast import Cell, Difference, holm, p_value
-from testbed.studies.sweep.documents import difference, markdown, number
+from testbed.studies.sweep.documents import difference, markdown, number, rounded
 from testbed.studies.sweep.figures import _undominated
 from testbed.studies.sweep.runs import Record
 from testbed.studies.sweep.table import Row, typed
@@ -113,3 +113,11 @@ def test_the_front_has_what_no_other_beats() -> None:
     points = [(1.0, 5.0), (2.0, 4.0), (2.0, 6.0), (3.0, 4.5), (3.0, 1.0)]
     assert _undominated(points, ("ttft_s_mean", "tpot_s_mean")) == [(1.0, 5.0), (2.0, 4.0), (3.0, 1.0)]
     assert _undominated(points, ("tokens_per_s", "tpot_s_mean")) == [(3.0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("half_width", "text"),
+    [(0.03, "2.90 ± 0.03"), (0.00085, "2.90 ± 8e-04"), (0.0, "2.90 ± 0.00"), (math.nan, "2.90")],
+)
+def test_no_interval_is_rounded_to_nothing_by_the_digits_of_a_study(half_width: float, text: str) -> None:
+    assert rounded(Mean(2.9, half_width, 3), 3) == text
