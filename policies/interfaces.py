@@ -67,7 +67,8 @@ class Router(Protocol):
         """Returns the chain for ``request``, or ``None`` if there is none.
 
         ``state`` has the sessions that hold cache at ``now_s``. The request may have to wait for room:
-        ``Route.wait_s`` is how long the policy expects that, in seconds.
+        ``Route.wait_s`` is how long the policy expects that, in seconds. In a search of |R| nothing waits for a route:
+        there, ``None`` says that the placement cannot serve the request.
         """
         ...
 
