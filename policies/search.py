@@ -257,9 +257,10 @@ def search_design_concurrency(
             best_s, best = mean_s, SearchedConcurrency(concurrency, placement)
     if best is None:
         placement = place(problem, None)  # its error names what is missing
+        why = "" if trials.refusal is None else f" (the last: {trials.refusal})"
         raise InfeasiblePlacement(
-            f"{placement.policy} has no placement that serves the requests of a search at any design concurrency (the last: "
-            f"{trials.refusal}); give the servers more memory, or use a routing policy that returns a chain for every request, "
+            f"{placement.policy} has no placement that serves the requests of a search at any design "
+            f"concurrency{why}; give the servers more memory, or use a routing policy that returns a chain for every request, "
             "with the wait for its room"
         )
     return best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -372,7 +372,7 @@ class RunSummary(Record, kw_only=True):
         column("measured against the closed model, hop by hop and token by token", "", _EMULATED),
     ] = UNSET
     closed_model_links: Annotated[
-        str | UnsetType,
+        Literal["in turn", "in parts"] | UnsetType,
         column(
             "how its links carry messages: `in turn` or `in parts` ([The model](#the-model))", "", _EMULATED
         ),

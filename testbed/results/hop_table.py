@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ class HopTable:
     """By request: when its chain should have been open, given when the client sent the opening."""
     model_attempts_s: dict[tuple[int, int], float] = field(default_factory=dict)
     """By request and number: the seconds that a refused attempt should have taken, where the model knows what its messages waited for."""
-    model_links: str = "in turn"
+    model_links: Literal["in turn", "in parts"] = "in turn"
     """How the model's links carry messages: in turn, or in parts (``testbed.results.model_links``)."""
     links_lack: list[str] = field(default_factory=list)
     """What the run's links have and the model's have not, in words."""

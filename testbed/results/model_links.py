@@ -32,6 +32,10 @@ from testbed.results.hop_table import HopTable
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.messages import Array, Messages, each_of, messages_of_hops, messages_that_open
 
+_KEEP_CONNECTIONS = frozenset(
+    name for name, kind in KINDS.items() if kind.state in (None, "halted", "online")
+)
+"""Kinds of fault after which the server's process is still there: slower, halted or continued."""
 _AFTER_ALL_S = 1e6
 """Later after the last message was sent than any arrives."""
 
@@ -71,11 +75,9 @@ def _are_known(experiment: Experiment, records: RunRecords) -> bool:
 
 
 def _keeps_connections(event: FaultEvent) -> bool:
-    """Return whether all connections outlive a fault: the server is only slower or halted meanwhile."""
+    """Return whether all connections outlive a fault."""
     if isinstance(event, FaultHappened):
-        return not event.applies or (
-            event.kind in KINDS and KINDS[event.kind].state in (None, "halted", "online")
-        )
+        return not event.applies or event.kind in _KEEP_CONNECTIONS
     return isinstance(event, FaultOver)
 
 

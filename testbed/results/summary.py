@@ -50,6 +50,8 @@ from testbed.results.unused import unused_blocks
 
 _MOST_REASONS = 3
 """Number of reasons of failed requests in the summary, the commonest first."""
+_HALTING = frozenset(name for name, kind in KINDS.items() if kind.state == "halted")
+"""Kinds of fault that halt a server."""
 
 
 def summarize(
@@ -258,10 +260,7 @@ def _lacks(experiment: Experiment, records: RunRecords, hops: HopTable) -> list[
             r.status in ("unfinished", "interrupted") for r in records.requests
         ),
         "halted servers": any(
-            isinstance(event, FaultHappened)
-            and event.applies
-            and event.kind in KINDS
-            and KINDS[event.kind].state == "halted"
+            isinstance(event, FaultHappened) and event.applies and event.kind in _HALTING
             for event in records.faults
         ),
         "connections made anew after a failure": any(
