@@ -3,11 +3,13 @@
 Norms, projections and feed-forward layers do not depend on sessions, so all sessions share their matrix
 products. Attention does what the model's own block does. Its positions and masks come from the family's own
 model class, once for each session. For a single token, positions come from a table that is made once; it
-needs no mask, because it attends to all tokens before it, or to the last ones of them.
+needs no mask, because it attends to all tokens before it, or to the last ones of them. On a GPU one kernel attends for
+all single tokens (``attention``).
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
+from nodes.blocks import attention
 from nodes.blocks.cache import SessionCache
 from nodes.blocks.family import Family, Together, kinds_of, window_of
 
@@ -27,6 +30,8 @@ GivenByKind = Mapping[str, Given]
 
 _LEAST_PLACES = 256
 """Least number of positions in a table. Larger tables have a power of two."""
+_NOT_IN_KERNEL = ("softcap", "s_aux")
+"""Arguments of attention functions that change scores in ways that the kernel does not know."""
 
 
 class Cached(Protocol):
@@ -39,6 +44,11 @@ class Cached(Protocol):
 
 class Table(Protocol):
     """Blocks' arguments for one token, except for the mask, by the token's position."""
+
+    @property
+    def biases(self) -> torch.Tensor | None:
+        """What is added to scores ``[heads, 1, positions]``, by a key's position."""
+        ...
 
     def at(self, position: int) -> GivenByKind:
         """Returns the arguments of a token that attends to the tokens before it and to itself."""
@@ -72,6 +82,59 @@ class Part:
     def last(self) -> int:
         return self.first + len(self.blocks)
 
+    @property
+    def is_single(self) -> bool:
+        return self.states.shape[1] == 1 and isinstance(self.cache, SessionCache)
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """The tokens of ``parts``, one after the other, which some blocks of one kind compute together."""
+
+    parts: Sequence[Part]
+    given: Sequence[Given]
+    angles: tuple[torch.Tensor, ...]
+    """The rotary embeddings of all tokens, if the family has them."""
+    biases: torch.Tensor | None
+    """What ALiBi adds to scores, by head and by a key's position, if the family has it."""
+    window: int | None
+    singles: attention.Singles | None
+    """The sessions with a single token, if a kernel attends for them."""
+
+    def mix(
+        self,
+        number: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        alone: Callable[[Part, Given, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+        *,
+        has_kernel: bool = True,
+    ) -> torch.Tensor:
+        """Returns the attention ``[1, n, heads, head size]`` of all parts in block ``number``, and fills their caches.
+
+        ``query``, ``key`` and ``value`` are ``[1, heads, n, head size]``. ``alone`` does so for one part: it is given
+        that part's queries, and all keys and values in its cache. ``has_kernel``: whether the kernel does what ``alone``
+        does.
+        """
+        mixed = None
+        if self.singles is not None and has_kernel:
+            mixed = self.singles.attend(
+                query, key, value, number, scale, window=self.window, biases=self.biases
+            )
+        rest = []
+        for part, own in zip(self.parts, self.given, strict=True):
+            if mixed is not None and part.is_single:
+                continue
+            keys, values = part.cache.update(key[:, :, part.rows], value[:, :, part.rows], number)
+            answer = alone(part, own, query[:, :, part.rows], keys, values)
+            if mixed is None:
+                rest.append(answer)
+            else:
+                mixed[:, part.rows] = answer
+        return torch.cat(rest, dim=1) if mixed is None else mixed
+
 
 class Ragged:
     """Computes parts of sessions together. ``config`` is the whole model's."""
@@ -95,7 +158,7 @@ class Ragged:
         of the tokens in some blocks.
         """
         for part in parts:
-            if part.states.shape[1] == 1 and isinstance(part.cache, SessionCache):
+            if part.is_single:
                 part.given = self._at(part.cache.get_seq_length(), part.states)
                 continue
             self._shell(inputs_embeds=part.states, past_key_values=part.cache, use_cache=True)
@@ -121,13 +184,30 @@ class Ragged:
             for part in here:
                 part.rows = slice(n_before, n_before + part.states.shape[1])
                 n_before = part.rows.stop
-            row = torch.cat([states[part] for part in here], dim=1)
+            together = torch.cat([states[part] for part in here], dim=1)
+            rows = self._rows(here, start, end, together)
             for number in range(start, end):
-                kind = self._kinds[number]
                 block = here[0].blocks[number - here[0].first]
-                row = self._through(block, row, here, [part.given[kind] for part in here], self.windows[kind])
-            states |= {part: row[:, part.rows] for part in here}
+                together = self._through(block, together, rows[self._kinds[number]])
+            states |= {part: together[:, part.rows] for part in here}
         return [states[part] for part in parts]
+
+    def _rows(self, parts: Sequence[Part], first: int, last: int, states: torch.Tensor) -> dict[str, _Row]:
+        """Returns by kind of block how blocks ``[first, last)`` compute ``parts``."""
+        single = [part for part in parts if part.is_single]
+        singles = None
+        if len(single) > 1 and attention.usable(states.device, states.dtype):
+            caches = [part.cache for part in single if isinstance(part.cache, SessionCache)]
+            starts = [part.rows.start for part in single]
+            singles = attention.Singles(caches, starts, first, last, states.device)
+        biases = self._table.biases if self._table is not None else None
+        rows = {}
+        for kind in dict.fromkeys(self._kinds[first:last]):
+            given = [part.given[kind] for part in parts]
+            angles = [own["position_embeddings"] for own in given if "position_embeddings" in own]
+            joint = tuple(torch.cat(of_parts, dim=1) for of_parts in zip(*angles, strict=True))
+            rows[kind] = _Row(parts, given, joint, biases, self.windows[kind], singles)
+        return rows
 
     def table(self, places: torch.Tensor, states: torch.Tensor) -> Table:
         """Returns a table for ``places``: 0, 1, ... for all tokens that a token may attend to.
@@ -147,21 +227,15 @@ class _Given(torch.nn.Module):
         return states
 
 
-def _bloom(
-    block: Any, states: torch.Tensor, parts: Sequence[Part], given: Sequence[Given], window: int | None
-) -> torch.Tensor:
+def _bloom(block: Any, states: torch.Tensor, row: _Row) -> torch.Tensor:
     """As ``BloomBlock.forward``, for several sessions."""
     attention = block.self_attention
     normed = block.input_layernorm(states)
     residual = normed if block.apply_residual_connection_post_layernorm else states
     query, key, value = attention._reshape(attention.query_key_value(normed))
-    mixed = [
-        _with_alibi(
-            attention, query[:, :, part.rows], key[:, :, part.rows], value[:, :, part.rows], part.cache, own
-        )
-        for part, own in zip(parts, given, strict=True)
-    ]
-    states = residual + attention.dense(torch.cat(mixed, dim=1))
+    alone = functools.partial(_with_alibi, attention)
+    mixed = row.mix(attention.layer_idx, query, key, value, attention.inv_norm_factor, alone)
+    states = residual + attention.dense(mixed.flatten(2))
     normed = block.post_attention_layernorm(states)
     answer: torch.Tensor = block.mlp(
         normed, normed if block.apply_residual_connection_post_layernorm else states
@@ -170,63 +244,57 @@ def _bloom(
 
 
 def _with_alibi(
-    attention: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: Cached, given: Given
+    attention: Any, part: Part, given: Given, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """As the middle of ``BloomAttention.forward``, for one session.
-
-    ``query``, ``key`` and ``value`` are ``[1, heads, n, head size]``. Returns ``[1, n, hidden size]``.
-    """
-    key, value = cache.update(key, value, attention.layer_idx)
+    """As the middle of ``BloomAttention.forward``, for one session."""
     scores = given["alibi"].baddbmm(
-        query[0], key[0].transpose(-1, -2), beta=attention.beta, alpha=attention.inv_norm_factor
+        query[0], keys[0].transpose(-1, -2), beta=attention.beta, alpha=attention.inv_norm_factor
     )
     mask = given.get("attention_mask")
     if mask is not None:
         scores = scores + mask[0]
     weights = torch.nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    merged: torch.Tensor = attention._merge_heads(torch.bmm(weights, value[0]))
-    return merged
+    return torch.bmm(weights, values[0]).transpose(0, 1)[None]
 
 
-def _decoder(
-    block: Any, states: torch.Tensor, parts: Sequence[Part], given: Sequence[Given], window: int | None
-) -> torch.Tensor:
-    """The block's own forward, with attention for each session apart."""
+def _decoder(block: Any, states: torch.Tensor, row: _Row) -> torch.Tensor:
+    """The block's own forward, with attention for each session apart, or by the kernel."""
 
     def attend(
         module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, function: Any, others: Any
     ) -> torch.Tensor:
-        mixed = []
-        for part, own in zip(parts, given, strict=True):
-            keys, values = part.cache.update(key[:, :, part.rows], value[:, :, part.rows], module.layer_idx)
+        def alone(
+            part: Part, own: Given, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        ) -> torch.Tensor:
             mask = own.get("attention_mask")
-            if mask is None and window is not None and part.states.shape[1] == 1:
-                keys, values = keys[:, :, -window:], values[:, :, -window:]
-            mixed.append(function(module, query[:, :, part.rows], keys, values, mask, **others)[0])
-        return torch.cat(mixed, dim=1)
+            if mask is None and row.window is not None and part.states.shape[1] == 1:
+                keys, values = keys[:, :, -row.window :], values[:, :, -row.window :]
+            answer: torch.Tensor = function(module, query, keys, values, mask, **others)[0]
+            return answer
 
-    angles = zip(*(own["position_embeddings"] for own in given), strict=True)
-    answer = block(
-        states,
-        attention_mask=Together(attend),
-        position_embeddings=tuple(torch.cat(of_parts, dim=1) for of_parts in angles),
-    )
+        scale = others.get("scaling") or query.shape[-1] ** -0.5
+        is_plain = all(others.get(name) is None for name in _NOT_IN_KERNEL)
+        return row.mix(module.layer_idx, query, key, value, scale, alone, has_kernel=is_plain)
+
+    answer = block(states, attention_mask=Together(attend), position_embeddings=row.angles)
     return answer[0] if isinstance(answer, tuple) else answer
 
 
 class _Alibi:
     def __init__(self, shell: Any, places: torch.Tensor, states: torch.Tensor, kinds: Sequence[str]) -> None:
-        self._alibi = shell.build_alibi_tensor(torch.ones_like(places)[None], shell.num_heads, states.dtype)
+        self.biases = shell.build_alibi_tensor(torch.ones_like(places)[None], shell.num_heads, states.dtype)
         self._kinds = kinds
 
     def at(self, position: int) -> GivenByKind:
-        return {kind: {"alibi": self._alibi[:, :, : position + 1]} for kind in self._kinds}
+        return {kind: {"alibi": self.biases[:, :, : position + 1]} for kind in self._kinds}
 
     def wherever(self, position: torch.Tensor) -> GivenByKind:
-        return {kind: {"alibi": self._alibi} for kind in self._kinds}
+        return {kind: {"alibi": self.biases} for kind in self._kinds}
 
 
 class _Angles:
+    biases = None
+
     def __init__(self, shell: Any, places: torch.Tensor, states: torch.Tensor, kinds: Sequence[str]) -> None:
         rotary = shell.rotary_emb
         by_kind = "layer_type" in inspect.signature(rotary.forward).parameters

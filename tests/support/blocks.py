@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from nodes.blocks.spec import BlocksSpec, HubSpec, Sampling, WeightSource
 from nodes.request import Generation, Request
 from tests.support.runs import require
 
+DEVICE = os.environ.get("TESTBED_BLOCKS_DEVICE", "cpu")
+"""The device of blocks whose test names none: ``cuda`` runs tests on a GPU that were written for any device."""
 N_LAYERS = 6
 _LLAMA = {
     "model_type": "llama",
@@ -151,7 +154,7 @@ async def served(source: WeightSource, first: int, last: int, **spec: Any) -> An
     """A server's backend that holds blocks ``[first, last)``."""
     from nodes.blocks.compute import BlocksCompute
 
-    compute = BlocksCompute(BlocksSpec(source, **spec))
+    compute = BlocksCompute(BlocksSpec(source, **{"device": DEVICE, **spec}))
     await compute.host(first, last)
     return compute
 
@@ -159,7 +162,7 @@ async def served(source: WeightSource, first: int, last: int, **spec: Any) -> An
 def hub_of(source: WeightSource, **spec: Any) -> Any:
     from nodes.blocks.hub import BlocksHub
 
-    return BlocksHub(HubSpec(source, **spec))
+    return BlocksHub(HubSpec(source, **{"device": DEVICE, **spec}))
 
 
 class Walk:

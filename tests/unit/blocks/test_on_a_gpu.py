@@ -3,11 +3,13 @@
 # ruff: noqa: E402 - what needs torch is imported once it is known to be there
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -30,7 +32,7 @@ need_blocks()
 
 import torch
 
-from nodes.blocks import kernels
+from nodes.blocks import attention, kernels
 from nodes.blocks.quantised import Int8Linear, Nf4Linear
 from nodes.blocks.whole import WholeModel
 
@@ -64,6 +66,40 @@ async def test_a_chain_says_what_transformers_says_on_the_same_device(
     assert [compute.n_recorded for compute, _, _ in chain] == [int(has_graphs)] * 3
     for compute, _, _ in chain:  # a server that is not closed keeps its memory until the process ends
         compute.close()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [BLOOM, LLAMA])
+async def test_sessions_that_are_computed_together_say_what_transformers_says(
+    models: Models, name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their single tokens by the kernel, beside prompts of sessions that begin later."""
+    source, n_launched = models.source(name), 0
+    really = attention.Singles.attend
+
+    def counted(*arguments: Any, **others: Any) -> torch.Tensor:
+        nonlocal n_launched
+        n_launched += 1
+        return really(*arguments, **others)
+
+    monkeypatch.setattr(attention.Singles, "attend", counted)
+    assert attention.usable(CUDA, getattr(torch, dtype))
+    whole = WholeModel(BlocksSpec(source, "cuda", dtype))
+    compute = await served(source, 0, N_LAYERS, device="cuda", dtype=dtype, is_batched=True)
+    hub = hub_of(source, device="cuda", dtype=dtype)
+
+    async def text(number: int) -> tuple[list[int], list[int]]:
+        prompt = [*PROMPT, 20 + number][number % 5 :]
+        walk = Walk(hub, [(compute, 0, N_LAYERS)], prompt, 24 - number)
+        tokens = await walk.go(24 - number)
+        walk.close()
+        return prompt, tokens
+
+    found = [whole.judge(*one) for one in await asyncio.gather(*map(text, range(8)))]
+    assert n_launched > N_LAYERS
+    assert not any(one.altered for one in found)
+    assert sum(len(one.tied) for one in found) <= (0 if dtype == "float32" else 8)
+    compute.close()
 
 
 async def test_a_session_that_ends_leaves_the_recorded_steps_of_others_right(models: Models) -> None:
