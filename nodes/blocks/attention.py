@@ -10,11 +10,15 @@ import functools
 import logging
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from nodes.blocks.cache import SessionCache
-from nodes.blocks.kernels import tl, triton
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # torch's builds for CPUs come without it
+    triton = None
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +37,10 @@ class Singles:
     ) -> None:
         self._caches = caches
         self._first = first
-        numbers = np.arange(first, last)[:, None]
-        firsts, steps, starts = (
-            np.array(values, dtype=np.int64)
-            for values in zip(*((c.first, c.block_bytes, c.store.data_ptr()) for c in caches), strict=True)
-        )
+        addresses = zip(*(cache.addresses(first, last) for cache in caches), strict=True)
         lengths = [cache.of_block(first).length for cache in caches]
-        table = [starts + (numbers - firsts) * steps, [rows], [lengths], [[cache.room for cache in caches]]]
-        on_device = torch.from_numpy(np.concatenate(table).astype(np.int64)).to(device)
+        table = [*addresses, rows, lengths, [cache.room for cache in caches]]
+        on_device = torch.tensor(table, dtype=torch.int64).to(device)
         self._addresses, self._others = on_device[:-3], on_device[-3:]
 
     def attend(

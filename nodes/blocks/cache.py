@@ -60,7 +60,7 @@ class SessionCache(Cache):
         # One allocation, because a device rounds every allocation up.
         store = torch.empty((last - first, 2, 1, n_heads, max_tokens, head_size), dtype=dtype, device=device)
         super().__init__(layers=[_Layer(block[0], block[1]) for block in store])
-        self.first = first
+        self._first = first
         self.store = store
 
     def grow(self, max_tokens: int) -> None:
@@ -102,14 +102,15 @@ class SessionCache(Cache):
         self.store[:, :, :, :, self.get_seq_length() :] = 0
 
     def of_block(self, number: int) -> _Layer:
-        layer = self.layers[number - self.first]
+        layer = self.layers[number - self._first]
         assert isinstance(layer, _Layer)
         return layer
 
-    @property
-    def block_bytes(self) -> int:
-        """The bytes from a block's keys to those of the next."""
-        return self.store.stride(0) * self.store.itemsize
+    def addresses(self, first: int, last: int) -> range:
+        """Returns where the keys of blocks ``[first, last)`` begin; values follow all the room of a block's keys."""
+        step = self.store.stride(0) * self.store.itemsize
+        start = self.store.data_ptr() + (first - self._first) * step
+        return range(start, start + (last - first) * step, step)
 
     @property
     def held_bytes(self) -> int:
@@ -124,7 +125,7 @@ class SessionCache(Cache):
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return super().update(key_states, value_states, layer_idx - self.first, *args, **kwargs)
+        return super().update(key_states, value_states, layer_idx - self._first, *args, **kwargs)
 
 
 def cache_bytes(n_blocks: int, layout: tuple[int, int], max_tokens: int, dtype: torch.dtype) -> int:

@@ -15,7 +15,7 @@ try:
     import triton
     import triton.language as tl
 except ImportError:  # torch's builds for CPUs come without it
-    triton = tl = None
+    triton = None
 
 log = logging.getLogger(__name__)
 

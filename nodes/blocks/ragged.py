@@ -83,8 +83,9 @@ class Part:
         return self.first + len(self.blocks)
 
     @property
-    def is_single(self) -> bool:
-        return self.states.shape[1] == 1 and isinstance(self.cache, SessionCache)
+    def single(self) -> SessionCache | None:
+        """Its cache, if it has a single token and is not recorded."""
+        return self.cache if self.states.shape[1] == 1 and isinstance(self.cache, SessionCache) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +126,7 @@ class _Row:
             )
         rest = []
         for part, own in zip(self.parts, self.given, strict=True):
-            if mixed is not None and part.is_single:
+            if mixed is not None and part.single is not None:
                 continue
             keys, values = part.cache.update(key[:, :, part.rows], value[:, :, part.rows], number)
             answer = alone(part, own, query[:, :, part.rows], keys, values)
@@ -158,8 +159,8 @@ class Ragged:
         of the tokens in some blocks.
         """
         for part in parts:
-            if part.is_single:
-                part.given = self._at(part.cache.get_seq_length(), part.states)
+            if (cache := part.single) is not None:
+                part.given = self._at(cache.get_seq_length(), part.states)
                 continue
             self._shell(inputs_embeds=part.states, past_key_values=part.cache, use_cache=True)
             part.given = {kind: given.given for kind, given in self._given.items()}
@@ -194,12 +195,10 @@ class Ragged:
 
     def _rows(self, parts: Sequence[Part], first: int, last: int, states: torch.Tensor) -> dict[str, _Row]:
         """Returns by kind of block how blocks ``[first, last)`` compute ``parts``."""
-        single = [part for part in parts if part.is_single]
+        single = {part.rows.start: cache for part in parts if (cache := part.single) is not None}
         singles = None
         if len(single) > 1 and attention.usable(states.device, states.dtype):
-            caches = [part.cache for part in single if isinstance(part.cache, SessionCache)]
-            starts = [part.rows.start for part in single]
-            singles = attention.Singles(caches, starts, first, last, states.device)
+            singles = attention.Singles([*single.values()], [*single], first, last, states.device)
         biases = self._table.biases if self._table is not None else None
         rows = {}
         for kind in dict.fromkeys(self._kinds[first:last]):
