@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import math
+import os
 import random
 import re
 import signal
@@ -422,6 +423,43 @@ def test_a_case_that_breaks_while_it_computes_is_a_failure_and_one_that_cannot_b
     statuses = {(row["dtype"], row["status"]) for row in record.values["cases"]}
     assert statuses == {("float32", "failed"), ("bfloat16", "failed"), ("float16", "not here")}
     assert "bloom in float32/plain, streams: memory ran out while computing 9 tokens." in record.failures
+
+
+def test_cases_can_be_spread_over_processes_and_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_blocks()
+    from benchmarks.gpu_parts import correctness
+
+    cases = [(steps, "bloom", dtype, "plain") for steps in correctness.STEPS for dtype in correctness.DTYPES]
+    monkeypatch.setattr(correctness, "cases_of", lambda is_small: cases)
+    monkeypatch.setattr(correctness, "_n_processes", lambda job: 2)
+    record = record_of(tmp_path, "correctness")
+    correctness.run(record)
+    rows = record.values["cases"]
+    assert [(row["steps"], row["family"], row["dtype"], row["weights"]) for row in rows] == cases
+    assert {row["status"] for row in rows} == {"right"} and not record.failures + record.unreached
+
+
+def die(spec: Any, n_tokens: int) -> Any:
+    os._exit(1)
+
+
+def test_a_process_that_dies_is_a_failure_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_blocks()
+    from benchmarks.gpu_parts import correctness
+
+    monkeypatch.setattr(correctness, "_n_processes", lambda job: 2)
+    monkeypatch.setattr(correctness, "_timed", die)
+    record = record_of(tmp_path, "correctness")
+    correctness.run(record)
+    assert record.failures == [
+        f"{family} in float32/plain, streams: a process that computed cases died."
+        for family in ("bloom", "llama")
+    ]
+    assert record.unreached == ["A process died: 20 of 22 cases were not begun."]
 
 
 @pytest.mark.parametrize(
