@@ -28,7 +28,7 @@ SHARES = {
     "streams": 75,
     "graphs": 75,
     "steps": 200,
-    "models": 480,
+    "models": 380,
     "batches": 260,
     "calibration": 200,
     "serving": 220,

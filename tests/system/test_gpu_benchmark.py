@@ -463,6 +463,37 @@ def test_a_process_that_dies_is_a_failure_that_is_said(
 
 
 @pytest.mark.parametrize(
+    ("free_gb", "at_once"), [(139, 3), (78, 2)], ids=["all of BLOOM-7B1's", "two of BLOOM-7B1's"]
+)
+def test_whole_models_run_at_once_as_far_as_memory_allows_and_the_largest_alone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_gb: int, at_once: int
+) -> None:
+    need_blocks()
+    from benchmarks.gpu_parts import models
+    from benchmarks.gpu_parts.record import Job, Record
+
+    running: list[Any] = []
+    begun: dict[Any, list[Any]] = {}
+
+    def serve(job: Any, case: Any, shape: Any, folder: Path) -> Any:
+        running.append(case)
+        time.sleep(0.2)
+        begun[int(folder.name)] = [case, len(running)]
+        running.remove(case)
+        return SimpleNamespace(took_s=0.2)
+
+    monkeypatch.setattr(models, "available_bytes", lambda device: free_gb * 2.0**30)
+    monkeypatch.setattr(models, "quantised_here", lambda: True)
+    monkeypatch.setattr(models, "_serve", serve)
+    monkeypatch.setattr(models, "_say", lambda record, served: None)
+    models.run(Record(Job("cpu", False, tmp_path, time.monotonic() + 600), "models"))
+    names = [case[0].name for _, (case, _) in sorted(begun.items())]
+    assert names == ["bloom-560m"] * 3 + ["bloom-7b1"] * 3 + ["bloom-176b"] * 6
+    most = [n for _, (_, n) in sorted(begun.items())]
+    assert max(most[:3]) == 3 and max(most[3:6]) == at_once and set(most[6:]) == {1}
+
+
+@pytest.mark.parametrize(
     ("device", "visible", "expected"),
     [("cuda", "2,3", "2,3"), ("cuda:1", "", "1"), ("cuda:1", "2,3", "3"), ("MIG-07ab", "2,3", "MIG-07ab")],
 )
