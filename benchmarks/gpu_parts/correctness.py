@@ -5,6 +5,8 @@ different lengths decode at the same time on random chains over four servers; on
 chain half-way. Servers compute steps on several streams (``streams``), in some cases also as CUDA graphs
 (``graphs``) and as batches of sessions (``batches``).
 
+On a GPU several processes compute the cases: launching kernels takes longer there than computing them.
+
 Tokens must be those of ``generate`` on the whole model, except for ties (``nodes.blocks.whole``). Hidden
 states at the end of each hop must be those of the whole model within ``TOLERANCES``.
 """
@@ -16,8 +18,19 @@ import contextlib
 import dataclasses
 import json
 import math
+import multiprocessing
+import os
 import random
 import time
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +38,7 @@ import torch
 from transformers.utils import logging
 
 from benchmarks.gpu_parts.chains import Servers, Walk, start_servers
-from benchmarks.gpu_parts.record import Record
+from benchmarks.gpu_parts.record import Job, Record
 from nodes.blocks.compute import BlocksCompute
 from nodes.blocks.device import from_bytes
 from nodes.blocks.family import family_named
@@ -49,6 +62,7 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 """How servers compute steps, as keys of ``BlocksSpec``."""
 _VOCABULARY, _N_PROMPT = 300, 9
+_MOST_PROCESSES = 6
 
 
 def configs(is_small: bool) -> dict[str, dict[str, Any]]:
@@ -89,25 +103,64 @@ def cases_of(is_small: bool) -> list[tuple[str, str, str, Weights]]:
 
 
 def run(record: Record) -> None:
-    logging.disable_progress_bar()
     job = record.job
     n_tokens = 8 if job.is_small else 48
     record.put(tolerances=TOLERANCES, tie_ratios=TIE_RATIO, n_tokens=n_tokens, cases=[])
+    sources = {
+        family: _made(family, job.is_small, job.folder / "models" / family)
+        for family in configs(job.is_small)
+    }
     cases = cases_of(job.is_small)
-    sources: dict[str, WeightSource] = {}
+    todo = list(enumerate(cases))
+    found: dict[int, dict[str, Any]] = {}
+    running: dict[Future[tuple[float, dict[str, Any]]], int] = {}
     longest_s = 0.0
-    for done, (steps, family, dtype, weights) in enumerate(cases):
-        if job.left_s < 1.5 * longest_s:
-            record.leave(f"Out of time after {done} of {len(cases)} cases.")
-            break
-        began_at_s = time.monotonic()
-        if family not in sources:
-            sources[family] = _made(family, job.is_small, job.folder / "models" / family)
-        spec = BlocksSpec(sources[family], job.device, dtype, weights, **STEPS[steps])
-        about = {"steps": steps, "family": family, "dtype": dtype, "weights": weights}
-        record.append("cases", about | _served(spec, n_tokens))
-        longest_s = max(longest_s, time.monotonic() - began_at_s)
+    n_processes = _n_processes(job)
+    with _executor(n_processes) as executor:
+        while todo or running:
+            while todo and len(running) < n_processes:
+                if job.left_s < 1.5 * longest_s:
+                    record.leave(f"Out of time after {len(cases) - len(todo)} of {len(cases)} cases.")
+                    todo.clear()
+                    break
+                number, (steps, family, dtype, weights) = todo.pop(0)
+                spec = BlocksSpec(sources[family], job.device, dtype, weights, **STEPS[steps])
+                running[executor.submit(_timed, spec, n_tokens)] = number
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                number = running.pop(future)
+                try:
+                    took_s, row = future.result()
+                except BrokenProcessPool:  # all that were running end so, whichever of their processes died
+                    took_s, row = 0.0, {"status": "failed", "why": "a process that computed cases died"}
+                    if todo:
+                        record.leave(f"A process died: {len(todo)} of {len(cases)} cases were not begun.")
+                        todo.clear()
+                longest_s = max(longest_s, took_s)
+                about = dict(zip(("steps", "family", "dtype", "weights"), cases[number], strict=True))
+                found[number] = about | row
+                record.put(cases=[found[number] for number in sorted(found)])
     _conclude(record)
+
+
+def _n_processes(job: Job) -> int:
+    if job.is_small or job.device == "cpu":
+        return 1
+    return max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)) // 2))
+
+
+def _executor(n_processes: int) -> Executor:
+    """Computes cases in so many new processes; one: in this process."""
+    if n_processes == 1:
+        return ThreadPoolExecutor(1, initializer=logging.disable_progress_bar)
+    context = multiprocessing.get_context("spawn")  # a forked process could not use the device
+    return ProcessPoolExecutor(n_processes, context, logging.disable_progress_bar)
+
+
+def _timed(spec: BlocksSpec, n_tokens: int) -> tuple[float, dict[str, Any]]:
+    """Returns the seconds that a case took, and its row."""
+    began_at_s = time.monotonic()
+    row = _served(spec, n_tokens)
+    return time.monotonic() - began_at_s, row
 
 
 def _made(family: str, is_small: bool, folder: Path) -> WeightSource:

@@ -24,11 +24,11 @@ from testbed.rundir import write_json
 SHARES = {
     "machine": 10,
     "tests": 70,
-    "correctness": 270,
+    "correctness": 120,
     "streams": 75,
     "graphs": 75,
     "steps": 200,
-    "models": 480,
+    "models": 380,
     "batches": 260,
     "calibration": 200,
     "serving": 220,
@@ -36,7 +36,7 @@ SHARES = {
     "endpoint": 100,
 }
 """The parts in their order, and their shares of the time: about the seconds that each needs at full size on an H100
-(those of ``models``, ``batches`` and ``serving`` are partly guessed).
+(those of ``correctness``, ``models``, ``batches`` and ``serving`` are partly guessed).
 
 Time that a part does not use goes to later ones.
 """

@@ -39,7 +39,7 @@ _N_INPUT_TOKENS, _N_WARM_UP_TOKENS = 20, 8
 _CONCURRENCY = 2
 """Sessions for which memory is kept: one may open before the last one has closed everything."""
 _MEMORY_RATIO = 0.95
-_CONTEXT_BYTES = 0.8e9
+CONTEXT_BYTES = 0.8e9
 """Memory of a GPU that a process uses before it computes anything."""
 _SPARE_RATIO = 1.02
 _BLOCKS_SHARE = 0.6
@@ -128,7 +128,7 @@ def shape_in(
     free_bytes = _MEMORY_RATIO * free_bytes - model.client_bytes
     matrix_bytes = 0 if weights == "plain" else 4 * model.hidden_size**2 * VALUE_BYTES[model.dtype]
     beside_bytes = workspace_bytes(model.hidden_size, matrix_bytes, n_streams=1)
-    beside_bytes += _CONTEXT_BYTES if device_type == "cuda" else 0.0
+    beside_bytes += CONTEXT_BYTES if device_type == "cuda" else 0.0
     caches_bytes = _CONCURRENCY * model.cache_bytes(_N_INPUT_TOKENS + n_output_tokens)
     with_caches = model.block_bytes(weights) + caches_bytes
     fits = int((free_bytes / n_servers - beside_bytes) / (with_caches * _SPARE_RATIO))

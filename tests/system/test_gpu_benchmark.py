@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import math
+import os
 import random
 import re
 import signal
@@ -422,6 +423,74 @@ def test_a_case_that_breaks_while_it_computes_is_a_failure_and_one_that_cannot_b
     statuses = {(row["dtype"], row["status"]) for row in record.values["cases"]}
     assert statuses == {("float32", "failed"), ("bfloat16", "failed"), ("float16", "not here")}
     assert "bloom in float32/plain, streams: memory ran out while computing 9 tokens." in record.failures
+
+
+def test_cases_can_be_spread_over_processes_and_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_blocks()
+    from benchmarks.gpu_parts import correctness
+
+    cases = [(steps, "bloom", dtype, "plain") for steps in correctness.STEPS for dtype in correctness.DTYPES]
+    monkeypatch.setattr(correctness, "cases_of", lambda is_small: cases)
+    monkeypatch.setattr(correctness, "_n_processes", lambda job: 2)
+    record = record_of(tmp_path, "correctness")
+    correctness.run(record)
+    rows = record.values["cases"]
+    assert [(row["steps"], row["family"], row["dtype"], row["weights"]) for row in rows] == cases
+    assert {row["status"] for row in rows} == {"right"} and not record.failures + record.unreached
+
+
+def die(spec: Any, n_tokens: int) -> Any:
+    os._exit(1)
+
+
+def test_a_process_that_dies_is_a_failure_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_blocks()
+    from benchmarks.gpu_parts import correctness
+
+    monkeypatch.setattr(correctness, "_n_processes", lambda job: 2)
+    monkeypatch.setattr(correctness, "_timed", die)
+    record = record_of(tmp_path, "correctness")
+    correctness.run(record)
+    assert record.failures == [
+        f"{family} in float32/plain, streams: a process that computed cases died."
+        for family in ("bloom", "llama")
+    ]
+    assert record.unreached == ["A process died: 20 of 22 cases were not begun."]
+
+
+@pytest.mark.parametrize(
+    ("free_gb", "at_once"), [(139, 3), (78, 2)], ids=["all of BLOOM-7B1's", "two of BLOOM-7B1's"]
+)
+def test_whole_models_run_at_once_as_far_as_memory_allows_and_the_largest_alone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_gb: int, at_once: int
+) -> None:
+    need_blocks()
+    from benchmarks.gpu_parts import models
+    from benchmarks.gpu_parts.record import Job, Record
+
+    running: list[Any] = []
+    begun: dict[Any, list[Any]] = {}
+
+    def serve(job: Any, case: Any, shape: Any, folder: Path) -> Any:
+        running.append(case)
+        time.sleep(0.2)
+        begun[int(folder.name)] = [case, len(running)]
+        running.remove(case)
+        return SimpleNamespace(took_s=0.2)
+
+    monkeypatch.setattr(models, "available_bytes", lambda device: free_gb * 2.0**30)
+    monkeypatch.setattr(models, "quantised_here", lambda: True)
+    monkeypatch.setattr(models, "_serve", serve)
+    monkeypatch.setattr(models, "_say", lambda record, served: None)
+    models.run(Record(Job("cpu", False, tmp_path, time.monotonic() + 600), "models"))
+    names = [case[0].name for _, (case, _) in sorted(begun.items())]
+    assert names == ["bloom-560m"] * 3 + ["bloom-7b1"] * 3 + ["bloom-176b"] * 6
+    most = [n for _, (_, n) in sorted(begun.items())]
+    assert max(most[:3]) == 3 and max(most[3:6]) == at_once and set(most[6:]) == {1}
 
 
 @pytest.mark.parametrize(
