@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,11 @@ from testbed.studies.calibrate.backend import hidden_states
 
 NEAR_RATIO = 1.3
 """If a step takes more than so many times its roofline, its longest kernels are reported."""
-_N_BLOCKS = 4
+_N_BLOCKS, _MOST_BLOCKS = 4, 16
+"""Few blocks, and as many as a server would hold: part of a step does not depend on its blocks, and few carry much
+of that each.
+"""
+_CONTEXT, _CONTEXT_SMALL = 64, 8
 _MEMORY_RATIO = 0.8
 _N_WARM, _N_STEPS = 3, 30
 _N_KERNELS = 5
@@ -47,12 +51,14 @@ def run(record: Record) -> None:
             'A CPU has no graphs: steps "with graphs" are computed with the code that would be recorded.'
         )
     kinds: list[Weights] = ["plain", "int8", "nf4"] if quantised_here() else ["plain", "int8"]
-    contexts = (8,) if job.is_small else (1, 64, 1024, 4096)
+    contexts = (_CONTEXT_SMALL,) if job.is_small else (1, _CONTEXT, 1024, 4096)
+    sizes = [(_N_BLOCKS, context) for context in contexts]
+    sizes.append((_MOST_BLOCKS, _CONTEXT_SMALL if job.is_small else _CONTEXT))
     for weights in kinds:
-        asyncio.run(_decode_all(record, model, weights, limits, _N_BLOCKS, contexts))
+        asyncio.run(_decode_all(record, model, weights, limits, sizes))
     if not job.is_small:
         small = launch_bound_model()
-        asyncio.run(_decode_all(record, small, "plain", limits, small.n_blocks, (64,)))
+        asyncio.run(_decode_all(record, small, "plain", limits, [(small.n_blocks, _CONTEXT)]))
     for weights in kinds[1:]:
         _measure_products(record, model, device, weights)
     if device.type == "cuda":
@@ -65,35 +71,35 @@ async def _decode_all(
     model: Model,
     weights: Weights,
     limits: Limits,
-    most_blocks: int,
-    contexts: tuple[int, ...],
+    sizes: Sequence[tuple[int, int]],
 ) -> None:
-    """Measures steps without and with graphs, and records one row per context."""
+    """Measures steps without and with graphs, and records one row per entry of ``sizes``: (blocks, or as many as
+    fit; context). The most blocks are loaded, and sessions use the first of them.
+    """
     job = record.job
     device, _ = open_device(job.device, model.dtype)
     fits = int(_MEMORY_RATIO * available_bytes(device) / model.block_bytes(weights))
-    n_blocks = min(most_blocks, model.n_blocks, fits)
-    if not n_blocks:
+    if not fits:
         record.fail(f"{weights}: not one block of {model.name} fits.")
         return
-    found: dict[bool, dict[int, dict[str, Any]]] = {False: {}, True: {}}
+    sizes = list(dict.fromkeys((min(n, model.n_blocks, fits), context) for n, context in sizes))
+    found: dict[bool, list[dict[str, Any]]] = {}
     for has_graphs in (False, True):
         spec = BlocksSpec(WeightSource(model.config), job.device, model.dtype, weights, has_graphs=has_graphs)
         compute = BlocksCompute(spec)
         try:
-            await compute.host(0, n_blocks)
-            for context in contexts:
-                found[has_graphs][context] = await _decode(compute, model, n_blocks, context)
-            if has_graphs and device.type == "cuda" and compute.n_recorded < len(contexts):
+            await compute.host(0, max(n_blocks for n_blocks, _ in sizes))
+            found[has_graphs] = [await _decode(compute, model, *size) for size in sizes]
+            if has_graphs and device.type == "cuda" and compute.n_recorded < len(sizes):
                 record.fail(
-                    f"{model.name}, {weights}: {compute.n_recorded} of {len(contexts)} sessions were recorded; the log of "
+                    f"{model.name}, {weights}: {compute.n_recorded} of {len(sizes)} sessions were recorded; the log of "
                     'this part says why. Of the others "with graphs" is without.'
                 )
             await compute.host(0, 0)
         finally:
             compute.close()
-    for context in contexts:
-        row = _row(limits, model, weights, n_blocks, context, found[False][context], found[True][context])
+    for (n_blocks, context), *times in zip(sizes, found[False], found[True], strict=True):
+        row = _row(limits, model, weights, n_blocks, context, *times)
         record.append("rows", row)
         record.find(_words(row))
 
@@ -131,20 +137,20 @@ async def _explain(record: Record, model: Model) -> None:
     ]
     for weights in dict.fromkeys(row["weights"] for row in far):
         mine = [row for row in far if row["weights"] == weights]
-        n_blocks = mine[0]["n_blocks"]
         spec = BlocksSpec(
             WeightSource(model.config), record.job.device, model.dtype, weights, has_graphs=True
         )
         compute = BlocksCompute(spec)
         try:
-            await compute.host(0, n_blocks)
+            await compute.host(0, max(row["n_blocks"] for row in mine))
             for row in mine:
-                row["kernels"] = await _kernels(compute, model, n_blocks, row["context"])
+                row["kernels"] = await _kernels(compute, model, row["n_blocks"], row["context"])
                 longest = ", ".join(
                     f"{kernel['name'][:60]} {1e3 * kernel['per_step_s']:.3g} ms" for kernel in row["kernels"]
                 )
                 record.find(
-                    f"Longest kernels of a step of {model.name}, {weights}, context {row['context']}: {longest}."
+                    f"Longest kernels of a step of {model.name}, {weights}, {row['n_blocks']} blocks, context "
+                    f"{row['context']}: {longest}."
                 )
             await compute.host(0, 0)
         finally:

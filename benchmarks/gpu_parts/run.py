@@ -26,8 +26,8 @@ SHARES = {
     "tests": 70,
     "correctness": 120,
     "streams": 75,
-    "graphs": 75,
-    "steps": 200,
+    "graphs": 110,
+    "steps": 80,
     "models": 380,
     "batches": 260,
     "calibration": 200,
@@ -36,7 +36,7 @@ SHARES = {
     "endpoint": 100,
 }
 """The parts in their order, and their shares of the time: about the seconds that each needs at full size on an H100
-(those of ``correctness``, ``models``, ``batches`` and ``serving`` are partly guessed).
+(those of ``correctness``, ``graphs``, ``steps``, ``models``, ``batches`` and ``serving`` are partly guessed).
 
 Time that a part does not use goes to later ones.
 """

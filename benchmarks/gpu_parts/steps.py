@@ -2,7 +2,8 @@
 constants.
 
 Decode steps of several sessions are computed in one batch (``nodes.batching``), and measured as in ``testbed
-calibrate``.
+calibrate``, but on caches with random contents: prompts of so many sessions would take longer than all that is
+measured.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.gpu_parts.limits import Limits, limits_of
 from benchmarks.gpu_parts.record import Record
@@ -77,7 +79,14 @@ async def _measure(
                 record.leave(f"{weights}: out of time before context {context}.")
                 return
             plan = BatchPlan(tuple(cases), (context,), _ROUNDS)
-            samples = await measure_batches(plan, compute, clock, payload, close=compute.close_session)
+            samples = await measure_batches(
+                plan,
+                compute,
+                clock,
+                payload,
+                close=compute.close_session,
+                fill=_fill,
+            )
             for case in cases:
                 mine = [
                     sample
@@ -102,6 +111,15 @@ async def _measure(
     finally:
         compute.close()
         clock.close()
+
+
+def _fill(session: Any, n_tokens: int) -> None:
+    """Gives a new session's cache so many tokens, with random keys and values."""
+    store = session.cache.store
+    store.normal_()
+    if store.is_cuda:  # steps are in another stream, which does not wait for this one
+        torch.cuda.current_stream(store.device).synchronize()
+    session.cache.set_length(n_tokens)
 
 
 def _papers(n_sessions: int, context: int) -> dict[str, float]:

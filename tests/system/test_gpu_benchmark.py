@@ -110,8 +110,10 @@ def check_streams(folder: Path, found: dict[str, Any]) -> None:
 
 
 def check_graphs(found: dict[str, Any]) -> None:
-    """Both kinds of steps of each kind of weights, and their roofline."""
-    assert {"plain", "int8"} <= {row["weights"] for row in found["rows"]}
+    """Both kinds of steps of each kind of weights, on few and on many blocks, and their roofline."""
+    measured = {(row["weights"], row["n_blocks"]) for row in found["rows"]}
+    assert {("plain", 4), ("plain", 8), ("int8", 4), ("int8", 8)} <= measured
+    assert len(measured) == len(found["rows"])
     for row in found["rows"]:
         assert min(row[key] for key in ("without_s", "with_s", "recorded_s", "roofline_s")) > 0
         assert row["roofline_ratio"] == min(row["without_s"], row["with_s"]) / row["roofline_s"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,9 @@ from testbed.studies.calibrate.plan import Plan
 HELD_OUT_RATIO = 0.25
 """The share of all points that the fit does not use, and by which it is judged."""
 N_WARM_UP = 1
+
+Fill = Callable[[Any, int], None]
+"""Gives a new session's cache so many tokens without computing them."""
 
 
 @dataclass(frozen=True, order=True)
@@ -143,10 +146,19 @@ def plan_batches(plan: Plan, sizes: Sequence[int], max_tokens: int | None) -> Ba
 
 
 async def measure_batches(
-    plan: BatchPlan, compute: Compute, clock: Clock, payload: MakePayload, *, close: Close, seed: int = 0
+    plan: BatchPlan,
+    compute: Compute,
+    clock: Clock,
+    payload: MakePayload,
+    *,
+    close: Close,
+    fill: Fill | None = None,
+    seed: int = 0,
 ) -> list[BatchSample]:
     """Returns all samples of ``plan``. ``compute`` makes batches and holds blocks ``[0,
     plan.max_blocks)``.
+
+    ``fill`` gives sessions their contexts; else their prompts are computed, which takes longer than what is measured.
     """
     samples: list[BatchSample] = []
     # Many sessions have prompts of the same length, and drawing one takes longer than computing it.
@@ -158,7 +170,7 @@ async def measure_batches(
         for n_blocks, is_spread in groups:
             cases = [case for case in plan.cases if (case.n_blocks, case.is_spread) == (n_blocks, is_spread)]
             chance.shuffle(cases)
-            group = _Group(compute, clock, payload, n_blocks, len(cases))
+            group = _Group(compute, clock, payload, fill, n_blocks, len(cases))
             try:
                 await group.open(plan.contexts(is_spread))
                 samples += [await group.measure(number, case) for case in cases]
@@ -174,9 +186,15 @@ class _Group:
     """
 
     def __init__(
-        self, compute: Compute, clock: Clock, payload: MakePayload, n_blocks: int, n_cases: int
+        self,
+        compute: Compute,
+        clock: Clock,
+        payload: MakePayload,
+        fill: Fill | None,
+        n_blocks: int,
+        n_cases: int,
     ) -> None:
-        self._compute, self._clock, self._payload = compute, clock, payload
+        self._compute, self._clock, self._payload, self._fill = compute, clock, payload, fill
         self._n_blocks, self._n_cases = n_blocks, n_cases
         self._sessions: list[Any] = []
         self._positions: list[int] = []
@@ -197,7 +215,10 @@ class _Group:
         self._positions = list(contexts)
         for n_tokens in contexts:
             self._sessions.append(await self._session(n_tokens + self._n_cases))
-            await self._step(self._sessions[-1], 0, n_tokens)
+            if self._fill is None:
+                await self._step(self._sessions[-1], 0, n_tokens)
+            else:
+                self._fill(self._sessions[-1], n_tokens)
         self._busy = await self._session(1 + self._n_cases)
         await self._step(self._busy, 0, 1)
         self._n_busy = 1

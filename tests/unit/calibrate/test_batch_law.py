@@ -6,6 +6,7 @@ import asyncio
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,15 @@ from nodes.compute import StubCompute, StubProfile
 from policies.steps import Blocks, StepTimes
 from testbed.experiments import load_experiment
 from testbed.experiments.stub import stub_profile
-from testbed.studies.calibrate.batches import BatchFit, fit_batches, measure_batches, plan_batches
+from testbed.studies.calibrate.batches import (
+    BatchCase,
+    BatchFit,
+    BatchPlan,
+    BatchSample,
+    fit_batches,
+    measure_batches,
+    plan_batches,
+)
 from testbed.studies.calibrate.fit import Fit
 from testbed.studies.calibrate.plan import make_plan
 from testbed.studies.calibrate.profile import Subject, profile_text
@@ -101,6 +110,29 @@ def test_one_block_is_enough_as_decodes_with_a_prompt_cost_a_step_once() -> None
     found = batches(n_blocks=1)
     assert found.times.step_base_s == pytest.approx(KNOWN.step_base_s, rel=1e-3)
     assert found.times.decode_s == pytest.approx(KNOWN.decode_s, rel=1e-3)
+
+
+def test_sessions_can_be_given_their_contexts_without_computing_them() -> None:
+    async def samples(fill: Callable[[Any, int], None] | None) -> list[BatchSample]:
+        clock = ManualClock()
+        compute = StubCompute(StubProfile(TOKEN_BYTES, KNOWN, batching="continuous"), clock)
+        plan = BatchPlan((BatchCase(2, False, 3, 0), BatchCase(2, False, 0, 50)), (50,), rounds=1)
+        payload, close = (lambda n: bytes(n * TOKEN_BYTES)), compute.close_session
+        work = asyncio.ensure_future(measure_batches(plan, compute, clock, payload, close=close, fill=fill))
+        while not work.done():
+            await clock.advance(100.0)
+        return work.result()
+
+    filled: list[int] = []
+
+    def fill(session: Any, n_tokens: int) -> None:
+        session.apply(0, [0] * n_tokens)
+        filled.append(n_tokens)
+
+    given, computed = asyncio.run(samples(fill)), asyncio.run(samples(None))
+    assert filled == 2 * 3 * [50], "three sessions in each of two rounds"
+    times_s = {sample.n_decodes: sample.time_s for sample in computed if not sample.round}
+    assert {sample.n_decodes: sample.time_s for sample in given if not sample.round} == pytest.approx(times_s)
 
 
 def test_a_model_of_few_tokens_has_no_room_for_batches() -> None:
