@@ -30,6 +30,13 @@ MOST_BLOCKS = {"nf4": 14, "plain": 4}
 """The most blocks to calibrate. In nf4 they are as many as a server has in ``serving``."""
 
 
+def uses_graphs(device: str) -> bool:
+    """Whether blocks are calibrated and served with CUDA graphs: without them a step with one token in nf4 takes as long
+    as the CPU needs to launch its kernels, which varies more than what the device needs to compute them.
+    """
+    return device != "cpu"
+
+
 def profile_of(folder: Path, weights: str) -> tuple[str, Path]:
     """Returns (name, file) of the hardware profile that this part writes for a kind of weights."""
     return f"calibrated-{weights}", folder / f"calibration-{weights}" / "profile.toml"
@@ -66,6 +73,7 @@ def _calibrate(record: Record, model: Model, weights: Weights) -> None:
         device=job.device,
         dtype=model.dtype,
         weights=weights,
+        has_graphs=uses_graphs(job.device),
         name=name,
         out=profile.parent,
         n_blocks=min(2, n_blocks) if job.is_small else n_blocks,

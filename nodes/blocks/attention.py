@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +23,9 @@ except ImportError:  # torch's builds for CPUs come without it
 
 log = logging.getLogger(__name__)
 
-_TILE = {"tile": 64, "num_warps": 4}
+_ALIGNMENT = 16
+"""Bytes that a thread can load at once, where they begin at a multiple of as many."""
+_TILE = {"tile": 32, "num_warps": 4}
 """Cached tokens that a program reads at a time."""
 
 
@@ -83,6 +86,7 @@ class Singles:
             head_size,
             triton.next_power_of_2(head_size),
             biases is not None,
+            math.gcd(head_size * query.itemsize, _ALIGNMENT),
             **_TILE,
         )
         for cache in self._caches:
@@ -109,6 +113,8 @@ def usable(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 if triton is not None:
+    _LEAST = tl.constexpr(-1e30)
+    """The score of a place without a token."""
 
     @triton.jit
     def _attend(  # type: ignore[no-untyped-def] # Triton would look an annotation's name up
@@ -135,14 +141,17 @@ if triton is not None:
         head_size: tl.constexpr,
         padded_size: tl.constexpr,
         has_biases: tl.constexpr,
+        alignment: tl.constexpr,
         tile: tl.constexpr,
     ) -> None:
-        """One head of one session's token, by a softmax whose largest score so far is kept."""
+        """One head of one session's token. Each of ``tile`` places has a softmax of its own over the tokens that it reads,
+        whose largest score so far is kept: they are joined at the end, so that nothing waits in between."""
         session, head = tl.program_id(0), tl.program_id(1)
         row = tl.load(rows + session)
         length = tl.load(lengths + session)
         room = tl.load(rooms + session)
         keys = tl.load(addresses + session).to(tl.pointer_type(query.dtype.element_ty))
+        keys = tl.multiple_of(keys, alignment)  # else single values would be loaded
         values = keys + n_kv_heads * room * head_size
         own = (head // group) * room * head_size
         each = tl.arange(0, padded_size)
@@ -157,11 +166,9 @@ if triton is not None:
         if head % group == 0:
             tl.store(keys + own + length * head_size + each, new_key, mask=is_each)
             tl.store(values + own + length * head_size + each, new_value, mask=is_each)
-        largest = tl.sum(q * new_key.to(tl.float32), 0) * scale
-        if has_biases:
-            largest += tl.load(biases + head * biases_head + length).to(tl.float32)
-        total = tl.full((), 1.0, tl.float32)
-        mixed = new_value.to(tl.float32)
+        largest = tl.full((tile,), _LEAST, tl.float32)
+        total = tl.zeros((tile,), tl.float32)
+        mixed = tl.zeros((tile, padded_size), tl.float32)
         first = length * 0
         if window > 0:
             first = tl.maximum(first, length + 1 - window)
@@ -176,13 +183,21 @@ if triton is not None:
                 scores += tl.load(biases + head * biases_head + places, mask=is_place, other=0.0).to(
                     tl.float32
                 )
-            scores = tl.where(is_place, scores, float("-inf"))
-            before, largest = largest, tl.maximum(largest, tl.max(scores, 0))
+            scores = tl.where(is_place, scores, _LEAST)
+            before, largest = largest, tl.maximum(largest, scores)
             shrink = tl.exp(before - largest)
-            weights = tl.exp(scores - largest)
+            weights = tl.where(is_place, tl.exp(scores - largest), 0.0)
             old_values = tl.load(values + at, mask=is_there, other=0.0).to(tl.float32)
-            mixed = mixed * shrink + tl.sum(weights[:, None] * old_values, 0)
-            total = total * shrink + tl.sum(weights, 0)
+            mixed = mixed * shrink[:, None] + weights[:, None] * old_values
+            total = total * shrink + weights
+        score = tl.sum(q * new_key.to(tl.float32), 0) * scale
+        if has_biases:
+            score += tl.load(biases + head * biases_head + length).to(tl.float32)
+        overall = tl.maximum(tl.max(largest, 0), score)
+        shares = tl.exp(largest - overall)
+        share = tl.exp(score - overall)
+        sums = tl.sum(mixed * shares[:, None], 0) + share * new_value.to(tl.float32)
+        whole = tl.sum(total * shares, 0) + share
         n_heads: tl.constexpr = group * n_kv_heads
         at = answer + (row * n_heads + head) * head_size + each
-        tl.store(at, (mixed / total).to(answer.dtype.element_ty), mask=is_each)
+        tl.store(at, (sums / whole).to(answer.dtype.element_ty), mask=is_each)
