@@ -49,11 +49,17 @@ def run(record: Record) -> None:
     kinds: list[Weights] = ["nf4", "plain"] if quantised_here() else ["plain"]
     if len(kinds) == 1:
         record.find("Not here: weights in nf4, which need bitsandbytes.")
+    took_s = 0.0
     for weights in kinds:
+        if record.job.left_s < took_s:
+            record.leave(f"Out of time before {weights} weights.")
+            break
+        began_at_s = time.monotonic()
         try:
             _calibrate(record, model, weights)
         except TestbedError as error:
             record.fail(f"{weights}: {error}")
+        took_s = time.monotonic() - began_at_s
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -28,7 +28,7 @@ def measure_copies(job: Job) -> list[dict[str, Any]]:
     device, dtype = open_device(job.device, _DTYPE)
 
     def pinned(payload: bytes, n_tokens: int) -> bytes:
-        return to_bytes(from_bytes(payload, n_tokens, dtype, device))
+        return to_bytes(from_bytes([payload], n_tokens, dtype, device))
 
     def pageable(payload: bytes, n_tokens: int) -> bytes:
         states = torch.frombuffer(bytearray(payload), dtype=dtype).reshape(n_tokens, -1).to(device)

@@ -248,7 +248,7 @@ async def _states(
     apart = 0.0
     for (_, _, last), answers in zip(chain, zip(*steps, strict=True), strict=True):
         answer = b"".join(answers)
-        states = from_bytes(answer, len(tokens), hub.dtype, hub.device).float()
+        states = from_bytes([answer], len(tokens), hub.dtype, hub.device).float()
         expected = theirs[last - 1]
         ratio = float((states - expected).abs().max() / expected.abs().max())
         apart = max(apart, math.inf if math.isnan(ratio) else ratio)

@@ -13,7 +13,6 @@ import functools
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.gpu_parts.limits import Limits, limits_of
 from benchmarks.gpu_parts.record import Record
@@ -85,7 +84,7 @@ async def _measure(
                 clock,
                 payload,
                 close=compute.close_session,
-                fill=_fill,
+                fill=compute.fill,
             )
             for case in cases:
                 mine = [
@@ -111,15 +110,6 @@ async def _measure(
     finally:
         compute.close()
         clock.close()
-
-
-def _fill(session: Any, n_tokens: int) -> None:
-    """Gives a new session's cache so many tokens, with random keys and values."""
-    store = session.cache.store
-    store.normal_()
-    if store.is_cuda:  # steps are in another stream, which does not wait for this one
-        torch.cuda.current_stream(store.device).synchronize()
-    session.cache.set_length(n_tokens)
 
 
 def _papers(n_sessions: int, context: int) -> dict[str, float]:

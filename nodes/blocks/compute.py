@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import threading
 from collections.abc import Awaitable, Sequence
@@ -25,6 +24,7 @@ from nodes.blocks.device import (
     memory_in_use,
     open_device,
     to_bytes,
+    to_payloads,
 )
 from nodes.blocks.family import cache_layout, family_of, kinds_of
 from nodes.blocks.graphs import Apart, Decoder, Pool
@@ -143,10 +143,11 @@ class BlocksCompute:
         self._clock = clock or ScaledClock()
         self._jobs: dict[Step, _Job] = {}
         """The jobs of steps that are computed in batches."""
-        self._batcher = self._ragged = None
-        if spec.is_batched or spec.has_graphs:
-            assert spec.n_streams == 1, "batches, and graphs that share their memory, run one after another"
-            self._ragged = Ragged(self._family, self._config, self._device)
+        self._batcher = None
+        assert spec.n_streams == 1 or not (spec.is_batched or spec.has_graphs), (
+            "batches, and graphs that share their memory, run one after another"
+        )
+        self._ragged = Ragged(self._family, self._config, self._device, self._check_given_up)
         if spec.is_batched:
             self._batcher = Batcher(Batches(None, spec.chunk_tokens), self._pass)
         self._apart = Apart()
@@ -348,6 +349,15 @@ class BlocksCompute:
     def reuse(self, session: _BlocksSession, pages: Sequence[torch.Tensor]) -> None:
         session.pages = tuple(pages)
 
+    @torch.inference_mode()
+    def fill(self, session: _BlocksSession, n_tokens: int) -> None:
+        """Gives an open session without tokens so many, with random keys and values: to time what follows them."""
+        assert session.cache is not None, "an open session"
+        session.cache.store.normal_()
+        if self._device.type == "cuda":  # steps are in another stream, which does not wait for this one
+            torch.cuda.current_stream(self._device).synchronize()
+        session.cache.set_length(n_tokens)
+
     def close_session(self, session: _BlocksSession) -> None:
         with self._idle:
             self._end(session, "it was closed")
@@ -448,10 +458,11 @@ class BlocksCompute:
 
     @torch.inference_mode()
     def _compute(self, session: _BlocksSession, n_tokens: int, payload: bytes) -> bytes:
-        states = from_bytes(payload, n_tokens, self._dtype, self._device, self._spec.wire)[None]
+        states = from_bytes([payload], n_tokens, self._dtype, self._device, self._spec.wire)[None]
         assert session.cache is not None, "kept while it runs"
-        if self._spec.has_graphs and n_tokens == 1 and session.cache.get_seq_length():
-            return to_bytes(self._decode(session, states)[0], self._spec.wire)
+        if n_tokens == 1 and session.cache.get_seq_length():
+            compute = self._decode if self._spec.has_graphs else self._next
+            return to_bytes(compute(session, states)[0], self._spec.wire)
         chunk_tokens = self._chunk_tokens(session.cache.get_seq_length() + n_tokens)
         outputs = [
             session.model(
@@ -461,9 +472,18 @@ class BlocksCompute:
         ]
         return to_bytes(torch.cat(outputs, dim=1)[0], self._spec.wire)
 
+    def _next(self, session: _BlocksSession, states: torch.Tensor) -> torch.Tensor:
+        """Returns the hidden states ``[1, 1, hidden size]`` after the blocks for the session's next token.
+
+        The family's own model would make a mask and positions anew in each step, which takes longer than some blocks.
+        """
+        assert session.cache is not None
+        blocks = getattr(session.model, self._family.blocks)
+        return self._ragged.forward([Part(states, session.cache, session.first, blocks)])[0]
+
     def _decode(self, session: _BlocksSession, states: torch.Tensor) -> torch.Tensor:
-        """Returns the hidden states ``[1, 1, hidden size]`` after the blocks for the session's next token."""
-        assert session.cache is not None and self._ragged is not None
+        """As ``_next``, by a recorded graph."""
+        assert session.cache is not None
         if session.decoder is None or not session.decoder.fits(session.cache):
             if session.decoder is not None:
                 session.decoder.drop()
@@ -555,19 +575,16 @@ class BlocksCompute:
 
     @torch.inference_mode()
     def _compute_together(self, portions: Sequence[_Portion]) -> list[bytes]:
-        assert self._ragged is not None
         sizes = [portion.n_tokens for portion in portions]
-        payload = b"".join(portion.payload for portion in portions)
-        states = from_bytes(payload, sum(sizes), self._dtype, self._device, self._spec.wire)[None]
+        payloads = [portion.payload for portion in portions]
+        states = from_bytes(payloads, sum(sizes), self._dtype, self._device, self._spec.wire)[None]
         parts = []
         for portion, own in zip(portions, states.split(sizes, dim=1), strict=True):
             session = portion.job.session
             assert session.cache is not None, "kept while it runs"
             blocks = getattr(session.model, self._family.blocks)
             parts.append(Part(own, session.cache, session.first, blocks))
-        row = to_bytes(torch.cat(self._ragged.forward(parts), dim=1)[0], self._spec.wire)
-        ends = [n * self.token_bytes for n in itertools.accumulate(sizes, initial=0)]
-        return [row[start:end] for start, end in itertools.pairwise(ends)]
+        return to_payloads(torch.cat(self._ragged.forward(parts), dim=1)[0], sizes, self._spec.wire)
 
     def _finish(self, session: _BlocksSession, failure: str) -> None:
         try:

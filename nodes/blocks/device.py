@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -123,14 +125,24 @@ _SENT = {"fp16": torch.float16, "int8": torch.int8}
 
 
 def from_bytes(
-    payload: bytes, n_tokens: int, dtype: torch.dtype, device: torch.device, wire: Wire | None = None
+    payloads: Sequence[bytes],
+    n_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    wire: Wire | None = None,
 ) -> torch.Tensor:
-    """Returns hidden states ``[n_tokens, hidden size]`` from a payload: the bytes of what is sent, row after row."""
+    """Returns hidden states ``[n_tokens, hidden size]`` from payloads: the bytes of what is sent, row after row."""
     of_wire = dtype if wire is None else _SENT[wire]
-    states = torch.frombuffer(bytearray(payload), dtype=of_wire).reshape(n_tokens, -1)
     if device.type == "cuda":
         # From pinned memory the copy needs no staging; later work of this stream waits for it.
-        states = states.pin_memory().to(device, non_blocking=True)
+        host = torch.empty(sum(map(len, payloads)), dtype=torch.uint8, pin_memory=True)
+        end = host.data_ptr()
+        for payload in payloads:  # once: prompts have tens of megabytes
+            ctypes.memmove(end, payload, len(payload))
+            end += len(payload)
+        states = host.to(device, non_blocking=True).view(of_wire).reshape(n_tokens, -1)
+    else:
+        states = torch.frombuffer(bytearray().join(payloads), dtype=of_wire).reshape(n_tokens, -1)
     if wire == "int8":
         scales = states[:, :SCALE_BYTES].contiguous().view(torch.float32)
         states = states[:, SCALE_BYTES:] * scales
@@ -150,6 +162,11 @@ def sent(states: torch.Tensor, wire: Wire) -> torch.Tensor:
 
 def to_bytes(states: torch.Tensor, wire: Wire | None = None) -> bytes:
     """Returns the bytes of hidden states ``[n_tokens, hidden size]``; waits until they have been computed."""
+    return to_payloads(states, [len(states)], wire)[0]
+
+
+def to_payloads(states: torch.Tensor, sizes: Sequence[int], wire: Wire | None = None) -> list[bytes]:
+    """As ``to_bytes``, for successive numbers of tokens apart."""
     if wire is not None:
         states = sent(states, wire)
     if states.is_cuda:
@@ -161,4 +178,6 @@ def to_bytes(states: torch.Tensor, wire: Wire | None = None) -> bytes:
         done.record(torch.cuda.current_stream(states.device))
         done.synchronize()
         states = host
-    return states.contiguous().view(torch.uint8).numpy().tobytes()
+    rows = states.contiguous().view(torch.uint8).numpy()
+    ends = [*itertools.accumulate(sizes, initial=0)]
+    return [rows[start:end].tobytes() for start, end in itertools.pairwise(ends)]

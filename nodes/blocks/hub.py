@@ -153,7 +153,7 @@ class BlocksHub:
     @torch.inference_mode()
     def logits(self, payload: bytes) -> torch.Tensor:
         """Returns the logits ``[1, vocabulary]`` for one of the hidden states from the last block."""
-        state = from_bytes(payload, 1, self.dtype, self.device, self.spec.wire)
+        state = from_bytes([payload], 1, self.dtype, self.device, self.spec.wire)
         logits = torch.nn.functional.linear(self._final_norm(state), self._head, self._bias)
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap

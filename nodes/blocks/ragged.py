@@ -138,9 +138,15 @@ class _Row:
 
 
 class Ragged:
-    """Computes parts of sessions together. ``config`` is the whole model's."""
+    """Computes parts of sessions together. ``config`` is the whole model's; ``check`` is called before each block.
 
-    def __init__(self, family: Family, config: Any, device: torch.device) -> None:
+    Several threads may compute a single token each at the same time.
+    """
+
+    def __init__(
+        self, family: Family, config: Any, device: torch.device, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._check = check
         self._through = _bloom if family.model_type == "bloom" else _decoder
         self._table_of: Callable[..., Table] = _Alibi if family.model_type == "bloom" else _Angles
         self._kinds = kinds_of(config)
@@ -169,8 +175,10 @@ class Ragged:
     def _at(self, position: int, states: torch.Tensor) -> GivenByKind:
         if self._table is None or position >= self._n_places:
             n_places = max(_LEAST_PLACES, 1 << position.bit_length())
-            self._table = self.table(torch.arange(n_places, device=states.device), states)
-            self._n_places = n_places
+            table = self.table(torch.arange(n_places, device=states.device), states)
+            if states.is_cuda:  # other threads will read it in their own streams
+                torch.cuda.current_stream(states.device).synchronize()
+            self._table, self._n_places = table, n_places
         return self._table.at(position)
 
     def through(self, parts: Sequence[Part]) -> list[torch.Tensor]:
@@ -188,6 +196,7 @@ class Ragged:
             together = torch.cat([states[part] for part in here], dim=1)
             rows = self._rows(here, start, end, together)
             for number in range(start, end):
+                self._check()
                 block = here[0].blocks[number - here[0].first]
                 together = self._through(block, together, rows[self._kinds[number]])
             states |= {part: together[:, part.rows] for part in here}

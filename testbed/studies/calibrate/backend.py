@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,10 @@ from testbed.studies.calibrate.memory import MemorySample
 from testbed.studies.calibrate.plan import Plan
 
 WEIGHTS: tuple[Weights, ...] = ("plain", "int8", "nf4")
+
+
+if TYPE_CHECKING:
+    from nodes.blocks.compute import BlocksCompute
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Device:
     has_graphs: bool = False
 
 
-def open_blocks(source: Source, device: Device, *, is_batched: bool = False) -> tuple[Compute, float]:
+def open_blocks(source: Source, device: Device, *, is_batched: bool = False) -> tuple[BlocksCompute, float]:
     """Returns the backend, without any blocks yet, and the free memory of its device in bytes (0 if unknown).
 
     ``is_batched``: steps that wait are computed together, in one stream. Raises ``UserError`` for invalid

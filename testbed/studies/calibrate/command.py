@@ -72,6 +72,8 @@ class Options:
     random_weights: bool = False
     batches: bool = True
     """Measure steps of several sessions, too."""
+    batch_sessions: tuple[int, ...] | None = None
+    """How many sessions such steps have; None: ``sessions``."""
     keep_cpus_awake: bool = True
     """As ``network.keep_cpus_awake`` of the runs that the profile is for."""
 
@@ -162,7 +164,7 @@ def _batched(
 
     Returns no samples if the model's sessions are too short.
     """
-    batches = plan_batches(plan, options.sessions, source.sizes.max_tokens)
+    batches = plan_batches(plan, options.batch_sessions or options.sessions, source.sizes.max_tokens)
     if batches is None:
         announce(
             "calibrating: steps of several sessions are left out: the model's longest session is too short "
@@ -177,7 +179,9 @@ def _batched(
         try:
             await compute.host(0, batches.max_blocks)
             payload = partial(hidden_states, hidden_size=source.sizes.hidden_size, dtype=device.dtype)
-            return await measure_batches(batches, compute, clock, payload, close=compute.close_session)
+            return await measure_batches(
+                batches, compute, clock, payload, close=compute.close_session, fill=compute.fill
+            )
         finally:
             clock.close()
 

@@ -27,7 +27,7 @@ def test_int8_rows_are_restored_to_half_a_step_of_their_own_scale(dtype: torch.d
     states = states.to(dtype)
     payload = to_bytes(states, "int8")
     assert len(payload) == 5 * wire_bytes(64, dtype.itemsize, "int8") == 5 * 68
-    found = from_bytes(payload, 5, dtype, CPU, "int8")
+    found = from_bytes([payload], 5, dtype, CPU, "int8")
     assert found.dtype == dtype
     scales = states.float().abs().amax(dim=1, keepdim=True) / 127
     rounding = torch.finfo(dtype).eps * states.float().abs()
@@ -36,7 +36,7 @@ def test_int8_rows_are_restored_to_half_a_step_of_their_own_scale(dtype: torch.d
 
 def test_fp16_keeps_what_it_can_hold_and_cuts_what_is_larger() -> None:
     states = torch.tensor([[1.5, -0.25, 1e6, -1e6]])
-    assert from_bytes(to_bytes(states, "fp16"), 1, torch.float32, CPU, "fp16").tolist() == [
+    assert from_bytes([to_bytes(states, "fp16")], 1, torch.float32, CPU, "fp16").tolist() == [
         [1.5, -0.25, 65504.0, -65504.0]
     ]
     half = torch.randn(3, 8).half()
@@ -57,7 +57,7 @@ async def test_a_chain_computes_with_what_was_sent(models: Models, wire: Literal
             session = compute.new_session("c", first, last, 8)
             states = (await compute.step(session, 0, 5, states, 0.0)).payload
             compute.close()
-        results.append(from_bytes(states, 5, torch.float32, CPU, each))
+        results.append(from_bytes([states], 5, torch.float32, CPU, each))
         hub.close()
     difference = (results[0] - results[1]).norm() / results[0].norm()
     assert 0 < difference < (1e-3 if wire == "fp16" else 0.05)
