@@ -86,7 +86,9 @@ def _calibrate(record: Record, model: Model, weights: Weights) -> None:
         lengths=(8, 16, 32) if job.is_small else (16, 64, 256),
         sessions=(1, 2) if job.is_small else (1, 2, 4, 8),
         n_output_tokens=16 if job.is_small else 128,
-        rounds=2,
+        rounds=2
+        if job.is_small
+        else 1,  # on a GPU one round has enough steps: each range of blocks has its own
         random_weights=True,
         batches=False,  # the time of this part is too short for them
         keep_cpus_awake=not job.is_small,

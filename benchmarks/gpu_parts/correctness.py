@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import random
 import time
+from collections.abc import Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     Executor,
@@ -37,7 +38,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from benchmarks.gpu_parts.chains import Servers, Walk, start_servers
+from benchmarks.gpu_parts.chains import Hop, Servers, Walk, start_servers
 from benchmarks.gpu_parts.record import Job, Record
 from nodes.blocks.compute import BlocksCompute
 from nodes.blocks.device import from_bytes
@@ -193,7 +194,9 @@ async def _case(spec: BlocksSpec, n_tokens: int) -> dict[str, Any]:
             ]
             answers = await asyncio.gather(*sessions)
             found = [whole.judge(*pair) for pair in zip(prompts, answers, strict=True)]
-            apart = await _states(servers, hub, whole, prompts[0] + answers[0][:-1], chance)
+            apart = await _states(
+                servers, hub, whole, prompts[0] + answers[0][:-1], chance, 3 if spec.is_batched else 1
+            )
             left_bytes = sum(compute.memory()["cache_bytes"] for compute in servers.computes)
             n_recorded = sum(compute.n_recorded for compute in servers.computes)
     is_recorded = n_recorded > 0 or not spec.has_graphs or hub.device.type == "cpu"
@@ -229,30 +232,39 @@ async def _generate(
 
 
 async def _states(
-    servers: Servers, hub: BlocksHub, whole: WholeModel, tokens: list[int], chance: random.Random
+    servers: Servers,
+    hub: BlocksHub,
+    whole: WholeModel,
+    tokens: list[int],
+    chance: random.Random,
+    n_walks: int,
 ) -> float:
     """Returns the largest difference of a chain's hidden states to the whole model's at the end of any hop,
     relative to the largest value; infinite if there is a nan.
 
     The chain computes the first half of ``tokens`` at once and the others one after another, as it decodes, the
-    whole model all at once.
+    whole model all at once. ``n_walks`` sessions do so at the same time.
     """
     chain = servers.chain(chance)
     theirs = _block_outputs(whole, tokens)
-    walk = Walk(hub, chain, tokens, 1)
     half = len(tokens) // 2
-    with contextlib.closing(walk):
-        steps = [
-            await walk.forward(hub.embed(part)) for part in (tokens[:half], *([t] for t in tokens[half:]))
-        ]
+    parts = (tokens[:half], *([token] for token in tokens[half:]))
     apart = 0.0
-    for (_, _, last), answers in zip(chain, zip(*steps, strict=True), strict=True):
-        answer = b"".join(answers)
-        states = from_bytes([answer], len(tokens), hub.dtype, hub.device).float()
-        expected = theirs[last - 1]
-        ratio = float((states - expected).abs().max() / expected.abs().max())
-        apart = max(apart, math.inf if math.isnan(ratio) else ratio)
+    for steps in await asyncio.gather(*(_walked(hub, chain, parts) for _ in range(n_walks))):
+        for (_, _, last), answers in zip(chain, zip(*steps, strict=True), strict=True):
+            answer = b"".join(answers)
+            states = from_bytes([answer], len(tokens), hub.dtype, hub.device).float()
+            expected = theirs[last - 1]
+            ratio = float((states - expected).abs().max() / expected.abs().max())
+            apart = max(apart, math.inf if math.isnan(ratio) else ratio)
     return apart
+
+
+async def _walked(hub: BlocksHub, chain: Sequence[Hop], parts: Sequence[list[int]]) -> list[list[bytes]]:
+    """Returns the results of each hop for the steps of one session, which computes ``parts`` one after another."""
+    walk = Walk(hub, chain, [token for part in parts for token in part], 1)
+    with contextlib.closing(walk):
+        return [await walk.forward(hub.embed(part)) for part in parts]
 
 
 def _block_outputs(whole: WholeModel, tokens: list[int]) -> list[torch.Tensor]:
