@@ -14,18 +14,18 @@ need_blocks("triton", "triton")
 
 _LLAMA = {
     "model_type": "llama",
-    "hidden_size": 64,
+    "hidden_size": 32,
     "intermediate_size": 32,
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
+    "num_attention_heads": 2,
     "vocab_size": 300,
     "max_position_embeddings": 256,
 }
 MODELS = {
-    "bloom": {"model_type": "bloom", "hidden_size": 96, "n_layer": 3, "n_head": 4, "vocab_size": 300},
-    "llama": {**_LLAMA, "num_key_value_heads": 2},
+    "bloom": {"model_type": "bloom", "hidden_size": 48, "n_layer": 3, "n_head": 2, "vocab_size": 300},
+    "llama": {**_LLAMA, "num_key_value_heads": 1},
     "windows": {
-        **{**_LLAMA, "model_type": "gemma3_text", "num_key_value_heads": 1, "head_dim": 16},
+        **{**_LLAMA, "model_type": "gemma3_text", "num_key_value_heads": 2, "head_dim": 16},
         "sliding_window": 5,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
@@ -50,7 +50,7 @@ from nodes.blocks.tiny import make_tiny
 from nodes.compute import open_session
 
 # (first, last + 1 block, tokens before, new tokens): more than a tile's, fewer, none, and a prompt among them.
-SESSIONS = ((0, 3, 100, 1), (0, 3, 7, 1), (1, 3, 64, 1), (0, 2, 3, 4), (0, 3, 0, 1), (0, 3, 65, 1), (2, 3, 5, 1))
+SESSIONS = ((0, 3, 70, 1), (1, 3, 64, 1), (0, 2, 3, 4), (0, 3, 0, 1), (0, 3, 33, 1), (2, 3, 5, 1))
 
 patch = interpreter._patch_lang_tensor
 
@@ -69,7 +69,7 @@ async def forward(source, dtype):
     chance = torch.Generator().manual_seed(0)
     parts = []
     for first, last, before, n_tokens in SESSIONS:
-        session = await open_session(compute, "c", first, last, 128 - before % 5)
+        session = await open_session(compute, "c", first, last, 80 - before % 5)
         session.cache.store.fill_(float("nan"))  # what lies in the room that no token has yet
         states = torch.randn(before + n_tokens, compute._config.hidden_size, generator=chance).to(getattr(torch, dtype))
         if before:
@@ -84,7 +84,7 @@ async def forward(source, dtype):
     return [answer.float() for answer in answers], caches, lengths
 
 def apart(ours, theirs):
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(ours, theirs, strict=True))
+    return float(torch.stack([(a - b).norm() / b.norm() for a, b in zip(ours, theirs, strict=True)]).max())  # or nan
 
 n_launches = 0
 really = attention.Singles.attend
@@ -103,6 +103,7 @@ for name, config in json.loads(sys.argv[1]).items():
         for dtype in ("float32", "float16", "bfloat16"):
             theirs, n_launches = asyncio.run(forward(source, dtype)), 0
             attention.usable = lambda *_: True
+            attention._LONG_TOKENS = 1024 if dtype == "float32" else 0  # both tiles
             ours = asyncio.run(forward(source, dtype))
             attention.usable = lambda *_: False
             assert ours[2] == theirs[2]
@@ -122,4 +123,4 @@ def test_attention_of_many_sessions_is_that_of_each() -> None:
         for model in MODELS
         for dtype in ("float32", "float16", "bfloat16")
     }, "a launch per block, but none for scores that the kernel does not know"
-    assert max(max(states, cache) for states, cache, _ in found.values()) <= 16, found
+    assert all(states <= 16 and cache <= 16 for states, cache, _ in found.values()), found
