@@ -9,10 +9,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import sys
 import threading
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from types import ModuleType
@@ -272,7 +273,8 @@ def _load(kind: str, name: str, target: str) -> Any:
             "folder, or have that on PYTHONPATH"
         )
     try:
-        module = importlib.import_module(module_name)
+        with redirect_stdout(sys.stderr):  # what it prints is no part of a command's answer
+            module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # users' code can fail in any way; the message shows the reason
         raise PolicyError(f"{who}: {_not_imported(module_name, error)}") from error
     try:
@@ -280,7 +282,8 @@ def _load(kind: str, name: str, target: str) -> Any:
     except AttributeError as error:
         raise PolicyError(f"{who}: {_not_found(module, attribute)}") from error
     try:
-        policy = found() if isinstance(found, type) else found
+        with redirect_stdout(sys.stderr):
+            policy = found() if isinstance(found, type) else found
     except (Exception, SystemExit) as error:
         raise PolicyError(
             f"{who}: making a {attribute} without arguments {how_failed(error)}; correct its constructor"

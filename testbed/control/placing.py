@@ -163,9 +163,13 @@ def interrupt_policy(why: str = "") -> None:
 
 @contextmanager
 def policy_code(kind: str, name: str) -> Iterator[None]:
-    """Run a policy's code in the body: its exceptions become a ``PolicyError`` with its name and line."""
+    """Run a policy's code in the body: its exceptions become a ``PolicyError`` with its name and line.
+
+    What it prints goes to stderr, since it is no part of a command's answer.
+    """
     deciding = threading.get_ident(), f"{kind} policy {name}"
     _DECIDING.append(deciding)
+    stdout, sys.stdout = sys.stdout, sys.stderr
     try:
         yield
     except PolicyError:
@@ -182,6 +186,7 @@ def policy_code(kind: str, name: str) -> Iterator[None]:
             ) from error
         raise PolicyError(f"{kind} policy {name} {how_failed(error)}") from error
     finally:
+        sys.stdout = stdout
         _DECIDING.remove(deciding)
 
 

@@ -343,6 +343,17 @@ def test_a_policy_that_ends_the_process_is_stopped_like_one_that_fails(
         run(write_instance(tmp_path), "--routing", "own_exit:Mine")
 
 
+def test_what_a_policy_prints_is_no_part_of_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = "print('asked'); r = self.placement.ranges; return Route((Hop(0, 0, r[0].last), Hop(1, r[0].last, 70)), 0.0, 1.0)"
+    write_module(tmp_path, monkeypatch, "own_prints", "print('imported')\n" + ROUTER.format(body=body))
+    assert run(write_instance(tmp_path), "--routing", "own_prints:Mine", "--json") == 0
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["n_requests"] for line in out.splitlines()]
+    assert "imported" in err and "asked" in err
+
+
 def test_the_resolved_scenario_of_a_fixed_placement_can_be_run_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
