@@ -17,7 +17,6 @@ from netem.networks import NETWORKS
 from policies.problem import Hop, RequestSpec, decode_step_s
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.slo import Objectives
-from testbed.faultkinds import KINDS
 from testbed.records.events import BY_HAND, FaultHappened, ServerBegun
 from testbed.records.plan import REFERENCE, Clock, Plan
 from testbed.records.requests import COMPLETED, FAILED, NOT_STARTED, RequestRow
@@ -45,13 +44,12 @@ from testbed.results.hop_table import HopTable
 from testbed.results.logs import RunRecords
 from testbed.results.requests import stats, times_stats
 from testbed.results.slo import goodput_rps
+from testbed.results.slow import HALTING
 from testbed.results.speculation import speculation_of
 from testbed.results.unused import unused_blocks
 
 _MOST_REASONS = 3
 """Number of reasons of failed requests in the summary, the commonest first."""
-_HALTING = frozenset(name for name, kind in KINDS.items() if kind.state == "halted")
-"""Kinds of fault that halt a server."""
 
 
 def summarize(
@@ -260,7 +258,7 @@ def _lacks(experiment: Experiment, records: RunRecords, hops: HopTable) -> list[
             r.status in ("unfinished", "interrupted") for r in records.requests
         ),
         "halted servers": any(
-            isinstance(event, FaultHappened) and event.applies and event.kind in _HALTING
+            isinstance(event, FaultHappened) and event.applies and event.kind in HALTING
             for event in records.faults
         ),
         "connections made anew after a failure": any(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
@@ -22,14 +22,22 @@ from testbed.records.events import OF_FAULTS, Detected, FaultHappened, LinksChan
 from testbed.records.plan import REFERENCE, Plan, find_plan, read_plan
 from testbed.records.requests import RequestRow
 from testbed.results.model import model_setup_s
-from testbed.results.slow import SlowServers
+from testbed.results.slow import HaltedServers, SlowServers
 from testbed.rundir import parquet_path
 from testbed.studies.compare.load import load_run
 from testbed.studies.explain.waits import hop_waits
 
 OF_HOPS = (
     *("propagation_s", "transmission_s", "link_wait_s", "network_rest_s"),
-    *("compute_alone_s", "compute_shared_s", "compute_slower_s", "behind_s", "client_s", "ahead_s"),
+    *(
+        "compute_alone_s",
+        "compute_shared_s",
+        "compute_slower_s",
+        "halted_s",
+        "behind_s",
+        "client_s",
+        "ahead_s",
+    ),
 )
 """The parts that are measured per hop, in scenario seconds.
 
@@ -37,7 +45,8 @@ OF_HOPS = (
 ``network_rest_s``: network time that neither this nor the links' delays and rates explain (jitter, losses, changed
 links, a connection that lets only a part of a prompt through at once). ``compute_alone_s``: steps as long as the profile says for a
 session alone; ``compute_shared_s``: the time beyond that of steps that met other sessions on their server;
-``compute_slower_s``: that of steps that met none, and what a slowed server takes for those that did. With several rounds of
+``compute_slower_s``: that of steps that met none, and what a slowed server takes for those that did. ``halted_s``: the
+time in which the hop's server was halted, of what a message or a step took beyond all this. With several rounds of
 drafts in flight, ``behind_s`` is the time of a round on a server until earlier ones were computed there; ``ahead_s``, below 0,
 is how much earlier it was sent than the token before it was known.
 """
@@ -101,7 +110,9 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     losses = _losses(run_dir, request)
     kept_s = _saved_by_kept_caches_s(experiment, row, own["setup_s"] - setup_s)
     flight_s = parts["behind_s"] + parts["ahead_s"]
-    beyond_s = times.e2e_s - (own["e2e_s"] - kept_s) - parts["compute_slower_s"] - flight_s
+    beyond_s = (
+        times.e2e_s - (own["e2e_s"] - kept_s) - parts["compute_slower_s"] - parts["halted_s"] - flight_s
+    )
     end_s = math.inf if row.ended_at_s is None else row.ended_at_s
     has_changed = any(change.at_s < end_s for change in experiment.network.changes)
     has_changed |= any((event.at_s or 0.0) < end_s for event in read_events(run_dir, LinksChanged))
@@ -176,8 +187,21 @@ def _add_waits(
         hop |= dict(zip(waits._fields, values, strict=True))
 
 
+class _Beyond(NamedTuple):
+    """Seconds of a hop: its server was halted while a message or its step was there, its server is slower than its profile,
+    it met other sessions, and those of the session's own drafts in flight that are given up: a server ends what it has
+    begun of them.
+    """
+
+    halted_on_network_s: float
+    halted_s: float
+    slower_s: float
+    shared_s: float
+    own_s: float
+
+
 class _Slower:
-    """How much of what a step took beyond its profile other sessions are not the reason for."""
+    """Divides what a step took beyond its profile."""
 
     def __init__(self, experiment: Experiment, run_dir: Path, plan: Plan | None) -> None:
         is_real = plan is not None and plan.is_in_real_time
@@ -187,19 +211,28 @@ class _Slower:
         decoding = experiment.problem.decoding
         self._waits_for_own = not is_real and decoding is not None and decoding.in_flight > 1
         self._contention = [server.contention_ratio for server in experiment.problem.servers]
-        self._slow = SlowServers(read_events(run_dir, OF_FAULTS), list(self._servers))
+        faults = read_events(run_dir, OF_FAULTS)
+        self._slow, self._halted = SlowServers(faults, list(self._servers)), HaltedServers(faults)
 
-    def of(self, hop: Mapping[str, Any], alone_s: float) -> tuple[float, float]:
-        """Returns the seconds of ``hop``, which the profile gives ``alone_s``, and those that are the session's own.
-
-        They are of drafts in flight that are given up: a server ends what it has begun of them.
-        """
-        server = self._servers[hop["server"]]
+    def of(self, hop: Mapping[str, Any], alone_s: float, network_rest_s: float) -> _Beyond:
+        """Returns what ``hop`` took beyond ``alone_s``, which the profile gives it, and on the network otherwise."""
+        name = hop["server"]
+        server = self._servers[name]
         slow_s = alone_s * (self._slow.factor(server, hop["arrived_at_s"]) - 1.0)
-        if hop["has_met"] and (self._all_meet or self._contention[server]):
-            return slow_s, 0.0
         beyond_s = float(hop["hop_compute_s"]) - alone_s
-        return (slow_s, beyond_s - slow_s) if self._waits_for_own else (beyond_s, 0.0)
+        there_s, here_s = (
+            min(self._halted.within_s(name, hop[since], hop[until]), max(rest_s, 0.0))
+            for since, until, rest_s in (
+                ("sent_at_s", "arrived_at_s", network_rest_s),
+                ("arrived_at_s", "departed_at_s", beyond_s - slow_s),
+            )
+        )
+        beyond_s -= here_s
+        if hop["has_met"] and (self._all_meet or self._contention[server]):
+            return _Beyond(there_s, here_s, slow_s, beyond_s - slow_s, 0.0)
+        if self._waits_for_own:
+            return _Beyond(there_s, here_s, slow_s, 0.0, beyond_s - slow_s)
+        return _Beyond(there_s, here_s, beyond_s, 0.0, 0.0)
 
 
 def _per_hop(
@@ -248,16 +281,18 @@ def _per_hop(
             hop |= {"transmission_s": hop["hop_network_s"] - hop["propagation_s"], "link_wait_s": 0.0}
         else:
             alone_s += profile.overhead_s(row.client, position, n_tokens)
-        slower_s, own_s = slower.of(hop, alone_s)
         explained_s = hop["propagation_s"] + hop["transmission_s"] + hop["link_wait_s"]
+        network_rest_s = hop["hop_network_s"] - explained_s
+        beyond = slower.of(hop, alone_s, network_rest_s)
         total["n_tokens"] += 1
         for part, value_s in (
             *((part, hop[part]) for part in ("propagation_s", "transmission_s", "link_wait_s")),
-            ("network_rest_s", hop["hop_network_s"] - explained_s),
+            ("network_rest_s", network_rest_s - beyond.halted_on_network_s),
             ("compute_alone_s", alone_s),
-            ("compute_shared_s", hop["hop_compute_s"] - alone_s - slower_s - own_s),
-            ("compute_slower_s", slower_s),
-            ("behind_s", behind_s + own_s),
+            ("compute_shared_s", beyond.shared_s),
+            ("compute_slower_s", beyond.slower_s),
+            ("halted_s", beyond.halted_on_network_s + beyond.halted_s),
+            ("behind_s", behind_s + beyond.own_s),
             ("client_s", max(hop["hop_client_s"], 0.0)),
             ("ahead_s", min(hop["hop_client_s"], 0.0)),
         ):

@@ -22,6 +22,7 @@ _LABELS = {
     "compute_alone_s": "compute, alone",
     "compute_shared_s": "compute, with others",
     "compute_slower_s": "slower than the profile",
+    "halted_s": "server halted",
     "behind_s": "behind its own rounds",
     "client_s": "client",
     "ahead_s": "sent ahead",
@@ -87,6 +88,9 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     )
     slower_s = answer["parts"]["compute_slower_s"]
     slower = f", {slower_s:.3f} s to servers slower than their profile" if abs(slower_s) >= LEAST_S else ""
+    halted_s = answer["parts"]["halted_s"]
+    if halted_s >= LEAST_S:
+        slower += f", {halted_s:.3f} s to halted servers"
     flight_s = answer["parts"]["behind_s"] + answer["parts"]["ahead_s"]
     if abs(flight_s) >= LEAST_S:
         slower += f", {flight_s:.3f} s to several rounds in flight"

@@ -44,6 +44,7 @@ def check_sums(answer: dict[str, Any]) -> None:
         assert parts[name] == pytest.approx(sum(hop[name] for hop in answer["hops"]), abs=1e-9)
     assert not (answer["lost_to_others_s"] and answer["lost_to_machine_s"])
     beyond_s = answer["lost_to_others_s"] + answer["lost_to_machine_s"] + parts["compute_slower_s"]
+    beyond_s += parts["halted_s"]
     alone_s = answer["own_chain_alone"]["e2e_s"] - answer.get("saved_by_caches_s", 0.0)
     assert beyond_s == pytest.approx(answer["e2e_s"] - alone_s)
     if not answer["down_meanwhile"]:
@@ -177,6 +178,22 @@ def test_what_a_slowed_server_takes_has_a_name_of_its_own(batching: str) -> None
         shared = explain(12, f"compute.batching={batching}", SLOW)
         check_sums(shared)
         assert shared["parts"]["compute_slower_s"] > 1 < shared["parts"]["compute_shared_s"]
+
+
+@pytest.mark.parametrize("batching", ["none", "continuous"])
+def test_the_time_in_which_a_server_was_halted_is_not_blamed_on_others_or_its_speed(batching: str) -> None:
+    halt = "fault=[{kind='stop',server='a100-0',at='5 s',for='2 s'}]"
+    alone = explain(0, "workload.n_requests=1", f"compute.batching={batching}", halt)
+    check_sums(alone)
+    # It halts while a step is there, which would have ended meanwhile.
+    assert 1.5 < alone["parts"]["halted_s"] <= 2
+    assert alone["parts"]["compute_slower_s"] == pytest.approx(0, abs=1e-9)
+    assert alone["lost_to_others_s"] == pytest.approx(0, abs=5e-3)
+    assert "s to halted servers" in explain_text(alone)
+    if batching == "continuous":
+        shared = explain(3, "workload.rate=2", f"compute.batching={batching}", halt)
+        check_sums(shared)
+        assert shared["parts"]["halted_s"] > 1 < shared["parts"]["compute_shared_s"]
 
 
 def test_a_session_that_outlived_a_server_has_its_replays_named(tmp_path: Path) -> None:
