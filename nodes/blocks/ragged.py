@@ -88,12 +88,17 @@ class Part:
         return self.cache if self.states.shape[1] == 1 and isinstance(self.cache, SessionCache) else None
 
 
+Alone = Callable[[Part, Given, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Attends for one part: gets its queries, and all keys and values in its cache."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Row:
     """The tokens of ``parts``, one after the other, which some blocks of one kind compute together."""
 
-    parts: Sequence[Part]
-    given: Sequence[Given]
+    parts: Sequence[tuple[Part, Given]]
+    longer: Sequence[tuple[Part, Given]]
+    """Those of them for which ``singles`` do not attend."""
     angles: tuple[torch.Tensor, ...]
     """The rotary embeddings of all tokens, if the family has them."""
     biases: torch.Tensor | None
@@ -109,32 +114,36 @@ class _Row:
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float,
-        alone: Callable[[Part, Given, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+        alone: Alone,
         *,
         has_kernel: bool = True,
     ) -> torch.Tensor:
         """Returns the attention ``[1, n, heads, head size]`` of all parts in block ``number``, and fills their caches.
 
-        ``query``, ``key`` and ``value`` are ``[1, heads, n, head size]``. ``alone`` does so for one part: it is given
-        that part's queries, and all keys and values in its cache. ``has_kernel``: whether the kernel does what ``alone``
-        does.
+        ``query``, ``key`` and ``value`` are ``[1, heads, n, head size]``. ``has_kernel``: whether the kernel does what
+        ``alone`` does.
         """
-        mixed = None
-        if self.singles is not None and has_kernel:
-            mixed = self.singles.attend(
-                query, key, value, number, scale, window=self.window, biases=self.biases
+        if self.singles is None or not has_kernel:
+            return torch.cat(
+                [self._alone(one, number, query, key, value, alone) for one in self.parts], dim=1
             )
-        rest = []
-        for part, own in zip(self.parts, self.given, strict=True):
-            if mixed is not None and part.single is not None:
-                continue
-            keys, values = part.cache.update(key[:, :, part.rows], value[:, :, part.rows], number)
-            answer = alone(part, own, query[:, :, part.rows], keys, values)
-            if mixed is None:
-                rest.append(answer)
-            else:
-                mixed[:, part.rows] = answer
-        return torch.cat(rest, dim=1) if mixed is None else mixed
+        mixed = self.singles.attend(query, key, value, number, scale, window=self.window, biases=self.biases)
+        for one in self.longer:
+            mixed[:, one[0].rows] = self._alone(one, number, query, key, value, alone)
+        return mixed
+
+    @staticmethod
+    def _alone(
+        one: tuple[Part, Given],
+        number: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        alone: Alone,
+    ) -> torch.Tensor:
+        part, given = one
+        keys, values = part.cache.update(key[:, :, part.rows], value[:, :, part.rows], number)
+        return alone(part, given, query[:, :, part.rows], keys, values)
 
 
 class Ragged:
@@ -211,10 +220,11 @@ class Ragged:
         biases = self._table.biases if self._table is not None else None
         rows = {}
         for kind in dict.fromkeys(self._kinds[first:last]):
-            given = [part.given[kind] for part in parts]
-            angles = [own["position_embeddings"] for own in given if "position_embeddings" in own]
+            given = [(part, part.given[kind]) for part in parts]
+            longer = [one for one in given if one[0].single is None]
+            angles = [own["position_embeddings"] for _, own in given if "position_embeddings" in own]
             joint = tuple(torch.cat(of_parts, dim=1) for of_parts in zip(*angles, strict=True))
-            rows[kind] = _Row(parts, given, joint, biases, self.windows[kind], singles)
+            rows[kind] = _Row(given, longer, joint, biases, self.windows[kind], singles)
         return rows
 
     def table(self, places: torch.Tensor, states: torch.Tensor) -> Table:
