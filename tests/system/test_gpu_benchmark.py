@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import math
 import os
@@ -381,19 +380,26 @@ def test_wrong_tokens_and_wrong_hidden_states_are_noticed(tmp_path: Path) -> Non
     other = [*tokens[:2], (tokens[2] + 1) % 300, tokens[3]]
     assert whole.judge(prompt, other).altered[0] == 2
 
-    async def apart(which: int, *, is_broken: bool = False) -> float:
-        servers = await start_servers(BlocksSpec(sources[which]), 4)
-        if is_broken:
-            for block in itertools.chain.from_iterable(one._blocks.values() for one in servers.computes):
-                block.input_layernorm.weight = torch.nn.Parameter(torch.full((64,), math.nan))
+    async def apart(which: int, *, broken: str = "", n_walks: int = 1) -> float:
+        servers = await start_servers(BlocksSpec(sources[which], is_batched=n_walks > 1), 4)
+        for one in servers.computes:
+            if broken == "blocks":
+                for block in one._blocks.values():
+                    block.input_layernorm.weight = torch.nn.Parameter(torch.full((64,), math.nan))
+            elif broken == "batches":
+                forward = one._ragged.forward
+                one._ragged.forward = lambda parts, forward=forward: [
+                    states * (len(parts) < 2) for states in forward(parts)
+                ]
         try:
-            return await correctness._states(servers, hub, whole, prompt, random.Random(0))
+            return await correctness._states(servers, hub, whole, prompt, random.Random(0), n_walks)
         finally:
             servers.close()
 
     tolerance = correctness.TOLERANCES["float32"]
     assert asyncio.run(apart(0)) <= tolerance < asyncio.run(apart(1))
-    assert asyncio.run(apart(0, is_broken=True)) == math.inf
+    assert asyncio.run(apart(0, broken="blocks")) == math.inf
+    assert asyncio.run(apart(0, n_walks=3)) <= tolerance < asyncio.run(apart(0, broken="batches", n_walks=3))
     hub.close()
 
 
