@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 if __name__ == "__main__":  # started by its path: imports must begin at the root, not in this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -86,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint", type=Path, metavar="DIR", help="serve this one in endpoint, not random weights"
     )
+    parser.add_argument("--json", action="store_true", help="print results.json in place of sentences")
     parser.add_argument("--part", choices=SHARES, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=600.0, help=argparse.SUPPRESS)
     return parser
@@ -138,19 +140,19 @@ def _run(given: argparse.Namespace) -> int:
         raise UserError(
             f"{answer['parts']['machine']['error']}; choose another with --device, such as --device cpu"
         )
-    for name, part in answer["parts"].items():
-        print(f"\n{name}: {part['status']}, {part['took_s']:.0f} s")
-        for sentence in (
-            *part["findings"],
-            *part["failures"],
-            *part["unreached"],
-            *filter(None, [part["error"]]),
-        ):
-            print(f"  {sentence}")
-    print(f"\nwritten to {folder}: results.json, a file per part, figures/, logs/")
+    print(json.dumps(answer) if given.json else _words(answer, folder))
     if answer["is_cut"]:
         return EXIT_INTERRUPTED
     return 0 if answer["status"] == "ok" else 1
+
+
+def _words(answer: dict[str, Any], folder: Path) -> str:
+    lines = []
+    for name, part in answer["parts"].items():
+        lines.append(f"\n{name}: {part['status']}, {part['took_s']:.0f} s")
+        sentences = [*part["findings"], *part["failures"], *part["unreached"], part["error"]]
+        lines += [f"  {sentence}" for sentence in sentences if sentence]
+    return "\n".join([*lines, f"\nwritten to {folder}: results.json, a file per part, figures/, logs/"])
 
 
 def _interrupt(*_: object) -> NoReturn:

@@ -44,9 +44,10 @@ def test_a_small_run_is_right_in_every_part_and_leaves_its_files_and_no_process(
     need_blocks()
     folder = tmp_path / "out"
     # With time enough for a machine that does many other things: nothing here is about speed.
-    arguments = ("--device", "cpu", "--minutes", "60", "--out", str(folder))
+    arguments = ("--device", "cpu", "--minutes", "60", "--out", str(folder), "--json")
     done = Running(arguments, tmp_path / "command", program=str(SCRIPT)).wait(800)
     assert done.code == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout) == json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert not processes(tmp_path)
     check_results(folder)
     check_correctness(part(folder, "correctness"))
