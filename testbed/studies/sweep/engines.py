@@ -11,11 +11,12 @@ from testbed.studies.sweep.runs import Record
 
 
 class EngineShare(NamedTuple):
-    """An engine, how many of a study's runs it served, and why it served the first of them."""
+    """An engine, how many of a study's runs it served, why it served the first of them, and whether that is so of all."""
 
     engine: str
     engine_why: str
     n_runs: int
+    is_of_all: bool
 
 
 def engines_of(records: Iterable[Record]) -> list[EngineShare]:
@@ -23,7 +24,11 @@ def engines_of(records: Iterable[Record]) -> list[EngineShare]:
     served = [record for record in records if record.engine]
     n_runs = Counter(record.engine for record in served)
     whys = {record.engine: record.engine_why for record in reversed(served)}
-    return [EngineShare(engine, whys[engine], n) for engine, n in n_runs.most_common()]
+    reasons = {(record.engine, record.engine_why) for record in served}
+    n_reasons = Counter(engine for engine, _ in reasons)
+    return [
+        EngineShare(engine, whys[engine], n, n_reasons[engine] == 1) for engine, n in n_runs.most_common()
+    ]
 
 
 def engines_text(shares: Sequence[EngineShare]) -> list[str]:
@@ -31,5 +36,6 @@ def engines_text(shares: Sequence[EngineShare]) -> list[str]:
     lines = []
     for share in shares:
         part = f" ({counted(share.n_runs, 'runs')})" if len(shares) > 1 else ""
-        lines.append(f"engine {share.engine}{part}: {share.engine_why}")
+        whose = "" if share.is_of_all else " (the first run's reason)"
+        lines.append(f"engine {share.engine}{part}: {share.engine_why}{whose}")
     return lines

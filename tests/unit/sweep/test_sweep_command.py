@@ -21,8 +21,9 @@ from testbed.simulator.engine import simulate
 from testbed.simulator.summary import summarize_simulation
 from testbed.studies.sweep import command, executors, runs
 from testbed.studies.sweep.command import PAGE, RUNS, TABLES, sweep_command
+from testbed.studies.sweep.engines import engines_of, engines_text
 from testbed.studies.sweep.kept import REQUESTS, STORED
-from testbed.studies.sweep.runs import Run, Runner, Setup, case_of, key_of
+from testbed.studies.sweep.runs import Record, Run, Runner, Setup, case_of, key_of
 from testbed.studies.sweep.store import Lines
 from testbed.studies.sweep.study import Options
 from testbed.studies.sweep.table import RESULTS
@@ -101,13 +102,21 @@ def test_the_engines_that_answered_are_stated_with_simulate_s_reasons(tmp_path: 
         for batching in ("none", "serial")
     }
     assert answer["engines"] == [
-        {"engine": "fast", "engine_why": why["none"], "n_runs": 2},
-        {"engine": "virtual", "engine_why": why["serial"], "n_runs": 2},
+        {"engine": "fast", "engine_why": why["none"], "n_runs": 2, "is_of_all": False},
+        {"engine": "virtual", "engine_why": why["serial"], "n_runs": 2, "is_of_all": True},
     ]
     assert (answer["engine"], answer["engine_why"]) == ("fast", why["none"])
     assert f"engine virtual (2 runs): {why['serial']}" in text.splitlines()
     assert f"Engine virtual (2 runs): {why['serial']}." in (tmp_path / TABLES[0]).read_text(encoding="utf-8")
     assert [row["engine_why"] for row in rows(tmp_path) if row["seed"] == 0] == [why["none"], why["serial"]]
+
+
+def test_a_reason_that_not_all_runs_have_is_said_to_be_the_first_ones() -> None:
+    reasons = ("links meet", "links meet", "no link meets")
+    records = [Record("key", engine="fast", engine_why=why) for why in reasons]
+    (share,) = engines_of(records)
+    assert not share.is_of_all
+    assert engines_text([share]) == ["engine fast: links meet (the first run's reason)"]
 
 
 def test_the_same_seed_gives_every_policy_the_same_arrivals() -> None:
