@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from types import ModuleType
@@ -131,6 +131,21 @@ _OFFERED: dict[tuple[str, str], list[Any]] = {}
 """(kind, name) -> the object once per ``offering`` that has not ended."""
 _OFFERING = threading.Lock()
 _METHODS = {"placement": "place", "routing": "bind", "online": "bind"}
+
+
+class PrintsToStderr:
+    """What the body, a policy's code, prints goes to stderr: it is no part of a command's answer.
+
+    Several threads may be in it at a time: only one that finds another stdout puts that back.
+    """
+
+    def __enter__(self) -> None:
+        self._before = sys.stdout
+        sys.stdout = sys.stderr
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not sys.stderr:
+            sys.stdout = self._before
 
 
 def resolve_placement(name: str) -> PlacementPolicy:
@@ -273,7 +288,7 @@ def _load(kind: str, name: str, target: str) -> Any:
             "folder, or have that on PYTHONPATH"
         )
     try:
-        with redirect_stdout(sys.stderr):  # what it prints is no part of a command's answer
+        with PrintsToStderr():
             module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # users' code can fail in any way; the message shows the reason
         raise PolicyError(f"{who}: {_not_imported(module_name, error)}") from error
@@ -282,7 +297,7 @@ def _load(kind: str, name: str, target: str) -> Any:
     except AttributeError as error:
         raise PolicyError(f"{who}: {_not_found(module, attribute)}") from error
     try:
-        with redirect_stdout(sys.stderr):
+        with PrintsToStderr():
             policy = found() if isinstance(found, type) else found
     except (Exception, SystemExit) as error:
         raise PolicyError(

@@ -16,9 +16,8 @@ import tomli_w
 from benchmarks.gpu_parts.calibration import config_folder
 from benchmarks.gpu_parts.commands import up
 from benchmarks.gpu_parts.here import SITE, one_place
-from benchmarks.gpu_parts.record import Job, Record
-from benchmarks.gpu_parts.sizes import Model, model_of
-from nodes.blocks.device import available_bytes, open_device
+from benchmarks.gpu_parts.record import Record
+from benchmarks.gpu_parts.sizes import Model, blocks_within, model_of
 from testbed.experiments.units import SIZE
 from testbed.studies.calibrate.command import Options, calibrate_command
 
@@ -40,7 +39,9 @@ def run(record: Record) -> None:
     out = job.folder / "batches" / "calibration"
     lengths = (8, 16, 32) if job.is_small else (16, 256, 1024, 1900)
     batch_sessions = (1, 2, 4) if job.is_small else (1, 2, 4, 8, 16, 32, 64)
-    n_blocks = _n_blocks(job, model, batch_sessions[-1] * math.ceil(sum(lengths) / len(lengths)))
+    n_cached = batch_sessions[-1] * math.ceil(sum(lengths) / len(lengths))
+    most_blocks = _MOST_BLOCKS_SMALL if job.is_small else _MOST_BLOCKS
+    n_blocks = min(most_blocks, blocks_within(job, model, "plain", _MEMORY_RATIO, n_cached))
     if not n_blocks:
         record.fail(f"Not one block of {model.name} with the caches of {batch_sessions[-1]} sessions fits.")
         return
@@ -73,14 +74,6 @@ def run(record: Record) -> None:
         tomli_w.dumps(_scenario(model, n_blocks, out / "profile.toml", tokens, token_s)), encoding="utf-8"
     )
     _compare(record, scenario, job.folder / "batches")
-
-
-def _n_blocks(job: Job, model: Model, n_cached: int) -> int:
-    """Returns how many blocks to measure: they fit beside ``n_cached`` tokens in the caches of all sessions."""
-    device, _ = open_device(job.device, model.dtype)
-    each_bytes = model.block_bytes("plain") + model.cache_bytes(n_cached)
-    fits = int(_MEMORY_RATIO * available_bytes(device) / each_bytes)
-    return min(_MOST_BLOCKS_SMALL if job.is_small else _MOST_BLOCKS, model.n_blocks, fits)
 
 
 def _scenario(model: Model, n_blocks: int, profile: Path, n_tokens: int, token_s: float) -> dict[str, Any]:

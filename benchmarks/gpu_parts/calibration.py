@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_parts.record import Record
-from benchmarks.gpu_parts.sizes import Model, model_of, quantised_here
-from nodes.blocks.device import available_bytes, open_device
+from benchmarks.gpu_parts.sizes import Model, blocks_within, model_of, quantised_here
 from nodes.blocks.memory import amount
 from nodes.blocks.spec import Weights
 from testbed.errors import TestbedError
@@ -67,9 +66,7 @@ def run(record: Record) -> None:
 
 def _calibrate(record: Record, model: Model, weights: Weights) -> None:
     job = record.job
-    device, _ = open_device(job.device, model.dtype)
-    fits = int(_MEMORY_RATIO * available_bytes(device) / model.block_bytes(weights))
-    n_blocks = min(MOST_BLOCKS[weights], model.n_blocks, fits)
+    n_blocks = min(MOST_BLOCKS[weights], blocks_within(job, model, weights, _MEMORY_RATIO))
     if not n_blocks:
         record.fail(f"{weights}: not one block of {model.name} fits.")
         return
@@ -86,9 +83,7 @@ def _calibrate(record: Record, model: Model, weights: Weights) -> None:
         lengths=(8, 16, 32) if job.is_small else (16, 64, 256),
         sessions=(1, 2) if job.is_small else (1, 2, 4, 8),
         n_output_tokens=16 if job.is_small else 128,
-        rounds=2
-        if job.is_small
-        else 1,  # on a GPU one round has enough steps: each range of blocks has its own
+        rounds=2 if job.is_small else 1,  # each range of blocks has steps of its own in a round
         random_weights=True,
         batches=False,  # the time of this part is too short for them
         keep_cpus_awake=not job.is_small,

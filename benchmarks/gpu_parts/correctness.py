@@ -19,7 +19,6 @@ import dataclasses
 import json
 import math
 import multiprocessing
-import os
 import random
 import time
 from collections.abc import Sequence
@@ -48,6 +47,7 @@ from nodes.blocks.spec import BlocksSpec, HubSpec, Weights, WeightSource
 from nodes.blocks.tiny import make_tiny
 from nodes.blocks.whole import TIE_RATIO, WholeModel
 from nodes.compute import ComputeError
+from testbed.experiments.provenance import n_cpus
 from testbed.results.verified import too_many_ties
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -146,7 +146,7 @@ def run(record: Record) -> None:
 def _n_processes(job: Job) -> int:
     if job.is_small or job.device == "cpu":
         return 1
-    return max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)) // 2))
+    return max(1, min(_MOST_PROCESSES, n_cpus() // 2))
 
 
 def _executor(n_processes: int) -> Executor:

@@ -16,10 +16,10 @@ import torch
 
 from benchmarks.gpu_parts.limits import Limits, limits_of, timed
 from benchmarks.gpu_parts.record import Record
-from benchmarks.gpu_parts.sizes import Model, launch_bound_model, model_of, quantised_here
+from benchmarks.gpu_parts.sizes import Model, blocks_within, launch_bound_model, model_of, quantised_here
 from nodes.blocks import kernels, quantised
 from nodes.blocks.compute import BlocksCompute
-from nodes.blocks.device import DTYPES, available_bytes, open_device
+from nodes.blocks.device import DTYPES, open_device
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
 from nodes.compute import open_session
 from testbed.studies.calibrate.backend import hidden_states
@@ -77,12 +77,11 @@ async def _decode_all(
     fit; context). The most blocks are loaded, and sessions use the first of them.
     """
     job = record.job
-    device, _ = open_device(job.device, model.dtype)
-    fits = int(_MEMORY_RATIO * available_bytes(device) / model.block_bytes(weights))
+    fits = blocks_within(job, model, weights, _MEMORY_RATIO)
     if not fits:
         record.fail(f"{weights}: not one block of {model.name} fits.")
         return
-    sizes = list(dict.fromkeys((min(n, model.n_blocks, fits), context) for n, context in sizes))
+    sizes = list(dict.fromkeys((min(n, fits), context) for n, context in sizes))
     found: dict[bool, list[dict[str, Any]]] = {}
     for has_graphs in (False, True):
         spec = BlocksSpec(WeightSource(model.config), job.device, model.dtype, weights, has_graphs=has_graphs)
@@ -90,7 +89,7 @@ async def _decode_all(
         try:
             await compute.host(0, max(n_blocks for n_blocks, _ in sizes))
             found[has_graphs] = [await _decode(compute, model, *size) for size in sizes]
-            if has_graphs and device.type == "cuda" and compute.n_recorded < len(sizes):
+            if has_graphs and job.device != "cpu" and compute.n_recorded < len(sizes):
                 record.fail(
                     f"{model.name}, {weights}: {compute.n_recorded} of {len(sizes)} sessions were recorded; the log of "
                     'this part says why. Of the others "with graphs" is without.'

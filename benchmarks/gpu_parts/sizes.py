@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_parts.record import Job
+from nodes.blocks.device import available_bytes, open_device
 from nodes.blocks.files import read_config
 from nodes.blocks.sizes import config_of_size
+from nodes.blocks.spec import Weights
 from testbed.experiments.families import VALUE_BYTES, make_config, sizes_of
 
 
@@ -71,6 +73,15 @@ def model_in(checkpoint: Path, dtype: str = "bfloat16") -> Model:
 def launch_bound_model() -> Model:
     """Returns BLOOM-560m: its kernels are so short that the time to launch them bounds a step."""
     return named_model("bloom-560m")
+
+
+def blocks_within(job: Job, model: Model, weights: Weights, ratio: float, n_cached: int = 0) -> int:
+    """Returns how many blocks of ``model`` fit into ``ratio`` of the device's free memory, each with a cache of
+    ``n_cached`` tokens; no more than the model has.
+    """
+    device, _ = open_device(job.device, model.dtype)
+    each_bytes = model.block_bytes(weights) + model.cache_bytes(n_cached)
+    return min(model.n_blocks, int(ratio * available_bytes(device) / each_bytes))
 
 
 def quantised_here() -> bool:

@@ -21,9 +21,8 @@ import numpy as np
 from benchmarks.gpu_parts.copies import measure_copies
 from benchmarks.gpu_parts.figures import draw_streams
 from benchmarks.gpu_parts.record import Record
-from benchmarks.gpu_parts.sizes import Model, model_of, quantised_here
+from benchmarks.gpu_parts.sizes import Model, blocks_within, model_of, quantised_here
 from nodes.blocks.compute import BlocksCompute
-from nodes.blocks.device import available_bytes, open_device
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
 from nodes.compute import open_session
 from testbed.studies.calibrate.backend import hidden_states
@@ -66,9 +65,7 @@ async def _measure(
 ) -> list[dict[str, Any]]:
     """Returns one row per number of streams and of sessions, over as many rounds as the time allows."""
     job = record.job
-    device, _ = open_device(job.device, model.dtype)
-    fits = int(_MEMORY_RATIO * available_bytes(device) / (2 * model.block_bytes(weights)))
-    n_blocks = min(_N_BLOCKS, model.n_blocks, fits)
+    n_blocks = min(_N_BLOCKS, blocks_within(job, model, weights, _MEMORY_RATIO / 2))
     if not n_blocks:
         record.fail(f"{weights}: not one block of {model.name} fits twice.")
         return []

@@ -7,21 +7,19 @@ they take several times as long as the matrices.
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from collections.abc import Sequence
 
 import torch
 
 from nodes.blocks.cache import SessionCache
+from nodes.blocks.kernels import works
 
 try:
     import triton
     import triton.language as tl
 except ImportError:  # torch's builds for CPUs come without it
     triton = None
-
-log = logging.getLogger(__name__)
 
 _ALIGNMENT = 16
 """Bytes that a thread can load at once, where they begin at a multiple of as many."""
@@ -100,19 +98,15 @@ class Singles:
 @functools.cache
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether the kernel works on this device: tried once, with a session of one token and another."""
-    if triton is None or device.type != "cuda":
-        return False
-    ones = torch.ones((1, 2, 1, 16), dtype=dtype, device=device)
-    cache = SessionCache(0, 1, (2, 16), 2, dtype, device)
-    cache.update(ones, ones, 0)
-    try:
+
+    def is_right() -> bool:
+        ones = torch.ones((1, 2, 1, 16), dtype=dtype, device=device)
+        cache = SessionCache(0, 1, (2, 16), 2, dtype, device)
+        cache.update(ones, ones, 0)
         answer = Singles([cache], [0], 0, 1, device).attend(ones, ones, 3 * ones, 0, 1.0)
         return bool((answer == 2).all())
-    except Exception as error:  # of a compiler or its tools: whatever it is, there is another way to compute
-        log.warning(
-            "attention is computed session by session, without Triton, which does not work here: %s", error
-        )
-        return False
+
+    return works(device, is_right, "attention is computed session by session,")
 
 
 if triton is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 
 import torch
 
@@ -33,17 +34,24 @@ _NF4_TILE = {"tile_rows": 4, "tile_blocks": 32, "num_warps": 4}
 @functools.cache
 def usable(device: torch.device) -> bool:
     """Returns whether the kernels work on this device: tried once, with a small product."""
+
+    def is_right() -> bool:
+        codes = torch.ones((16, 64), dtype=torch.int8, device=device)
+        product = int8_product(torch.ones((1, 64), device=device), codes, torch.ones((16, 1), device=device))
+        return bool(product.tolist() == [[64.0] * 16])
+
+    return works(device, is_right, "quantised products are computed")
+
+
+def works(device: torch.device, is_right: Callable[[], bool], otherwise: str) -> bool:
+    """Returns whether Triton works on this device, as ``is_right`` tries it; ``otherwise``: what is done else, for the log."""
     if triton is None or device.type != "cuda":
         return False
-    codes = torch.ones((16, 64), dtype=torch.int8, device=device)
     try:
-        product = int8_product(
-            torch.ones((1, 64), device=device), codes, torch.ones((16, 1), device=device)
-        ).tolist()
+        return is_right()
     except Exception as error:  # of a compiler or its tools: whatever it is, there are other ways to compute
-        log.warning("quantised products are computed without Triton, which does not work here: %s", error)
+        log.warning("%s without Triton, which does not work here: %s", otherwise, error)
         return False
-    return bool(product == [[64.0] * 16])
 
 
 def int8_product(tokens: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

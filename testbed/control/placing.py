@@ -23,7 +23,15 @@ from policies.interfaces import PlacementPolicy, Router, RoutingPolicy, Want, tr
 from policies.joining import among, spread
 from policies.outcomes import Outcome
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
-from policies.registry import OBJECT, ROUTINGS, how_failed, resolve, resolve_placement, resolve_routing
+from policies.registry import (
+    OBJECT,
+    ROUTINGS,
+    PrintsToStderr,
+    how_failed,
+    resolve,
+    resolve_placement,
+    resolve_routing,
+)
 from policies.rehearsal import Rehearsal
 from policies.search import search_design_concurrency
 from policies.state import SystemState
@@ -163,15 +171,12 @@ def interrupt_policy(why: str = "") -> None:
 
 @contextmanager
 def policy_code(kind: str, name: str) -> Iterator[None]:
-    """Run a policy's code in the body: its exceptions become a ``PolicyError`` with its name and line.
-
-    What it prints goes to stderr, since it is no part of a command's answer.
-    """
+    """Run a policy's code in the body: its exceptions become a ``PolicyError`` with its name and line."""
     deciding = threading.get_ident(), f"{kind} policy {name}"
     _DECIDING.append(deciding)
-    stdout, sys.stdout = sys.stdout, sys.stderr
     try:
-        yield
+        with PrintsToStderr():
+            yield
     except PolicyError:
         raise
     except _Interrupt as why:
@@ -186,7 +191,6 @@ def policy_code(kind: str, name: str) -> Iterator[None]:
             ) from error
         raise PolicyError(f"{kind} policy {name} {how_failed(error)}") from error
     finally:
-        sys.stdout = stdout
         _DECIDING.remove(deciding)
 
 

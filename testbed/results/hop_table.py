@@ -22,6 +22,10 @@ class TokenSums(NamedTuple):
     has_replay: NDArray[np.bool_]
 
 
+def _none() -> NDArray[np.int64]:
+    return np.zeros(0, dtype=np.int64)
+
+
 @dataclass
 class HopTable:
     """Columns with one row per token and hop, ordered by request and then as logged; scenario seconds.
@@ -48,13 +52,13 @@ class HopTable:
     model_network_s: Array
     model_link_queue_s: Array
     model_compute_s: Array
-    replayed_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    replayed_tokens: NDArray[np.int64] = field(default_factory=_none)
     """Hidden states in a message of a replay; 0 in all other rows. Default: all 0."""
-    batch_steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    batch_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    batch_context_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    batch_prompt_end: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    batch_blocks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    batch_steps: NDArray[np.int64] = field(default_factory=_none)
+    batch_tokens: NDArray[np.int64] = field(default_factory=_none)
+    batch_context_tokens: NDArray[np.int64] = field(default_factory=_none)
+    batch_prompt_end: NDArray[np.int64] = field(default_factory=_none)
+    batch_blocks: NDArray[np.int64] = field(default_factory=_none)
     batch_began_at_s: Array = field(default_factory=lambda: np.zeros(0))
     """What the server computed together with this step (``nodes.batching.Composition``). Default: all 0."""
     model_client_s: Array = field(default_factory=lambda: np.zeros(0))

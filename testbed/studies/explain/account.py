@@ -29,15 +29,8 @@ from testbed.studies.explain.waits import hop_waits
 
 OF_HOPS = (
     *("propagation_s", "transmission_s", "link_wait_s", "network_rest_s"),
-    *(
-        "compute_alone_s",
-        "compute_shared_s",
-        "compute_slower_s",
-        "halted_s",
-        "behind_s",
-        "client_s",
-        "ahead_s",
-    ),
+    *("compute_alone_s", "compute_shared_s", "compute_slower_s", "halted_s"),
+    *("behind_s", "client_s", "ahead_s"),
 )
 """The parts that are measured per hop, in scenario seconds.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -21,14 +20,14 @@ class EngineShare(NamedTuple):
 
 def engines_of(records: Iterable[Record]) -> list[EngineShare]:
     """Returns the engines that served ``records``, that of most runs first. A run that failed has none."""
-    served = [record for record in records if record.engine]
-    n_runs = Counter(record.engine for record in served)
-    whys = {record.engine: record.engine_why for record in reversed(served)}
-    reasons = {(record.engine, record.engine_why) for record in served}
-    n_reasons = Counter(engine for engine, _ in reasons)
-    return [
-        EngineShare(engine, whys[engine], n, n_reasons[engine] == 1) for engine, n in n_runs.most_common()
+    reasons: dict[str, list[str]] = {}
+    for record in records:
+        if record.engine:
+            reasons.setdefault(record.engine, []).append(record.engine_why)
+    shares = [
+        EngineShare(engine, whys[0], len(whys), len(set(whys)) == 1) for engine, whys in reasons.items()
     ]
+    return sorted(shares, key=lambda share: -share.n_runs)
 
 
 def engines_text(shares: Sequence[EngineShare]) -> list[str]:

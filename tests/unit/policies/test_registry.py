@@ -11,7 +11,14 @@ from policies import PolicyError, registry
 from policies.cgbp import CgBp
 from policies.petals import PetalsPlacement
 from policies.petals_routing import PetalsRouting
-from policies.registry import PAIRS, list_policies, resolve_pair, resolve_placement, resolve_routing
+from policies.registry import (
+    PAIRS,
+    PrintsToStderr,
+    list_policies,
+    resolve_pair,
+    resolve_placement,
+    resolve_routing,
+)
 from policies.wsrr import WsRr
 from testbed.experiments import load_experiment
 
@@ -154,3 +161,12 @@ def test_a_design_concurrency_below_one_is_refused_by_every_placement_that_has_o
     problem = load_experiment("clustered", [f"compute.batching={batching}"]).problem
     with pytest.raises(PolicyError, match="design concurrency must be at least 1, not 0"):
         registry.PLACEMENTS[name]().place(problem, 0)
+
+
+def test_two_threads_that_print_to_stderr_leave_stdout_as_it_was() -> None:
+    stdout, one, other = sys.stdout, PrintsToStderr(), PrintsToStderr()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__()
+    other.__exit__()
+    assert sys.stdout is stdout
