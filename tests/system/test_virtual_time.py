@@ -212,11 +212,16 @@ def test_the_same_seed_repeats_a_run_on_fabric(
 def test_fabric_does_not_see_that_processes_wait_for_a_cpu(
     testbed: Testbed, made: Made, written: Callable[[str], str]
 ) -> None:
-    """Processes are paused, one after the other, for up to 0.2 s each, so that TCP measures round trips of any length."""
+    """Processes are paused, one after the other, for up to 0.2 s each, so that TCP measures round trips of any length.
+
+    Every second one is the client's: nothing goes on without it, so that the run cannot end before there were enough.
+    """
     running = testbed.start_up(written(KILL + SLOW + CUT), *FABRIC, "--no-report", env=ENV)
     run_dir, chance, n_paused = testbed.runs / "run-1", Random(1), 0
     while running.process.poll() is None:
-        if pids := sorted(processes(run_dir)):
+        if of := processes(run_dir):
+            clients = [pid for pid, name in of.items() if name == "tb:client-0"]
+            pids = clients if clients and n_paused % 2 else sorted(of)
             with suppress(ProcessLookupError), paused(chance.choice(pids)):
                 time.sleep(chance.choice([0.002, 0.02, 0.2]))
             n_paused += 1
