@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import settings
 
+from testbed.garbage import collect_seldom
 from tests.support.effort import register_profiles
 from tests.support.forked import fork_python
 
@@ -41,9 +42,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is imported and collected out of garbage collections: it lives to the end, and is most of all objects."""
+    """Leave what is imported and collected out of garbage collections, which are as rare as in commands.
+
+    It lives to the end, and is most of all objects.
+    """
     gc.collect()
     gc.freeze()
+    collect_seldom()
 
 
 @pytest.fixture(autouse=True)
