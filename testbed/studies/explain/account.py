@@ -21,9 +21,12 @@ from testbed.faultkinds import KINDS
 from testbed.records.events import OF_FAULTS, Detected, FaultHappened, LinksChanged, Replayed, read_events
 from testbed.records.plan import REFERENCE, Plan, find_plan, read_plan
 from testbed.records.requests import RequestRow
+from testbed.records.summary import read_summary
+from testbed.results.errors import REQUESTS
 from testbed.results.model import model_setup_s
 from testbed.results.slow import HaltedServers, SlowServers
-from testbed.rundir import parquet_path
+from testbed.results.tables import read_requests
+from testbed.rundir import TWIN, parquet_path
 from testbed.studies.compare.load import load_run
 from testbed.studies.explain.waits import hop_waits
 
@@ -110,6 +113,8 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     has_changed = any(change.at_s < end_s for change in experiment.network.changes)
     has_changed |= any((event.at_s or 0.0) < end_s for event in read_events(run_dir, LinksChanged))
     has_company = bool(losses or down) or has_changed or _has_met(row, run.requests)
+    twin_e2e_s = _twin_e2e_s(experiment, run_dir, row)
+    machine_s = 0.0 if twin_e2e_s is None else times.e2e_s - twin_e2e_s
     return {
         "request": request,
         "client": row.client,
@@ -135,10 +140,25 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
         "down_meanwhile": sorted(down),
         "links_changed": has_changed,
         "in_real_time": plan is not None and plan.is_in_real_time,
-        "lost_to_others_s": beyond_s if has_company else 0.0,
-        "lost_to_machine_s": 0.0 if has_company else beyond_s,
+        "twin_e2e_s": twin_e2e_s,
+        "lost_to_others_s": beyond_s - machine_s if has_company else 0.0,
+        "lost_to_machine_s": machine_s if has_company else beyond_s,
         "lost_to_chain_s": None if best is None else own["e2e_s"] - kept_s - best["e2e_s"],
     }
+
+
+def _twin_e2e_s(experiment: Experiment, run_dir: Path, row: RequestRow) -> float | None:
+    """Returns what the request took in the twin of a run in real time, where nothing but the machine makes a difference.
+
+    ``None``: there is no twin, its requests had other company, or its servers are not the run's (real blocks).
+    """
+    if experiment.compute.backend != "stub" or experiment.workload.endpoint_tokens:
+        return None
+    table = run_dir / TWIN / "requests.parquet"
+    if read_summary(run_dir).emulation_error_pairing != REQUESTS or not table.exists():
+        return None
+    (its,) = [one for one in read_requests(table) if one.request == row.request]
+    return its.times.e2e_s
 
 
 def _saved_by_kept_caches_s(experiment: Experiment, row: RequestRow, less_setup_s: float) -> float:

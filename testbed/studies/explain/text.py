@@ -80,12 +80,17 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     its = "its first chain" if answer["losses"] else "its chain"
     down = ", ".join(answer["down_meanwhile"])
     without = f" without {down}, down meanwhile," if down else ""
-    machine_s = answer["lost_to_machine_s"]
-    due = (
-        f"due to frames{' and this machine' if answer['in_real_time'] else ''}: no other request was there"
-        if machine_s
-        else f"due to others{', to links that changed' if answer['links_changed'] else ''} and to failures"
+    others_s, machine_s, twin_s = (
+        answer[f"{name}_s"] for name in ("lost_to_others", "lost_to_machine", "twin_e2e")
     )
+    if machine_s and not others_s:
+        lost_s = machine_s
+        due = f"due to frames{' and this machine' if answer['in_real_time'] else ''}: no other request was there"
+    else:
+        lost_s = others_s
+        due = f"due to others{', to links that changed' if answer['links_changed'] else ''} and to failures"
+        if twin_s is not None:
+            due += f", {_in_ms(machine_s)} s to this machine (its twin took {twin_s:.3f} s)"
     slower_s = answer["parts"]["compute_slower_s"]
     slower = f", {slower_s:.3f} s to servers slower than their profile" if abs(slower_s) >= LEAST_S else ""
     halted_s = answer["parts"]["halted_s"]
@@ -96,7 +101,7 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
         slower += f", {flight_s:.3f} s to several rounds in flight"
     kept = " with what was kept" if kept_s else ""
     console.print(
-        f"alone on {its}{kept}: {own['e2e_s'] - kept_s:.3f} s; {_in_ms(answer['lost_to_others_s'] + machine_s)} s are {due}{slower}"
+        f"alone on {its}{kept}: {own['e2e_s'] - kept_s:.3f} s; {_in_ms(lost_s)} s are {due}{slower}"
     )
     if best is None:
         holds = "holds all blocks and has room" if down else "has room"

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from testbed.errors import UserError
@@ -234,6 +237,33 @@ def test_a_run_s_folder_says_the_same_as_its_scenario(tmp_path: Path) -> None:
         explain_command(str(tmp_path / "run"), 12, "petals", [], None)
     with pytest.raises(UserError, match="there is no request 30: they are 0 to 29"):
         explain_command(str(tmp_path / "run"), 30, None, [], None)
+
+
+def test_what_the_machine_took_of_a_run_in_real_time_is_the_difference_to_its_twin(tmp_path: Path) -> None:
+    run, twin = tmp_path / "run", tmp_path / "run" / "twin"
+    options = Options((PolicyChoice("petals"),), overrides=[*SHORT, "compute.batching=continuous"], out=run)
+    simulate_command(["clustered"], options, as_json=True)
+    of_others, _ = explain_command(str(run), 12, None, [], None)
+    shutil.copytree(run, twin)
+    rows = pq.read_table(twin / "requests.parquet").to_pydict()
+    rows["e2e_s"][12] -= 0.25
+    pq.write_table(pa.table(rows), twin / "requests.parquet")
+    for name, changes in (
+        ("plan.json", {"network": "fabric", "clock": {"name": "real", "why": "asked for"}}),
+        ("summary.json", {"emulation_error_pairing": "requests"}),
+    ):
+        (run / name).write_text(json.dumps(json.loads((run / name).read_bytes()) | changes))
+    answer, text = explain_command(str(run), 12, None, [], None)
+    assert answer["twin_e2e_s"] == pytest.approx(answer["e2e_s"] - 0.25)
+    assert answer["lost_to_machine_s"] == pytest.approx(0.25)
+    assert answer["lost_to_others_s"] == pytest.approx(of_others["lost_to_others_s"] - 0.25)
+    assert f"0.250 s to this machine (its twin took {answer['twin_e2e_s']:.3f} s)" in " ".join(text.split())
+    shutil.rmtree(twin)  # by hand: then nobody knows what is the machine's
+    assert explain_command(str(run), 12, None, [], None)[0] == answer | {
+        "twin_e2e_s": None,
+        "lost_to_machine_s": 0.0,
+        "lost_to_others_s": of_others["lost_to_others_s"],
+    }
 
 
 def test_what_cannot_be_explained_is_said(tmp_path: Path) -> None:
