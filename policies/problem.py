@@ -205,12 +205,6 @@ class ServerSpec(StepLaw):
     pattern: tuple[int, ...] = ()
     stored: ModelSpec | None = None
 
-    def mean_decode_s(self, request: RequestSpec) -> float:
-        """Returns the seconds per block of a decode step, averaged over those of ``request``."""
-        if not self.context_slope_s:
-            return self.decode_s
-        return self.mean_decode_at_s(request.n_input_tokens, request.n_output_tokens - 1)
-
 
 def mean_cached_tokens(n_input_tokens: int, n_output_tokens: int) -> float:
     """Returns the mean number of tokens cached before a request's decode steps: l_in to l_in + l_out - 2."""

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
-from nodes.clock import ManualClock
 from nodes.compute import Compute, StubCompute, StubProfile, open_session
 from nodes.digest import embed, write_rows
 from policies.problem import Batching
 from policies.steps import StepTimes
 from tests.support.blocks import BLOOM, CONFIGS, LLAMA, N_LAYERS, need_blocks
 from tests.support.data_plane import drive
+from tests.support.manual_clock import ManualClock
 
 TOKEN_BYTES = 32
 Tokens = Sequence[tuple[int, int]]

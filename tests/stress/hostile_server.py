@@ -16,7 +16,6 @@ from aiohttp import web
 
 from nodes import wire
 from nodes.admission import HostedBlocks
-from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.digest import apply_blocks, embed, read_rows, write_rows
@@ -24,6 +23,7 @@ from nodes.server import Server, ServerLimits
 from policies.steps import StepTimes
 from tests.stress.hostile_common import PATIENCE_S, LoopTarget, RawLine, connected
 from tests.stress.hostile_frames import CASES, N_BLOCKS, N_PEERS, TOKEN_BYTES
+from tests.support.manual_clock import ManualClock
 
 LIMITS = ServerLimits(
     max_payload_bytes=65_536,

@@ -14,13 +14,14 @@ from aiohttp import web
 
 from nodes import wire
 from nodes.admission import HostedBlocks
-from nodes.clock import Clock, ManualClock
+from nodes.clock import Clock
 from nodes.compute import Compute, StubCompute, StubProfile
 from nodes.connection import Answered, Connection
 from nodes.messages import ServerStatus
 from nodes.server import Server, ServerLimits
 from policies.rules import PagingRules, RecoveryRules
 from policies.steps import StepTimes
+from tests.support.manual_clock import ManualClock
 
 PATIENT = RecoveryRules(request_timeout_s=math.inf, connect_timeout_s=math.inf)
 """Rules of clients that wait for as long as it takes: tests move the clock in large steps."""

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from nodes import wire
 from nodes.admission import HostedBlocks
-from nodes.clock import Clock, ManualClock
+from nodes.clock import Clock
 from nodes.compute import Computed, StubCompute
 from nodes.connection import Connection
 from nodes.hub import StubHub
@@ -22,6 +22,7 @@ from nodes.session import HubSession, SessionRules
 from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff
 from tests.support.data_plane import INSTANT, PATIENT, TOKEN_BYTES, until
+from tests.support.manual_clock import ManualClock
 
 Happens = Callable[[int, int, int], Any]
 """Called before a server computes a step: (server, position, tokens). May be a coroutine function."""

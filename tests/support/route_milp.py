@@ -63,7 +63,9 @@ def _link_s(problem: Problem, request: RequestSpec, before: int | None, hop: Hop
     """Service time of one hop, the way back to the client included in the last one's."""
     server, n_decoded = problem.servers[hop.server], request.n_output_tokens - 1
     input_s, token_s = hop_times_s(problem, request, before, hop.server)
-    compute_s = server.prefill_s(request.n_input_tokens) + n_decoded * server.mean_decode_s(request)
+    compute_s = server.prefill_s(request.n_input_tokens) + n_decoded * server.mean_decode_at_s(
+        request.n_input_tokens, n_decoded
+    )
     link_s = input_s + n_decoded * token_s + compute_s * hop.n_blocks
     if hop.last == problem.model.n_blocks:
         link_s += returns_s(problem, request, hop.server)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 
 from nodes.admission import HostedBlocks
-from nodes.clock import ManualClock
 from nodes.compute import ComputeError
 from nodes.records import AnyRecord, Plan, Reused, Token
 from nodes.request import Generation, Request
@@ -17,6 +16,7 @@ from nodes.session import HubSession, SessionRules
 from policies.rules import PagingRules
 from tests.support.blocks import BLOOM, CONFIGS, Models, generated, hub_of, need_blocks, served
 from tests.support.data_plane import PATIENT, JumpClock, connected
+from tests.support.manual_clock import ManualClock
 
 need_blocks()
 

@@ -11,7 +11,6 @@ import pytest
 
 from nodes import wire
 from nodes.admission import HostedBlocks
-from nodes.clock import ManualClock
 from nodes.compute import Computed, ComputeError, open_session
 from nodes.server import Server
 from policies.rules import PagingRules
@@ -30,6 +29,7 @@ from tests.support.blocks import (
     served,
 )
 from tests.support.data_plane import raw_client, raw_frame, serving, until
+from tests.support.manual_clock import ManualClock
 
 need_blocks()
 

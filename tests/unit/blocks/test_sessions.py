@@ -12,11 +12,11 @@ import pytest
 from nodes import wire
 from nodes.admission import HostedBlocks
 from nodes.blocks.spec import BlocksSpec
-from nodes.clock import ManualClock
 from nodes.compute import ComputeError, open_session
 from nodes.server import Server
 from tests.support.blocks import BLOOM, LLAMA, N_LAYERS, Models, Walk, generated, hub_of, need_blocks, served
 from tests.support.data_plane import raw_client, raw_frame, serving, until
+from tests.support.manual_clock import ManualClock
 
 need_blocks()
 

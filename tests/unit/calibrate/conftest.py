@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nodes.clock import ManualClock
 from nodes.compute import Computed
 from policies.steps import StepTimes
 from testbed.studies.calibrate.fit import Fit, fit_times
 from testbed.studies.calibrate.measure import Sample, measure
 from testbed.studies.calibrate.plan import Plan, make_plan
 from testbed.studies.calibrate.points import points_of
+from tests.support.manual_clock import ManualClock
 
 TOKEN_BYTES = 8
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
 from policies.steps import Blocks, StepTimes
 from testbed.experiments import load_experiment
@@ -30,6 +29,7 @@ from testbed.studies.calibrate.profile import Subject, profile_text
 from testbed.studies.calibrate.report import report_markdown, report_text
 from testbed.studies.calibrate.tables import answer_of
 from testbed.studies.calibrate.verdict import verdict
+from tests.support.manual_clock import ManualClock
 
 TOKEN_BYTES = 32
 KNOWN = StepTimes(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from nodes.clock import ManualClock
 from nodes.hub import StubHub
 from policies.steps import StepTimes
 from testbed.errors import ScenarioError
@@ -21,6 +20,7 @@ from testbed.studies.calibrate.plan import N_STEPS, Case, Plan
 from testbed.studies.calibrate.profile import Subject, profile_text
 from testbed.studies.calibrate.report import report_markdown, report_text
 from testbed.studies.calibrate.verdict import verdict
+from tests.support.manual_clock import ManualClock
 from tests.unit.calibrate.conftest import TOKEN_BYTES, KnownCompute
 
 TIMES = StepTimes(2e-3, 5e-3, 1e-4, step_base_s=1.5e-3)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from nodes.clock import ManualClock
 from policies.links import Link, Pair
 from testbed.control.links import ChangeLink, LinkChanges
 from testbed.errors import RunError, UserError
@@ -18,6 +17,7 @@ from testbed.experiments import load_experiment
 from testbed.experiments.whole import whole_network
 from testbed.records.events import EventWriter, LinksChanged, event_data, read_events
 from testbed.runs.byhand import link_command
+from tests.support.manual_clock import ManualClock
 
 UP, DOWN = ("client-0", "a100-0"), ("a100-0", "client-0")
 

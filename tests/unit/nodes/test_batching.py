@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodes.batching import Batch, Batches, Composition, Step, batches_of
-from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
 from policies.steps import StepTimes
+from tests.support.manual_clock import ManualClock
 
 TIMES = StepTimes(
     1.0,

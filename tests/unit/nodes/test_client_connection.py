@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from nodes import wire
-from nodes.clock import Clock, ManualClock, ScaledClock
+from nodes.clock import Clock, ScaledClock
 from nodes.compute import StubProfile
 from nodes.connection import Connection
 from nodes.errors import ConnectionLost, ServerError
@@ -28,6 +28,7 @@ from tests.support.data_plane import (
     serving_app,
     until,
 )
+from tests.support.manual_clock import ManualClock
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,6 @@ import aiohttp
 import pytest
 
 from nodes import wire
-from nodes.clock import ManualClock
 from nodes.compute import Computed, StubCompute, StubProfile
 from nodes.digest import apply_blocks, embed, read_rows, write_rows
 from nodes.server import Server, ServerLimits
@@ -28,6 +27,7 @@ from tests.support.data_plane import (
     serving,
     until,
 )
+from tests.support.manual_clock import ManualClock
 
 
 def rows(*values: int) -> bytes:

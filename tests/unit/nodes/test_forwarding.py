@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from nodes import wire
-from nodes.clock import ManualClock
 from nodes.compute import ComputeError
 from nodes.forwarding_session import ForwardingSession
 from nodes.request import SessionError
@@ -28,6 +27,7 @@ from tests.support.data_plane import (
 )
 from tests.support.farm import Farm, Session, expected_tokens
 from tests.support.forwarding import forwarding_farm
+from tests.support.manual_clock import ManualClock
 
 RANGES = [(0, 2), (2, 5), (5, 6), (0, 2), (2, 4), (4, 6), (2, 5)]
 """Three preferred servers, and others for parts of them, of different lengths, so that chains differ."""

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from nodes import wire
-from nodes.clock import Clock, ManualClock
+from nodes.clock import Clock
 from nodes.compute import Computed, StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.digest import DIGEST_BYTES, apply_blocks, embed, read_rows, token_of
@@ -34,6 +34,7 @@ from tests.support.data_plane import (
     serving,
     until,
 )
+from tests.support.manual_clock import ManualClock
 
 HOPS = [(0, 0, 2), (1, 2, 5), (2, 5, 6)]
 RULES = SessionRules(recovery=PATIENT)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from nodes.clock import ManualClock
 from nodes.forwarding_session import ForwardingSession
 from nodes.hub import StubHub
 from nodes.node import StubHubSpec
@@ -18,6 +17,7 @@ from testbed.runtime.wiring import client_config
 from tests.support.data_plane import TOKEN_BYTES, JumpClock
 from tests.support.farm import Session, expected_tokens
 from tests.support.forwarding import forwarding_farm
+from tests.support.manual_clock import ManualClock
 
 RANGES = [(0, 2), (2, 5), (5, 6)]
 

@@ -11,7 +11,7 @@ import msgpack
 import msgspec
 import pytest
 
-from nodes.clock import Clock, ManualClock
+from nodes.clock import Clock
 from nodes.compute import Computed, StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.digest import DIGEST_BYTES, apply_blocks, embed, token_of
@@ -45,6 +45,7 @@ from tests.support.data_plane import (
     make_server,
     until,
 )
+from tests.support.manual_clock import ManualClock
 
 RULES = SessionRules(recovery=PATIENT)
 MODEL = StubHub(TOKEN_BYTES, 4)

@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 
 from nodes.chain import Chain, HopFailed, OpenHop
-from nodes.clock import ManualClock
 from nodes.hub import HubModel
 from nodes.records import AnyRecord, Detected
 from nodes.recovery import Recovery
 from nodes.request import Request, SessionError
 from policies.rules import RecoveryRules
+from tests.support.manual_clock import ManualClock
 
 
 class LostChain:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
-from nodes.clock import ManualClock, ScaledClock
+from nodes.clock import ScaledClock
+from tests.support.manual_clock import ManualClock
 
 
 async def test_sleepers_wake_in_the_order_of_their_instants_each_at_its_own() -> None:

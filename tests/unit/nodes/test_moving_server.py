@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from nodes import wire
-from nodes.clock import ManualClock
 from nodes.compute import StubProfile
 from nodes.connection import Connection
 from nodes.digest import apply_blocks, write_rows
@@ -18,6 +17,7 @@ from nodes.moving import Moving
 from nodes.server import Server
 from policies.steps import StepTimes
 from tests.support.data_plane import TOKEN_BYTES, ask, connected, drive, make_server, until
+from tests.support.manual_clock import ManualClock
 
 
 class Phases:

@@ -9,7 +9,6 @@ import pytest
 
 from nodes import wire
 from nodes.cache import CacheAccount, NoCapacityError
-from nodes.clock import ManualClock
 from nodes.digest import write_rows
 from nodes.forwarding_session import ForwardingSession
 from nodes.session import HubSession
@@ -17,6 +16,7 @@ from policies.rules import PagingRules
 from tests.support.data_plane import TOKEN_BYTES, RawClient, make_server, raw_client, serving, until
 from tests.support.farm import Session, expected_tokens, farm
 from tests.support.forwarding import forwarding_farm
+from tests.support.manual_clock import ManualClock
 
 BY_FOUR = PagingRules(page_tokens=4, high_water=0.75)
 

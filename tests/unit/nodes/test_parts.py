@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodes import wire
-from nodes.clock import ManualClock
 from nodes.digest import write_rows
 from nodes.parts import Receiver, Sender, Sending
 from tests.support.data_plane import TOKEN_BYTES, ask, connected, make_server
+from tests.support.manual_clock import ManualClock
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from nodes.admission import Admission, HostedBlocks, Need
-from nodes.clock import ManualClock
 from nodes.compute import StubCompute
 from nodes.digest import apply_to_rows
 from nodes.hub import StubHub
@@ -19,6 +18,7 @@ from nodes.request import Generation, Request, WrongTokenError
 from nodes.session import HubSession, SessionRules
 from policies.rules import PagingRules
 from tests.support.data_plane import INSTANT, PATIENT, TOKEN_BYTES, JumpClock, connected, make_server
+from tests.support.manual_clock import ManualClock
 
 PAGE = 4
 HOPS = [(0, 0, 2), (1, 2, 4)]

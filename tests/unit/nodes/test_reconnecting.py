@@ -14,13 +14,13 @@ from aiohttp import web
 
 from nodes import wire
 from nodes.chain import Chain, Refusal
-from nodes.clock import ManualClock
 from nodes.connection import Connection
 from nodes.errors import ConnectionLost
 from nodes.request import Request
 from policies.rules import RecoveryRules
 from tests.support.data_plane import TOKEN_BYTES, ask, drive, serving_app, until
 from tests.support.farm import farm
+from tests.support.manual_clock import ManualClock
 
 
 def n_descriptors() -> int:

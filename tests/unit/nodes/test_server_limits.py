@@ -11,7 +11,6 @@ import pytest
 from nodes import limits as limits_module
 from nodes import server as server_module
 from nodes import wire
-from nodes.clock import ManualClock
 from nodes.compute import StubProfile
 from nodes.limits import ServerLimits
 from nodes.server import Server
@@ -25,6 +24,7 @@ from tests.support.data_plane import (
     serving,
     until,
 )
+from tests.support.manual_clock import ManualClock
 
 SLOW = StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0))
 """A server whose steps take a second per block, on a clock that stands still."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from nodes.clock import ManualClock
 from nodes.compute import ComputeError
 from nodes.request import SessionError
 from policies.rules import RecoveryRules
 from tests.support.data_plane import PATIENT, TOKEN_BYTES, JumpClock, drive, until
 from tests.support.farm import Farm, Session, expected_tokens, farm
+from tests.support.manual_clock import ManualClock
 
 RANGES = [(0, 2), (2, 5), (5, 6), (0, 2), (2, 4), (4, 6), (2, 5)]
 """Three preferred servers, and others for parts of them, of different lengths, so that chains differ."""

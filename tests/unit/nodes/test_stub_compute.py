@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
 from nodes.digest import apply_to_rows, read_rows, write_rows
 from policies.steps import StepTimes
+from tests.support.manual_clock import ManualClock
 
 TOKEN_BYTES = 8
 TIMES = StepTimes(decode_s=0.25, prefill_base_s=2.0, prefill_slope_s=0.125)

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from nodes.clock import ManualClock
 from nodes.watchdog import Overdue, Watchdog
+from tests.support.manual_clock import ManualClock
 
 
 async def wait_under(watchdog: Watchdog, limit_s: float) -> str:
