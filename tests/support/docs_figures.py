@@ -81,9 +81,9 @@ def _plain(text: str) -> str:
     return words
 
 
-def output_of(command: str) -> str:
-    """Returns what a command prints, in an empty folder. Several are joined by "; "."""
-    functions, asked = as_shell_functions()
+def output_of(command: str, *, renders: bool = False) -> str:
+    """Returns what a command prints, in an empty folder. Several are joined by "; ". Figures are blank unless it ``renders`` them."""
+    functions, asked = as_shell_functions(renders=renders)
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             ["bash", "-ec", f"{functions}\n{command}"],
@@ -108,7 +108,7 @@ def main() -> int:
             if one.command is None:
                 continue
             print(f"{page.relative_to(ROOT)}:{one.line}: {one.command}", flush=True)
-            output = output_of(one.command)
+            output = output_of(one.command, renders=True)
             if missing := missing_lines(one.block, output):
                 n_wrong += 1
                 print("  it no longer prints", *missing, "  but", output, sep="\n")

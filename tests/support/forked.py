@@ -82,9 +82,9 @@ _ASK = """
 import json, os, signal, socket, sys
 asked = socket.socket(fileno=int(sys.argv[1]))
 ended, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-program, *arguments = sys.argv[2:]
+renders, program, *arguments = sys.argv[2:]
 how = {"program": program, "arguments": arguments, "folder": os.getcwd(), "env": dict(os.environ)}
-how["asker"] = os.getpid()
+how |= {"asker": os.getpid(), "renders": bool(renders)}
 socket.send_fds(asked, [json.dumps(how).encode()], [0, 1, 2, theirs.fileno()])
 theirs.close()
 pid = int(ended.recv(16))
@@ -235,23 +235,23 @@ def _the_forker() -> _Forker:
     return _forker
 
 
-def as_shell_functions() -> tuple[str, int]:
+def as_shell_functions(*, renders: bool = False) -> tuple[str, int]:
     """``testbed`` and ``python`` as functions of a shell that inherits the descriptor: each call forks, and waits for the fork.
 
-    ``python`` runs a program, or with ``-`` what it reads.
+    ``python`` runs a program, or with ``-`` what it reads. Figures are blank unless it ``renders`` them.
     """
-    call, number = asking()
+    call, number = asking(renders=renders)
     asks = shlex.join(call)
     return f'testbed() {{ {asks} {COMMAND} "$@"; }}; python() {{ {asks} "$@"; }}', number
 
 
-def asking() -> tuple[list[str], int]:
+def asking(*, renders: bool = False) -> tuple[list[str], int]:
     """The beginning of a command line that forks what follows it and waits for the fork, and the descriptor that it inherits.
 
     The fork has its namespaces, its user and its privileges, and ends with it.
     """
     number = _the_forker().descriptor
-    return [sys.executable, "-I", "-S", "-c", _ASK, str(number)], number
+    return [sys.executable, "-I", "-S", "-c", _ASK, str(number), "renders" if renders else ""], number
 
 
 def serve(descriptor: int) -> None:
