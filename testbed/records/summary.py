@@ -462,7 +462,8 @@ class RunSummary(Record, kw_only=True):
     goodput_rps: Annotated[
         float | None,
         column(
-            "completed requests per second that met all objectives of their client; null: none completed",
+            "completed requests that met all objectives of their client, per second from the first arrival to the last end "
+            "of any request, also of one that failed; null: none ended",
             "1/s",
         ),
     ] = None

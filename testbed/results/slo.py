@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from testbed.errors import UserError
 from testbed.experiments.slo import Objective, Objectives, parse_objectives, parse_statistics
-from testbed.records.requests import RequestRow
+from testbed.records.requests import COMPLETED, FAILED, RequestRow
 from testbed.records.summary import RunSummary
 
 
@@ -49,22 +49,18 @@ def n_met(rows: Sequence[RequestRow], objectives: Objectives) -> int:
 def goodput_rps(rows: Sequence[RequestRow], objectives: Objectives) -> float | None:
     """Return the requests per second that met every objective (``n_met``), over ``served_span_s``.
 
-    None if no request completed.
+    None if no request ended.
     """
     span_s = served_span_s(rows)
     return n_met(rows, objectives) / span_s if span_s else None
 
 
 def served_span_s(rows: Sequence[RequestRow]) -> float | None:
-    """Return the seconds from the first arrival of any request to the last end of a completed one.
+    """Return the seconds from the first arrival of any request to the last end, also of one that failed.
 
-    None if no request completed.
+    None if no request ended. Those that an interruption ended do not count.
     """
-    ends_at_s = [
-        row.arrived_at_s + row.times.e2e_s
-        for row in rows
-        if row.is_completed and row.arrived_at_s is not None and row.times.e2e_s is not None
-    ]
+    ends_at_s = [row.ended_at_s for row in rows if row.status in (COMPLETED, FAILED, "cancelled") and row.ended_at_s is not None]
     if not ends_at_s:
         return None
     return max(ends_at_s) - min(row.arrived_at_s for row in rows if row.arrived_at_s is not None)

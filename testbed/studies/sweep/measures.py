@@ -67,7 +67,7 @@ def measures_of(simulation: Simulation, objectives: Objectives) -> dict[str, flo
 
     Statistics of a time cover the requests that have it (a failed
     request has only some); ``token_gap_s`` covers all gaps between tokens of all requests. Tokens per second
-    count the tokens of completed requests, over the time from the first arrival to the last end; decode
+    count the tokens of completed requests, over the time from the first arrival to the last end of any; decode
     tokens are all but a request's first. A measure without any value is None.
     """
     assert simulation.placement is not None, "only feasible runs are measured"

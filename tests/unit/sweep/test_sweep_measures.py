@@ -69,14 +69,14 @@ def test_what_is_measured_of_tokens_lengths_and_objectives() -> None:
     )
 
 
-def row(status: str = "completed", **times: Any) -> RequestRow:
+def row(status: str = "completed", ended_at_s: float = 10.0, **times: Any) -> RequestRow:
     return RequestRow(
         request=0,
         client="client-0",
         status=status,
         arrival_at_s=0.0,
         arrived_at_s=0.0,
-        ended_at_s=10.0,
+        ended_at_s=ended_at_s,
         n_input_tokens=1,
         n_output_tokens=2,
         max_new_tokens=2,
@@ -85,10 +85,12 @@ def row(status: str = "completed", **times: Any) -> RequestRow:
 
 
 def test_a_request_meets_objectives_that_it_has_a_value_for_and_only_if_it_completed() -> None:
-    rows = [row(), row(ttft_s=3.0), row(tpot_s=2.0), row(status="failed", ttft_s=None, e2e_s=None)]
+    failed = row(status="failed", ttft_s=None, e2e_s=None, ended_at_s=12.5)
+    rows = [row(), row(ttft_s=3.0), row(tpot_s=2.0), failed]
     objectives = Objectives({"ttft": 2.0, "tpot": 1.0})
-    assert n_met(rows, objectives) == 1 and goodput_rps(rows, objectives) == 0.1
-    assert goodput_rps(rows[-1:], objectives) is None
+    assert n_met(rows, objectives) == 1 and goodput_rps(rows, objectives) == 1 / 12.5
+    assert goodput_rps([failed], objectives) == 0.0
+    assert goodput_rps([row(status="interrupted", ttft_s=None, e2e_s=None)], objectives) is None
 
 
 def test_with_few_requests_there_is_no_fairness() -> None:
