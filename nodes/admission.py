@@ -325,7 +325,7 @@ class Attempts:
         if is_final:
             give_up_s = give_up_s or self._final_give_up_s
         if give_up_s and now_s + wait_s > self.since_s + give_up_s:
-            raise SessionError(f"no room within {give_up_s:g} s ({reason})")
+            raise SessionError(f"no room at the last attempt within {give_up_s:g} s ({reason})")
         if self.n >= self._most:
             raise SessionError(f"{self.n} attempts to open a session failed ({reason})")
         return wait_s

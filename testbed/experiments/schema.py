@@ -260,9 +260,9 @@ class PolicyTable(Table):
 class BackoffTable(Table):
     """``[backoff]``: how long a client waits between its attempts to open a session.
 
-    The waits begin with ``first`` and double up to ``max``. A request fails if it has found no room
-    ``give_up`` after its arrival; 0: it never gives up. With ``jitter`` j each wait is between (1 - j) and (1
-    + j) times as long.
+    The waits begin with ``first`` and double up to ``max``. A request fails as soon as its next attempt would come later
+    than ``give_up`` after its arrival; 0: it never gives up. With ``jitter`` j each wait is between (1 - j) and (1 + j) times
+    as long.
     """
 
     first: PositiveSeconds = 1.0

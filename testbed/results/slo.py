@@ -60,7 +60,11 @@ def served_span_s(rows: Sequence[RequestRow]) -> float | None:
 
     None if no request ended. Those that an interruption ended do not count.
     """
-    ends_at_s = [row.ended_at_s for row in rows if row.status in (COMPLETED, FAILED, "cancelled") and row.ended_at_s is not None]
+    ends_at_s = [
+        row.ended_at_s
+        for row in rows
+        if row.status in (COMPLETED, FAILED, "cancelled") and row.ended_at_s is not None
+    ]
     if not ends_at_s:
         return None
     return max(ends_at_s) - min(row.arrived_at_s for row in rows if row.arrived_at_s is not None)

@@ -335,7 +335,7 @@ def test_a_fault_without_anything_to_do_does_nothing_and_neither_does_its_end() 
 
 def test_new_requests_for_a_model_that_nobody_holds_any_more_give_up() -> None:
     run = fail(pairs(1), arrivals(5.0, n_output=10), kill(1, 1.0))
-    assert run.requests[0].reason == "no room within 300 s (no route covers the model)"
+    assert run.requests[0].reason == "no room at the last attempt within 300 s (no route covers the model)"
 
 
 def test_new_requests_wait_for_servers_that_come_back() -> None:

@@ -78,11 +78,11 @@ def test_a_cache_that_grows_takes_that_of_the_session_that_came_last() -> None:
 def test_a_client_that_waits_for_room_gives_up_in_time_and_for_ever_only_where_waiting_may_help() -> None:
     patient = Attempts(itertools.repeat(4.0), 10.0, 0.0, 9.0)
     assert [patient.failed(now_s, "full", is_final=False) for now_s in (10.0, 1e6)] == [4.0, 4.0]
-    with pytest.raises(SessionError, match=r"^no room within 9 s \(too large\)$"):
+    with pytest.raises(SessionError, match=r"^no room at the last attempt within 9 s \(too large\)$"):
         patient.failed(16.0, "too large", is_final=True)
     hasty = Attempts(itertools.repeat(4.0), 10.0, 5.0, 9.0)
     assert hasty.failed(11.0, "full", is_final=True) == 4.0
-    with pytest.raises(SessionError, match=r"^no room within 5 s \(full\)$"):
+    with pytest.raises(SessionError, match=r"^no room at the last attempt within 5 s \(full\)$"):
         hasty.failed(11.5, "full", is_final=False)
     few = Attempts(itertools.repeat(4.0), 10.0, 0.0, 0.0, most=2)
     assert few.failed(10.0, "full", is_final=False) == 4.0

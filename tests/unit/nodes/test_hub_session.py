@@ -271,7 +271,7 @@ async def test_a_session_gives_up_rather_than_wait_beyond_its_time() -> None:
     chain = servers(make_server(2, 5, cache_bytes=0.0))
     rules = SessionRules(recovery=PATIENT, backoff=Backoff(give_up_s=10.0))
     async with connected(chain, clock) as connections:
-        with pytest.raises(SessionError, match=r"^no room within 10 s \(never-fits: "):
+        with pytest.raises(SessionError, match=r"^no room at the last attempt within 10 s \(never-fits: "):
             await session(connections, clock, recorder, rules=rules).run()
     assert clock.waits_s == [1.0, 2.0, 4.0], "the next, of 8 s, would end after 10 s"
     assert is_free(chain)

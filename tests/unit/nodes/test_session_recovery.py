@@ -392,7 +392,7 @@ async def test_where_no_server_is_left_a_new_session_gives_up_as_the_recovery_sa
         await until(lambda: not servers.connections[0].has(1))
         session = Session(servers, clock, [0], recovery=replace(PATIENT, give_up_s=6.0))
         session.believed = lambda: {0}
-        with pytest.raises(SessionError, match=r"^no room within 6 s \(http://127"):
+        with pytest.raises(SessionError, match=r"^no room at the last attempt within 6 s \(http://127"):
             await session.run()
     assert clock.waits_s == [1.0, 2.0]
     assert [details["servers"] for details in session.log.of("unreachable")] == [[0]] * 3

@@ -155,7 +155,7 @@ def test_the_text_has_percentiles_gains_and_what_is_left_out_beside_the_means(
     for p in ("p50", "p95", "p99"):
         value, half = (found[key]["per_token_ms"][p] / 1e3 for key in ("percentiles", "percentiles_ci95"))
         assert f" {p} {value:.3f} ±{half:.3f}" in shown
-    assert f"{found['n_completed']} of 120" in shown and "no room within 5 s" in shown
+    assert f"{found['n_completed']} of 120" in shown and "no room at the last attempt within 5 s" in shown
     assert "means and percentiles are of the others; the mean wait of all requests is" in shown
     assert "proposed against petals, paired by seed (not of the same requests: " in shown
     gain = found["gain"]["mean"]["per_token_ms"]
