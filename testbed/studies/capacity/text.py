@@ -114,14 +114,14 @@ def _notes(row: dict[str, Any], n_runs: int) -> list[str]:
         first_s, _, last_s = row["ttft_thirds_s"]
         stable = row["draining_rate"]
         notes.append(
-            f"{policy}: a metastable edge: the limits are kept, but arrivals never drain (time to the first "
+            f"{policy}: a metastable edge: the limits are kept, but arrivals seem never to drain (time to the first "
             f"token {first_s:.3g} s in the first third of requests, {last_s:.3g} s in the last, still "
             "growing); "
             + (f"they drain at {stable:g} requests/s" if stable else "no rate that was judged drains")
         )
     elif row["drains_at_broken"] is False:
         notes.append(
-            f"{policy}: at {row['broken_at']:.4g} requests/s arrivals never drain: "
+            f"{policy}: at {row['broken_at']:.4g} requests/s arrivals seem never to drain: "
             "the limits break at once, not little by little"
         )
     if row["also_kept_at"]:
