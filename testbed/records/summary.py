@@ -316,12 +316,19 @@ class RunSummary(Record, kw_only=True):
     clock: Annotated[str, column("`virtual` or `real` ([virtual-time.md](virtual-time.md))")] = "virtual"
     clock_why: Annotated[str, column("why this clock was chosen; of a simulation, why this engine")] = ""
     wall_s: Annotated[
-        float | UnsetType | None, column("from time zero to the end of the workload", "real s", _EMULATED)
+        float | UnsetType | None,
+        column(
+            "from when all clients were told their requests, shortly before time zero in real time, to the end of the workload",
+            "real s",
+            _EMULATED,
+        ),
     ] = UNSET
     scenario_s: Annotated[
         float | UnsetType | None,
         column(
-            "the same period; `scenario_s / wall_s` is how many times faster than life it ran", "s", _EMULATED
+            "from time zero to that end; `scenario_s / wall_s` is how many times faster than life it ran",
+            "s",
+            _EMULATED,
         ),
     ] = UNSET
     network: Annotated[
