@@ -3,7 +3,8 @@
 Used by ``fabric``'s forwarder for packets, and by ``memory`` for bursts of bytes. Pure: no clock, no files.
 
 - ``Pipe``: one ordered pair's own link: loss, rate, delay, jitter. Links are FIFO.
-- ``SharedLink``: a link that several pairs use; ``Transit``: a packet on its way over such links.
+- ``SharedLink``: a link that several pairs use; ``Transit``: a packet on its way over such links. Where the pair's rate is that of
+  the narrowest of them, it has no link of its own: its packets begin no sooner than that rate allows, and that takes no time.
 - ``Losses``: draws which segments of a pair are lost.
 """
 
@@ -55,9 +56,10 @@ class Losses:
 class SharedLink:
     """A link that several pairs use; ``free_at_s``: until when it is busy."""
 
-    __slots__ = ("free_at_s", "s_per_byte")
+    __slots__ = ("free_at_s", "rate_bps", "s_per_byte")
 
     def __init__(self, rate_bps: float) -> None:
+        self.rate_bps = rate_bps
         self.s_per_byte = 8 / rate_bps
         self.free_at_s = 0.0
 
@@ -69,7 +71,7 @@ class Transit:
     transmitted, but at the earliest one segment's transmission time after its end left the previous link.
 
     ``size`` and ``segment_bytes`` (its first segment) are in bytes on the wire. ``through_at_s``: when it has
-    left the previous link; ``delay_s``: its propagation delay, applied after the last link.
+    left the previous link, or begins if there is none; ``delay_s``: its propagation delay, applied after the last link.
     """
 
     __slots__ = ("_delay_s", "_hop", "_pipe", "_segment_bytes", "_size", "_through_at_s")
@@ -104,7 +106,7 @@ class Pipe:
 
     ``out_fd`` is the descriptor of the receiver's device. ``name`` seeds the random draws, so they are the
     same in every run. ``early_s`` is subtracted from every delay. ``route``: the shared links after the
-    pair's own, in order.
+    pair's own, in order; the narrowest of them may be all that limits the pair.
 
     ``repairs``: no packet is ever dropped, because TCP's timers, which would send it again, do not know
     virtual time. Instead a lost segment arrives ``Link.retransmission_s`` later, and packets on a cut
@@ -112,8 +114,8 @@ class Pipe:
     """
 
     __slots__ = (
-        "_draws", "_early_s", "_instants", "_jitter_s", "_last_at_s", "_losses", "_n_changed", "_origin_s", "_rates_bps",
-        "_retransmission_s", "cut", "delay_s", "free_at_s", "held", "is_plain", "name", "out_fd", "repairs", "route", "s_per_byte",
+        "_draws", "_early_s", "_has_own_link", "_instants", "_jitter_s", "_last_at_s", "_losses", "_n_changed", "_origin_s",
+        "_rates_bps", "_retransmission_s", "cut", "delay_s", "free_at_s", "held", "is_plain", "name", "out_fd", "repairs", "route", "s_per_byte",
     )  # fmt: skip
 
     def __init__(
@@ -182,6 +184,7 @@ class Pipe:
     def _use(self, profile: Link) -> None:
         self.delay_s = profile.delay_s - self._early_s
         self.s_per_byte = 8 / profile.rate_bps
+        self._has_own_link = profile.rate_bps != min((link.rate_bps for link in self.route), default=0.0)
         self._jitter_s = profile.jitter_s
         self._retransmission_s = profile.retransmission_s
         if self._draws is None and (profile.jitter_s or profile.loss_ratio):  # most pairs never need them
@@ -244,6 +247,8 @@ class Pipe:
             delay_s += self._jitter_s * (2 * self._draws[0].random() - 1)
         if self.repairs and self._losses is not None:
             delay_s += self._n_repairs(self._losses, n_segments) * self._retransmission_s
+        if self.route and not self._has_own_link:
+            return start_s, Transit(self, size, segment_bytes, start_s, delay_s)
         if self.route:
             transit = Transit(self, size, segment_bytes, through_at_s, delay_s)
             return self._through_s(start_s, segment_bytes), transit

@@ -141,11 +141,25 @@ def test_pairs_without_a_link_in_common_do_not_touch_each_other() -> None:
     assert _arrival(Pipe("a to c", 1, Link(0.1, 1e6), route=(SharedLink(1e6),)), 0.0) == alone
 
 
-def test_a_super_packet_alone_is_delayed_by_one_segment_per_shared_link_not_by_itself() -> None:
+@pytest.mark.parametrize(("own_bps", "n_links"), [(1e6, 3), (2e6, 3.5), (0.5e6, 5)])
+def test_a_super_packet_alone_is_delayed_by_one_segment_per_further_link_not_by_itself(
+    own_bps: float, n_links: float
+) -> None:
     packet = tcp_packet(b"x" * 11_980, segment_bytes=1198)  # 10 segments of 1250 bytes: 10 ms each
     route = tuple(SharedLink(1e6) for _ in range(3))
-    pipe = Pipe("a to b", 1, Link(0.1, 1e6), route=route)
-    assert _arrival(pipe, 0.0, packet, 12_500) == pytest.approx(0.1 + 0.1 + 3 * 0.01)
+    pipe = Pipe("a to b", 1, Link(0.1, own_bps), route=route)
+    slowest_s = 0.01 if own_bps >= 1e6 else 0.02
+    assert _arrival(pipe, 0.0, packet, 12_500) == pytest.approx(0.1 + 9 * slowest_s + n_links * 0.01)
+
+
+def test_a_pair_whose_rate_is_that_of_a_shared_link_transmits_once_and_no_faster() -> None:
+    shared = SharedLink(1e6)
+    pipe = Pipe("a to b", 1, Link(0.1, 1e6), route=(shared,))
+    assert _drain([pipe], n_each=3)["a to b"] == pytest.approx([0.11, 0.12, 0.13])
+    pipe.change(Link(0.1, 0.5e6), 1.0)  # slower for a while: a link of its own
+    assert _arrival(pipe, 1.0) == pytest.approx(1.1 + 0.02 + 0.01)
+    pipe.change(Link(0.1, 1e6), 2.0)
+    assert _arrival(pipe, 2.0) == pytest.approx(2.1 + 0.01)
 
 
 def test_a_shared_link_is_not_held_for_a_packet_that_still_waits_elsewhere() -> None:
