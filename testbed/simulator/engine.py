@@ -176,7 +176,6 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             (experiment.workload.backoff.give_up_s > 0, "backoff.give_up"),
             (any(link.jitter_s for link in experiment.network.links.values()), "jitter of links"),
             (any(link.loss_ratio for link in experiment.network.links.values()), "loss of packets"),
-            (bool(experiment.network.shared_bps), "links that several pairs share (sites or share_links)"),
             (experiment.policy.state_age_s > 0, "policy.state_age"),
             (experiment.policy.queue is not None, "policy.queue"),
             (experiment.problem.hub_token_s > 0, "compute.hub_token"),

@@ -124,11 +124,6 @@ def test_a_run_without_faults_has_no_events_and_says_that_nothing_was_replayed(
         ("reference", "backoff.give_up='60 s'", r"backoff\.give_up has no meaning in the reference mode"),
         ("reference", "network.jitter='2 ms'", r"jitter of links has no meaning in the reference mode"),
         ("reference", "network.loss=0.01", r"loss of packets has no meaning in the reference mode"),
-        (
-            "reference",
-            "sites=[{name='Cluster0',up='40 Mbit/s'}]",
-            r"links that several pairs share \(sites or share_links\) has no meaning",
-        ),
         ("reference", "membership.kind='announced'", r"has no meaning in the reference mode"),
         (
             "reference",
