@@ -31,9 +31,7 @@ def hop_table(simulation: Simulation) -> HopTable:
     experiment = simulation.case.experiment
     if (steps := simulation.served.steps) is not None:
         return _as_stepped(experiment, steps)
-    delays: DelaysOf = partial(delays_of, experiment)
-    if simulation.engine == FAST:
-        delays = closed_delays(experiment)
+    delays = chain_delays(simulation)
     parts = [_hop_rows(experiment, r, delays) for r in simulation.served.outcomes if r.time_s is not None]
     columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
     whole = columns[:6].astype(np.int64)
@@ -62,6 +60,12 @@ def hop_table(simulation: Simulation) -> HopTable:
         model_compute_s=departed_at_s - arrived_at_s,
         model_client_s=hub_s,
     )
+
+
+def chain_delays(simulation: Simulation) -> DelaysOf:
+    """Return the delays of chains with which the closed form served, as a function of (request, chain)."""
+    experiment = simulation.case.experiment
+    return closed_delays(experiment) if simulation.engine == FAST else partial(delays_of, experiment)
 
 
 def _clients(experiment: Experiment, requests: Any) -> Any:
@@ -99,7 +103,7 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) 
     assert r.route is not None and r.setup_s is not None and r.ttft_s is not None
     plan, hops = r.plan, r.route.hops
     n_hops, n_out = len(hops), plan.n_output_tokens
-    up_s, down_s, computes_s = _parts(experiment, r, delays_of)
+    up_s, down_s, computes_s = token_parts(experiment, plan.served, hops, delays_of)
     token_bytes = experiment.problem.model.token_bytes
     rows = np.zeros((n_out, n_hops, 12))
     rows[:, :, 0] = plan.index
@@ -123,15 +127,15 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) 
     return rows.reshape(-1, 12)
 
 
-def _parts(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) -> tuple[Any, Any, Any]:
+def token_parts(
+    experiment: Experiment, request: RequestSpec, hops: Sequence[Hop], delays_of: DelaysOf
+) -> tuple[Any, Any, Any]:
     """Return seconds up and down, arrays (2, hops) for the prompt and for later tokens, and computing.
 
     The last is an array (tokens, hops).
     """
-    assert r.route is not None
-    problem, plan, hops = experiment.problem, r.plan, r.route.hops
-    n_input, n_out = plan.n_input_tokens, plan.n_output_tokens
-    delays = np.array(delays_of(RequestSpec(plan.client, n_input, n_out), hops))
+    problem, n_input, n_out = experiment.problem, request.n_input_tokens, request.n_output_tokens
+    delays = np.array(delays_of(request, hops))
     computes_s = np.zeros((n_out, len(hops)))
     cached = n_input + np.arange(n_out - 1)
     for i, hop in enumerate(hops):

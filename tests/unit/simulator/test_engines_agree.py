@@ -14,6 +14,7 @@ from testbed.experiments.slo import Objectives
 from testbed.records.requests import flat
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import Simulation, simulate
+from testbed.simulator.gaps import token_gaps_s
 from testbed.simulator.hops import hop_table
 from testbed.simulator.summary import summarize_simulation
 
@@ -105,6 +106,21 @@ def test_steps_reach_servers_when_the_way_there_is_done(
     table, measured = hop_table(fast), pq.read_table(tmp_path / "virtual" / "hops.parquet").to_pydict()
     for name in ("sent_at_s", "arrived_at_s", "departed_at_s", "received_at_s"):
         assert getattr(table, name) == pytest.approx(measured[name], abs=3e-3), name
+
+
+def test_gaps_between_tokens_have_frames_and_end_growing_at_windows(tmp_path: Path) -> None:
+    """At 1 Mbit/s frames and headers are much of a token, and blocks with a window of 512 tokens soon read no more."""
+    text = (
+        f"{ASYMMETRIC.partition('[model]')[0]}[model]\nprofile = 'gemma-3-1b'\n"
+        "[[servers]]\nhardware = 't4'\ndtype = 'fp16'\nsite = 'B'\n[clients]\nsite = 'A'\n"
+        "[network]\nkind = 'clusters'\npairs = [{ sites = ['A', 'B'], rtt = '1 ms', rate = '1 Mbit/s' }]\n"
+        "[workload]\narrivals = 'listed'\nrate = 1\nrequests = [[0, 400, 300]]\n"
+        "[policy]\nname = 'proposed'\n"
+    )
+    fast, virtual = both(text, folder=tmp_path)
+    assert "in closed form" in fast.why
+    assert token_gaps_s(fast) == pytest.approx(token_gaps_s(virtual), rel=1e-4)
+    assert len(token_gaps_s(fast)) == 299
 
 
 @pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
