@@ -124,6 +124,8 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) 
     rows[:, :, 9] = ends_at_s
     rows[:, :, 10:12] = token_bytes
     rows[0, :, 10:12] = token_bytes * plan.n_input_tokens
+    if experiment.problem.forwarding:
+        rows[:, :-1, 11] = 0  # sent on to the next server
     return rows.reshape(-1, 12)
 
 

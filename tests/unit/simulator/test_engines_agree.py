@@ -106,6 +106,8 @@ def test_steps_reach_servers_when_the_way_there_is_done(
     table, measured = hop_table(fast), pq.read_table(tmp_path / "virtual" / "hops.parquet").to_pydict()
     for name in ("sent_at_s", "arrived_at_s", "departed_at_s", "received_at_s"):
         assert getattr(table, name) == pytest.approx(measured[name], abs=3e-3), name
+    for name in ("up_bytes", "down_bytes"):
+        assert getattr(table, name).tolist() == measured[name], name
 
 
 def test_gaps_between_tokens_have_frames_and_end_growing_at_windows(tmp_path: Path) -> None:
