@@ -16,6 +16,7 @@ from testbed.fast.idle import closed_delays
 from testbed.fast.outcome import SimulatedRequest
 from testbed.fast.steps import COLUMNS
 from testbed.results.hop_table import HopTable
+from testbed.results.links import on_links
 from testbed.results.model import hub_times_s
 from testbed.simulator.engine import FAST, Simulation
 
@@ -30,7 +31,12 @@ def hop_table(simulation: Simulation) -> HopTable:
     """
     experiment = simulation.case.experiment
     if (steps := simulation.served.steps) is not None:
-        return _as_stepped(experiment, steps)
+        table, clients = _as_stepped(experiment, steps)
+        if simulation.served.links is not None:
+            changes = experiment.network.changes
+            for _, on_link in on_links(experiment, table, clients, changes):
+                table.model_link_queue_s[on_link.row] += on_link.wait_s.clip(0.0)
+        return table
     delays = chain_delays(simulation)
     parts = [_hop_rows(experiment, r, delays) for r in simulation.served.outcomes if r.time_s is not None]
     columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
@@ -75,8 +81,8 @@ def _clients(experiment: Experiment, requests: Any) -> Any:
     return clients[np.searchsorted(indices, requests)]
 
 
-def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
-    """Return the rows of ``testbed.fast.steps``, ordered by request, token and hop."""
+def _as_stepped(experiment: Experiment, steps: array[float]) -> tuple[HopTable, Any]:
+    """Return the rows of ``testbed.fast.steps``, ordered by request, token and hop, and the number of each row's client."""
     rows = np.frombuffer(steps, dtype=np.float64).reshape(-1, len(COLUMNS))
     rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
     columns: dict[str, Any] = {
@@ -84,18 +90,19 @@ def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
         for name, column in zip(COLUMNS, rows.T, strict=True)
     }
     none_s = np.zeros(len(rows))
-    hub_s = hub_times_s(experiment, _clients(experiment, columns["request"]), columns["last"])
+    clients = _clients(experiment, columns["request"])
+    hub_s = hub_times_s(experiment, clients, columns["last"])
     ends_token = np.append(columns["hop"][1:] == 0, True)[: len(rows)]
     table = HopTable(
         **columns,
         tail_s=np.where(ends_token, hub_s, 0.0),
         model_network_s=none_s,
-        model_link_queue_s=none_s,
+        model_link_queue_s=none_s.copy(),
         model_compute_s=none_s,
         model_client_s=hub_s,
     )
     table.model_network_s, table.model_compute_s = table.network_s, table.compute_s
-    return table
+    return table, clients
 
 
 def _hop_rows(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) -> Any:
