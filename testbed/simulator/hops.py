@@ -15,8 +15,9 @@ from testbed.fast.delays import ChainDelays, delays_of
 from testbed.fast.idle import closed_delays
 from testbed.fast.outcome import SimulatedRequest
 from testbed.fast.steps import COLUMNS
+from testbed.records.links import LinksUsed
 from testbed.results.hop_table import HopTable
-from testbed.results.links import on_links
+from testbed.results.links import on_links, use_by_hops
 from testbed.results.model import hub_times_s
 from testbed.simulator.engine import FAST, Simulation
 
@@ -66,6 +67,20 @@ def hop_table(simulation: Simulation) -> HopTable:
         model_compute_s=departed_at_s - arrived_at_s,
         model_client_s=hub_s,
     )
+
+
+def links_over_time(simulation: Simulation, hops: HopTable | None) -> LinksUsed | None:
+    """Return the use of links over time; ``None``: the engine has none of it. ``hops``: the rows of hops, if they are kept.
+
+    In closed form nothing was sent, and the rows say when messages were on links. Without them the use is spread over
+    each request's time.
+    """
+    served, experiment = simulation.served, simulation.case.experiment
+    if served.links is None or served.n_steps is not None or hops is None:
+        return served.links
+    until_s = max((row.ended_at_s or 0.0 for row in simulation.rows), default=0.0)
+    clients, changes = _clients(experiment, hops.request), experiment.network.changes
+    return use_by_hops(experiment, hops, clients, changes, until_s, shares_links=True)
 
 
 def chain_delays(simulation: Simulation) -> DelaysOf:

@@ -231,14 +231,22 @@ def test_use_is_what_the_links_of_the_network_carried(carried_s: dict[str, float
     assert [(row["from"], row["to"]) for row in summary["links"]] == list(links)
 
 
-def test_a_session_that_nobody_meets_waits_for_nothing() -> None:
+def test_a_session_that_nobody_meets_waits_for_nothing(tmp_path: Path) -> None:
     alone = BASE["workload"] | {"n_requests": 1, "n_input_tokens": 2}
     fast = simulate(case(workload=alone), "testbed")
     assert "in closed form" in fast.why
-    virtual = simulate(case(workload=alone), "testbed", is_virtual=True, live=False)
+    folder = tmp_path / "virtual"
+    virtual = simulate(case(workload=alone), "testbed", is_virtual=True, live=False, folder=folder)
     for link, (use_ratio, mean_s, p99_s) in used(virtual).items():
         assert used(fast)[link] == (pytest.approx(use_ratio, rel=0.01), 0.0, 0.0)
         assert (mean_s, p99_s) == (pytest.approx(0, abs=1e-4), pytest.approx(0, abs=1e-4))
+    write_simulation(tmp_path / "fast", fast, summarize_simulation(fast, Objectives()))
+    bins, others = over_time(tmp_path / "fast"), over_time(folder)
+    assert bins.keys() == others.keys()
+    for link, rows in others.items():  # in each part of the run
+        assert [row["start_s"] for row in bins[link]] == [row["start_s"] for row in rows]
+        for name in ("use_ratio", "wait_s"):
+            assert [row[name] for row in bins[link]] == pytest.approx([row[name] for row in rows], abs=1e-4)
 
 
 def use_of(*messages: tuple[float, float, float]) -> LinkUse:
