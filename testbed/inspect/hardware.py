@@ -12,6 +12,7 @@ from testbed.experiments.model_tables import ModelTable
 from testbed.experiments.problems import KeyedError, unknown
 from testbed.experiments.profiles import Measured, measured_profiles, model_names, named_model
 from testbed.experiments.roofline import Block, RooflineError, block_of, roofline, times_of
+from testbed.experiments.servers import MEMORY_RESERVE
 from testbed.experiments.units import counted
 from testbed.terminal import columns
 
@@ -293,7 +294,7 @@ def _times(gpu: Gpu, block: Block) -> dict[str, Any]:
     except RooflineError as error:
         law, why = None, str(error)
     return {
-        "fits_blocks": int(gpu.memory_bytes // block.block_bytes),
+        "fits_blocks": int(gpu.memory_bytes * (1 - MEMORY_RESERVE) // block.block_bytes),
         "roofline": law,
         "no_roofline_because": why,
         "measured": found,
@@ -323,6 +324,7 @@ def _times_text(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = columns([titles, *cells])
     lines += [
         "",
+        f"Blocks in memory: of a server by the GPU's name, which keeps {MEMORY_RESERVE:.0%} of it free.",
         "Times in ms per block, of one session with an empty cache; a server uses measured times if there "
         "are any.",
     ]

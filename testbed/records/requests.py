@@ -211,7 +211,10 @@ class RequestRow(Record, kw_only=True):
         ),
     ] = msgspec.field(default_factory=Times)
     unqueued: Annotated[
-        Times, column("the paper's closed form for a request that is alone in the system")
+        Times,
+        column(
+            "the paper's closed form for a request that is alone in the system: it waits for no room and behind no message"
+        ),
     ] = msgspec.field(default_factory=Times)
 
     @property

@@ -31,10 +31,24 @@ def use_of_links(
     experiment: Experiment, records: RunRecords, hops: HopTable, *, shares_links: bool
 ) -> LinksUsed:
     """Returns the use of every link from 0 to the last request's end. ``shares_links``: the network has shared ones."""
+    clients, changes = clients_of(experiment, records, hops), as_carried_out(experiment, records)
+    until_s = max((record.last_seen_at_s for record in records.requests), default=0.0)
+    return use_by_hops(experiment, hops, clients, changes, until_s, shares_links=shares_links)
+
+
+def use_by_hops(
+    experiment: Experiment,
+    hops: HopTable,
+    clients: NDArray[np.int64],
+    changes: Sequence[NetworkChange],
+    until_s: float,
+    *,
+    shares_links: bool,
+) -> LinksUsed:
+    """Returns the use of every link from 0 to ``until_s``; the rest is as in ``on_links`` and ``use_of_links``."""
     network = experiment.network
     uses: list[tuple[str, str, LinkUse]] = []
     of_shared: dict[str, list[OnLink]] = {}
-    clients, changes = clients_of(experiment, records, hops), as_carried_out(experiment, records)
     for pair, on_link in on_links(experiment, hops, clients, changes):
         uses.append((*pair, _use(on_link)))
         for name in network.shared_paths.get(pair, ()) if shares_links else ():
@@ -45,7 +59,6 @@ def use_of_links(
         columns: Any = (np.concatenate(column) for column in zip(*parts, strict=True))
         together = OnLink(*columns)
         uses.append((*ends_of(name), _use(together)))
-    until_s = max((record.last_seen_at_s for record in records.requests), default=0.0)
     return LinksUsed(uses, until_s)
 
 

@@ -192,15 +192,20 @@ def model_setup_s(
     timeline: Timeline | None = None,
     at_s: float = 0.0,
     opened_at_s: float | None = None,
+    *,
+    is_reference: bool = False,
 ) -> float:
     """Return the modelled seconds to open a chain.
 
-    They are the slowest hop's round trip, or the initial delay if that is longer, plus session setup.
+    They are the slowest hop's round trip, or the initial delay if that is longer, plus session setup. In the mode
+    ``reference`` (``is_reference``) nothing is sent to open it: they are the initial delay and session setup.
 
     ``opened_at_s``: when the replies to the openings sent at ``at_s`` had all arrived, if the model knows.
     Links are those of ``timeline`` at ``at_s``; without it, those at the start.
     """
-    if opened_at_s is None:
+    if is_reference:
+        opened_s = 0.0
+    elif opened_at_s is None:
         opened_s = round_trip_s(experiment, client, [hop[0] for hop in chain], timeline, at_s)
     else:
         opened_s = opened_at_s - at_s
@@ -215,7 +220,7 @@ def round_trip_s(
     at_s: float = 0.0,
 ) -> float:
     """Return the seconds from a small message to all ``servers``, sent at ``at_s``, to the last reply."""
-    names = [s.name for s in experiment.problem.servers]
+    of_servers = experiment.problem.servers
 
     def rtt_s(server: str) -> float:
         up, down = (client, server), (server, client)
@@ -226,4 +231,4 @@ def round_trip_s(
         answered_at_s = departs_at_s(timeline, down, arrived_at_s)
         return answered_at_s + timeline.link(down, answered_at_s).delay_s - at_s
 
-    return max((rtt_s(names[server]) for server in servers), default=0.0)
+    return max((rtt_s(of_servers[server].name) for server in servers), default=0.0)

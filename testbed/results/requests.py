@@ -75,14 +75,8 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         row.model = _model(experiment, timeline, record, row, tokens_s, hops)
         if row.times.queue_s is not None and row.times.ttft_s is not None:
             request = RequestSpec(plan.client, record.n_input_tokens, record.n_output_tokens)
-            row.unqueued = unqueued(
-                experiment,
-                request,
-                row.hops,
-                row.times.queue_s,
-                model_setup_s(experiment, record.client, record.chain),
-                has_completed=row.is_completed,
-            )
+            setup_s = model_setup_s(experiment, record.client, record.chain)
+            row.unqueued = unqueued(experiment, request, row.hops, setup_s, has_completed=row.is_completed)
     return rows
 
 
@@ -172,15 +166,17 @@ def unqueued(
     experiment: Experiment,
     request: RequestSpec,
     hops: Sequence[Hop],
-    queue_s: float,
     setup_s: float,
     *,
     has_completed: bool,
 ) -> Times:
-    """Return the metrics of ``request`` as if it had been alone on its chain, by the paper's closed form."""
+    """Return the metrics of ``request`` as if it had been alone on its chain, by the paper's closed form.
+
+    It waits for no room; ``setup_s``: what opening the chain takes on idle links (``model_setup_s``).
+    """
     first_s, all_s = service_s(experiment.problem, request, hops)
     rest_s = all_s - first_s if has_completed else None
-    return _assembled(queue_s, setup_s, first_s, rest_s, request.n_output_tokens)
+    return _assembled(0.0, setup_s, first_s, rest_s, request.n_output_tokens)
 
 
 def stats(values: Any) -> Stats:

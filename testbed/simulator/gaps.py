@@ -5,29 +5,34 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.problem import decode_step_s
+from policies.problem import Hop, RequestSpec
 from testbed.simulator.engine import Simulation
+from testbed.simulator.hops import chain_delays, token_parts
 
 
 def token_gaps_s(simulation: Simulation) -> NDArray[np.float64]:
     """Return an array with the gaps of all requests: one for every token but a request's first.
 
-    A gap includes any waiting between its two tokens. Without disturbances the gaps follow from the closed
-    form, where each token takes longer than the one before by the same time, since its context is one token
-    longer.
+    A gap includes any waiting between its two tokens. Where nobody waits, it is a token's hops in closed form, which
+    requests of as long a prompt on the same chain share.
     """
     served = simulation.served
     if served.gaps_s is not None:
         return np.asarray(served.gaps_s, dtype=np.float64)
-    problem = simulation.case.experiment.problem
-    found = []
-    for r in served.outcomes:
-        if r.time_s is None or r.route is None:
-            continue
-        n_input, n_gaps = r.plan.n_input_tokens, r.plan.n_output_tokens - 1
-        first_s, second_s = (
-            decode_step_s(problem, r.plan.served, r.route.hops, n_cached)
-            for n_cached in (n_input, n_input + 1)
-        )
-        found.append(first_s + (second_s - first_s) * np.arange(n_gaps))
+    experiment, delays_of = simulation.case.experiment, chain_delays(simulation)
+    done = [(r.plan.served, r.route.hops) for r in served.outcomes if r.time_s is not None and r.route]
+    longest: dict[tuple[int, int, tuple[Hop, ...]], RequestSpec] = {}
+    for request, hops in done:
+        kind = request.client, request.n_input_tokens, hops
+        if kind not in longest or longest[kind].n_output_tokens < request.n_output_tokens:
+            longest[kind] = request
+    known = {}
+    for (client, n_input, hops), request in longest.items():
+        up_s, down_s, computes_s = token_parts(experiment, request, hops, delays_of)
+        gaps_s = (up_s[1] + down_s[1] + computes_s[1:]).sum(axis=1) + experiment.problem.hub_s(client)
+        known[client, n_input, hops] = gaps_s
+    found = [
+        known[request.client, request.n_input_tokens, hops][: request.n_output_tokens - 1]
+        for request, hops in done
+    ]
     return np.concatenate(found) if found else np.zeros(0)

@@ -15,7 +15,9 @@ from testbed.fast.delays import ChainDelays, delays_of
 from testbed.fast.idle import closed_delays
 from testbed.fast.outcome import SimulatedRequest
 from testbed.fast.steps import COLUMNS
+from testbed.records.links import LinksUsed
 from testbed.results.hop_table import HopTable
+from testbed.results.links import on_links, use_by_hops
 from testbed.results.model import hub_times_s
 from testbed.simulator.engine import FAST, Simulation
 
@@ -30,10 +32,13 @@ def hop_table(simulation: Simulation) -> HopTable:
     """
     experiment = simulation.case.experiment
     if (steps := simulation.served.steps) is not None:
-        return _as_stepped(experiment, steps)
-    delays: DelaysOf = partial(delays_of, experiment)
-    if simulation.engine == FAST:
-        delays = closed_delays(experiment)
+        table, clients = _as_stepped(experiment, steps)
+        if simulation.served.links is not None:
+            changes = experiment.network.changes
+            for _, on_link in on_links(experiment, table, clients, changes):
+                table.model_link_queue_s[on_link.row] += on_link.wait_s.clip(0.0)
+        return table
+    delays = chain_delays(simulation)
     parts = [_hop_rows(experiment, r, delays) for r in simulation.served.outcomes if r.time_s is not None]
     columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
     whole = columns[:6].astype(np.int64)
@@ -64,6 +69,26 @@ def hop_table(simulation: Simulation) -> HopTable:
     )
 
 
+def links_over_time(simulation: Simulation, hops: HopTable | None) -> LinksUsed | None:
+    """Return the use of links over time; ``None``: the engine has none of it. ``hops``: the rows of hops, if they are kept.
+
+    In closed form nothing was sent, and the rows say when messages were on links. Without them the use is spread over
+    each request's time.
+    """
+    served, experiment = simulation.served, simulation.case.experiment
+    if served.links is None or served.n_steps is not None or hops is None:
+        return served.links
+    until_s = max((row.ended_at_s or 0.0 for row in simulation.rows), default=0.0)
+    clients, changes = _clients(experiment, hops.request), experiment.network.changes
+    return use_by_hops(experiment, hops, clients, changes, until_s, shares_links=True)
+
+
+def chain_delays(simulation: Simulation) -> DelaysOf:
+    """Return the delays of chains with which the closed form served, as a function of (request, chain)."""
+    experiment = simulation.case.experiment
+    return closed_delays(experiment) if simulation.engine == FAST else partial(delays_of, experiment)
+
+
 def _clients(experiment: Experiment, requests: Any) -> Any:
     """Return the number of the client of each of ``requests``."""
     plans = sorted((plan.index, plan.client) for plan in experiment.workload.requests)
@@ -71,8 +96,8 @@ def _clients(experiment: Experiment, requests: Any) -> Any:
     return clients[np.searchsorted(indices, requests)]
 
 
-def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
-    """Return the rows of ``testbed.fast.steps``, ordered by request, token and hop."""
+def _as_stepped(experiment: Experiment, steps: array[float]) -> tuple[HopTable, Any]:
+    """Return the rows of ``testbed.fast.steps``, ordered by request, token and hop, and the number of each row's client."""
     rows = np.frombuffer(steps, dtype=np.float64).reshape(-1, len(COLUMNS))
     rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
     columns: dict[str, Any] = {
@@ -80,18 +105,19 @@ def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
         for name, column in zip(COLUMNS, rows.T, strict=True)
     }
     none_s = np.zeros(len(rows))
-    hub_s = hub_times_s(experiment, _clients(experiment, columns["request"]), columns["last"])
+    clients = _clients(experiment, columns["request"])
+    hub_s = hub_times_s(experiment, clients, columns["last"])
     ends_token = np.append(columns["hop"][1:] == 0, True)[: len(rows)]
     table = HopTable(
         **columns,
         tail_s=np.where(ends_token, hub_s, 0.0),
         model_network_s=none_s,
-        model_link_queue_s=none_s,
+        model_link_queue_s=none_s.copy(),
         model_compute_s=none_s,
         model_client_s=hub_s,
     )
     table.model_network_s, table.model_compute_s = table.network_s, table.compute_s
-    return table
+    return table, clients
 
 
 def _hop_rows(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) -> Any:
@@ -99,7 +125,7 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) 
     assert r.route is not None and r.setup_s is not None and r.ttft_s is not None
     plan, hops = r.plan, r.route.hops
     n_hops, n_out = len(hops), plan.n_output_tokens
-    up_s, down_s, computes_s = _parts(experiment, r, delays_of)
+    up_s, down_s, computes_s = token_parts(experiment, plan.served, hops, delays_of)
     token_bytes = experiment.problem.model.token_bytes
     rows = np.zeros((n_out, n_hops, 12))
     rows[:, :, 0] = plan.index
@@ -120,18 +146,20 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) 
     rows[:, :, 9] = ends_at_s
     rows[:, :, 10:12] = token_bytes
     rows[0, :, 10:12] = token_bytes * plan.n_input_tokens
+    if experiment.problem.forwarding:
+        rows[:, :-1, 11] = 0  # sent on to the next server
     return rows.reshape(-1, 12)
 
 
-def _parts(experiment: Experiment, r: SimulatedRequest, delays_of: DelaysOf) -> tuple[Any, Any, Any]:
+def token_parts(
+    experiment: Experiment, request: RequestSpec, hops: Sequence[Hop], delays_of: DelaysOf
+) -> tuple[Any, Any, Any]:
     """Return seconds up and down, arrays (2, hops) for the prompt and for later tokens, and computing.
 
     The last is an array (tokens, hops).
     """
-    assert r.route is not None
-    problem, plan, hops = experiment.problem, r.plan, r.route.hops
-    n_input, n_out = plan.n_input_tokens, plan.n_output_tokens
-    delays = np.array(delays_of(RequestSpec(plan.client, n_input, n_out), hops))
+    problem, n_input, n_out = experiment.problem, request.n_input_tokens, request.n_output_tokens
+    delays = np.array(delays_of(request, hops))
     computes_s = np.zeros((n_out, len(hops)))
     cached = n_input + np.arange(n_out - 1)
     for i, hop in enumerate(hops):

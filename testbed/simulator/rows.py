@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.problem import Problem, RequestSpec
+from policies.problem import Problem
 from testbed.experiments.experiment import Experiment
 from testbed.fast.outcome import Rounds, SimulatedRequest
 from testbed.records.requests import RequestRow, Times, chain_text
+from testbed.results.model import model_setup_s
 from testbed.results.requests import unqueued, with_names
 
 
@@ -61,13 +62,15 @@ def outcome_rows(problem: Problem, outcomes: Sequence[SimulatedRequest]) -> list
 
 
 def add_unqueued(
-    experiment: Experiment, outcomes: Sequence[SimulatedRequest], rows: Sequence[RequestRow]
+    experiment: Experiment,
+    outcomes: Sequence[SimulatedRequest],
+    rows: Sequence[RequestRow],
+    *,
+    is_reference: bool,
 ) -> None:
     """Add the paper's closed form of each request alone to the ``rows`` of ``outcomes``."""
     for r, row in zip(outcomes, rows, strict=True):
         if r.route is not None and r.ttft_s is not None and r.setup_s is not None:
-            request = RequestSpec(r.plan.client, r.plan.n_input_tokens, r.plan.n_output_tokens)
-            is_whole = r.time_s is not None
-            row.unqueued = unqueued(
-                experiment, request, r.route.hops, r.waiting_s, r.setup_s, has_completed=is_whole
-            )
+            request, hops, is_whole = r.plan.served, r.route.hops, r.time_s is not None
+            setup_s = model_setup_s(experiment, row.client, hops, is_reference=is_reference)
+            row.unqueued = unqueued(experiment, request, hops, setup_s, has_completed=is_whole)

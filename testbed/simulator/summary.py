@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from testbed.codeversion import code_version
 from testbed.experiments.slo import Objectives
 from testbed.records.events import Moved, Replayed
+from testbed.records.plan import REFERENCE
 from testbed.records.requests import RequestRow
 from testbed.records.summary import SIMULATION, Decision, RunSummary, WithoutSetup
 from testbed.results.costs import ENERGY, costs_given, costs_of
@@ -29,7 +30,12 @@ def _n_hop_rows(simulation: Simulation) -> int:
 def whole_rows(simulation: Simulation) -> Sequence[RequestRow]:
     """Return the simulation's rows with their ``unqueued`` metrics, which are computed only here."""
     if simulation.served.rows is None:
-        add_unqueued(simulation.case.experiment, simulation.served.outcomes, simulation.rows)
+        add_unqueued(
+            simulation.case.experiment,
+            simulation.served.outcomes,
+            simulation.rows,
+            is_reference=simulation.mode == REFERENCE,
+        )
     return simulation.rows
 
 

@@ -18,7 +18,7 @@ from testbed.records.events import EVENTS, LinksChanged, RecoveryEvent
 from testbed.records.summary import RunSummary
 from testbed.rundir import write_json
 from testbed.simulator.engine import Simulation
-from testbed.simulator.hops import hop_table
+from testbed.simulator.hops import hop_table, links_over_time
 
 
 def write_simulation(out: Path, simulation: Simulation, summary: RunSummary) -> None:
@@ -29,6 +29,7 @@ def write_simulation(out: Path, simulation: Simulation, summary: RunSummary) -> 
     from testbed.results.tables import write_hops, write_links, write_requests
 
     experiment, source = simulation.case.experiment, simulation.case.source
+    hops = None if summary.hops_left_out else hop_table(simulation)
     writers: dict[str, Callable[[Path], object]] = {
         "plan.json": lambda path: write_json(path, data_of(simulation.plan)),
         PROVENANCE: lambda path: write_json(path, provenance(experiment)),
@@ -40,10 +41,10 @@ def write_simulation(out: Path, simulation: Simulation, summary: RunSummary) -> 
         writers["scenario.toml"] = lambda path: path.write_text(dump_toml(experiment), encoding="utf-8")
     else:
         writers["instance.json"] = lambda path: shutil.copyfile(source, path)
-    if (links := simulation.served.links) is not None:
+    if (links := links_over_time(simulation, hops)) is not None:
         writers["links.parquet"] = lambda path: write_links(path, links)
-    if not summary.hops_left_out:
-        writers["hops.parquet"] = lambda path: write_hops(path, experiment, hop_table(simulation))
+    if hops is not None:
+        writers["hops.parquet"] = lambda path: write_hops(path, experiment, hops)
     if lines := [msgspec.json.encode(event) + b"\n" for event in _events(simulation)]:
         writers[EVENTS] = lambda path: path.write_bytes(b"".join(lines))
     for name, write in writers.items():

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import UserError
+from testbed.experiments import load_experiment
 from testbed.experiments.catalogue import gpus
+from testbed.experiments.sources import Document
 from testbed.inspect.hardware import errors_command, hardware_command, list_command
 from testbed.inspect.model import show_command
 
@@ -29,8 +31,28 @@ def test_a_model_shows_derived_times_beside_measured_ones() -> None:
     [row] = answer["hardware"]
     assert row["measured"]["helix-l4"]["decode_s"] == 6.9e-3
     assert row["roofline"]["decode_s"] == pytest.approx(7.18e-3, rel=1e-3)
-    assert row["fits_blocks"] == 14
+    assert row["fits_blocks"] == 12
     assert "measured (helix-l4)" in text
+
+
+def test_as_many_blocks_fit_as_a_server_by_that_name_can_hold() -> None:
+    answer, text = hardware_command("a100-40gb", "mixtral-8x7b", None)
+    scenario = {
+        "name": "one",
+        "model": {"profile": "mixtral-8x7b"},
+        "servers": [{"hardware": "a100-40gb", "site": "B"}],
+        "clients": [{"site": "A"}],
+        "network": {
+            "kind": "clusters",
+            "pairs": [{"sites": ["A", "B"], "rtt": "1 ms", "rate": "1 Gbit/s"}],
+        },
+        "workload": {"arrivals": "listed", "rate": 1, "requests": [[0, 1, 1]]},
+        "policy": {"name": "proposed"},
+    }
+    problem = load_experiment(Document(scenario)).problem
+    n_held = problem.model.best_blocks(problem.servers[0].memory_bytes)
+    assert answer["hardware"][0]["fits_blocks"] == n_held == 12
+    assert "keeps 10% of it free" in text
 
 
 def test_a_measured_profile_is_found_by_its_own_name() -> None:

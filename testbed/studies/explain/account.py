@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,9 +95,10 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     preempted_s = min(row.preempted_s, replays_s)
     down = _down(run_dir, row)
     own_hops, best_hops = _chains(experiment, run_dir, row, down)
-    rounds = _rounds(experiment, row, plain)
-    own = _alone(experiment, row, own_hops, rounds)
-    best = None if best_hops is None else _alone(experiment, row, best_hops, rounds)
+    alone = partial(
+        _alone, experiment, row, rounds=_rounds(experiment, row, plain), is_reference=is_closed_form
+    )
+    own, best = alone(own_hops), None if best_hops is None else alone(best_hops)
     setup_s = times.setup_s or 0.0
     parts: dict[str, float] = {"queue_s": times.queue_s or 0.0, "setup_s": min(setup_s, own["setup_s"])}
     parts["setup_wait_s"] = setup_s - parts["setup_s"]
@@ -381,14 +383,19 @@ def _rounds(
 
 
 def _alone(
-    experiment: Experiment, row: RequestRow, hops: tuple[Hop, ...], rounds: Sequence[tuple[int, int]]
+    experiment: Experiment,
+    row: RequestRow,
+    hops: tuple[Hop, ...],
+    rounds: Sequence[tuple[int, int]],
+    *,
+    is_reference: bool,
 ) -> dict[str, Any]:
     """Returns the times (seconds) that the request would take on ``hops`` without any other request.
 
-    With speculative decoding it has the same ``rounds`` there.
+    With speculative decoding it has the same ``rounds`` there. ``is_reference``: the run is of that mode.
     """
     request = RequestSpec(_client(experiment, row), row.n_input_tokens, row.n_output_tokens)
-    setup_s = model_setup_s(experiment, row.client, hops)
+    setup_s = model_setup_s(experiment, row.client, hops, is_reference=is_reference)
     first_s, all_s = service_s(experiment.problem, request, hops)
     if rounds:
         all_s = first_s + math.fsum(

@@ -92,6 +92,17 @@ def test_a_request_alone_takes_what_its_chain_takes_alone() -> None:
         assert answer["parts"][name] == pytest.approx(0, abs=1e-4), name
 
 
+def test_a_request_of_the_mode_reference_is_not_said_to_open_its_chain(tmp_path: Path) -> None:
+    one = ("workload.n_requests=1",)
+    options = Options((PolicyChoice(),), mode="reference", overrides=one, out=tmp_path / "run")
+    simulate_command(["clustered"], options, as_json=True)
+    answer, _ = explain_command(str(tmp_path / "run"), 0, None, [], None)
+    check_sums(answer)
+    assert answer["own_chain_alone"]["e2e_s"] == pytest.approx(answer["e2e_s"])
+    (row,) = pq.read_table(tmp_path / "run" / "requests.parquet").to_pylist()
+    assert row["unqueued_e2e_s"] == pytest.approx(row["e2e_s"])
+
+
 def test_waiting_counts_attempts_and_hindsight_shows_a_worse_chain() -> None:
     case = scenario_case("clustered", PolicyChoice("petals"), [*SHORT, *FULL], None)
     asked = max(simulate(case, "testbed").rows, key=lambda row: row.n_rejections)

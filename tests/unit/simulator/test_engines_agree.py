@@ -14,6 +14,7 @@ from testbed.experiments.slo import Objectives
 from testbed.records.requests import flat
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import Simulation, simulate
+from testbed.simulator.gaps import token_gaps_s
 from testbed.simulator.hops import hop_table
 from testbed.simulator.summary import summarize_simulation
 
@@ -105,6 +106,23 @@ def test_steps_reach_servers_when_the_way_there_is_done(
     table, measured = hop_table(fast), pq.read_table(tmp_path / "virtual" / "hops.parquet").to_pydict()
     for name in ("sent_at_s", "arrived_at_s", "departed_at_s", "received_at_s"):
         assert getattr(table, name) == pytest.approx(measured[name], abs=3e-3), name
+    for name in ("up_bytes", "down_bytes"):
+        assert getattr(table, name).tolist() == measured[name], name
+
+
+def test_gaps_between_tokens_have_frames_and_end_growing_at_windows(tmp_path: Path) -> None:
+    """At 1 Mbit/s frames and headers are much of a token, and blocks with a window of 512 tokens soon read no more."""
+    text = (
+        f"{ASYMMETRIC.partition('[model]')[0]}[model]\nprofile = 'gemma-3-1b'\n"
+        "[[servers]]\nhardware = 't4'\ndtype = 'fp16'\nsite = 'B'\n[clients]\nsite = 'A'\n"
+        "[network]\nkind = 'clusters'\npairs = [{ sites = ['A', 'B'], rtt = '1 ms', rate = '1 Mbit/s' }]\n"
+        "[workload]\narrivals = 'listed'\nrate = 1\nrequests = [[0, 400, 300]]\n"
+        "[policy]\nname = 'proposed'\n"
+    )
+    fast, virtual = both(text, folder=tmp_path)
+    assert "in closed form" in fast.why
+    assert token_gaps_s(fast) == pytest.approx(token_gaps_s(virtual), rel=1e-4)
+    assert len(token_gaps_s(fast)) == 299
 
 
 @pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
@@ -144,12 +162,12 @@ def test_a_request_alone_and_sessions_at_a_time_are_the_same_in_both(tmp_path: P
         [flat(row) for row in fast.rows],
         pq.read_table(tmp_path / "virtual" / "requests.parquet").to_pylist(),
     )
+    alone_s = rows[0]["unqueued_e2e_s"]
     for row, other in zip(rows, measured, strict=True):
         assert row["unqueued_tpot_s"] == pytest.approx(other["unqueued_tpot_s"])
-        # In the set-up are the openings, whose names are a few bytes longer or shorter.
-        assert row["unqueued_e2e_s"] - row["queue_s"] == pytest.approx(
-            other["unqueued_e2e_s"] - other["queue_s"], rel=1e-4
-        )
+        for name in ("queue_s", "setup_s", "e2e_s"):
+            assert row[f"unqueued_{name}"] == pytest.approx(other[f"unqueued_{name}"]), name
+        assert row["unqueued_queue_s"] == 0 and row["unqueued_e2e_s"] == pytest.approx(alone_s, rel=1e-3)
     assert any(row["tpot_s"] > 1.01 * row["unqueued_tpot_s"] for row in rows)
     assert any(row["queue_s"] > 1 for row in rows)
     one, other = (

@@ -120,7 +120,7 @@ def carried_s(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 def test_use_of_links_is_the_same_in_both_engines(variant: str, tmp_path: Path) -> None:
     """Use within 1 %, waits within a few percent."""
     one = case(**VARIANTS[variant])
-    fast = simulate(one, "testbed")
+    fast = simulate(one, "testbed", folder=tmp_path / "fast")
     virtual = simulate(one, "testbed", is_virtual=True, live=False, folder=tmp_path / "virtual")
     by_fast, by_system = used(fast), used(virtual)
     assert by_fast.keys() == by_system.keys() and len(by_fast) >= 3
@@ -141,6 +141,10 @@ def test_use_of_links_is_the_same_in_both_engines(variant: str, tmp_path: Path) 
     assert "<td>small-1 to client-0<td>" in report_body(summary, [], [])
     write_simulation(tmp_path / "fast", fast, summarize_simulation(fast, Objectives()))
     bins, others = over_time(tmp_path / "fast"), over_time(tmp_path / "virtual")
+    if not one.experiment.network.changes:  # in runs a message has waited where its link became slower
+        waits = (pq.read_table(tmp_path / name / "hops.parquet") for name in ("fast", "virtual"))
+        mine, theirs = (table.column("model_link_queue_s").to_numpy() for table in waits)
+        assert np.abs(mine - theirs).max() < LEAST_WAIT_S and mine.max() > 0.05
     for link, rows in others.items():
         assert sum(row["use_ratio"] for row in bins[link]) == pytest.approx(
             sum(row["use_ratio"] for row in rows), rel=0.01
@@ -227,14 +231,22 @@ def test_use_is_what_the_links_of_the_network_carried(carried_s: dict[str, float
     assert [(row["from"], row["to"]) for row in summary["links"]] == list(links)
 
 
-def test_a_session_that_nobody_meets_waits_for_nothing() -> None:
+def test_a_session_that_nobody_meets_waits_for_nothing(tmp_path: Path) -> None:
     alone = BASE["workload"] | {"n_requests": 1, "n_input_tokens": 2}
     fast = simulate(case(workload=alone), "testbed")
     assert "in closed form" in fast.why
-    virtual = simulate(case(workload=alone), "testbed", is_virtual=True, live=False)
+    folder = tmp_path / "virtual"
+    virtual = simulate(case(workload=alone), "testbed", is_virtual=True, live=False, folder=folder)
     for link, (use_ratio, mean_s, p99_s) in used(virtual).items():
         assert used(fast)[link] == (pytest.approx(use_ratio, rel=0.01), 0.0, 0.0)
         assert (mean_s, p99_s) == (pytest.approx(0, abs=1e-4), pytest.approx(0, abs=1e-4))
+    write_simulation(tmp_path / "fast", fast, summarize_simulation(fast, Objectives()))
+    bins, others = over_time(tmp_path / "fast"), over_time(folder)
+    assert bins.keys() == others.keys()
+    for link, rows in others.items():  # in each part of the run
+        assert [row["start_s"] for row in bins[link]] == [row["start_s"] for row in rows]
+        for name in ("use_ratio", "wait_s"):
+            assert [row[name] for row in bins[link]] == pytest.approx([row[name] for row in rows], abs=1e-4)
 
 
 def use_of(*messages: tuple[float, float, float]) -> LinkUse:
