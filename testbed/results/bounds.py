@@ -201,7 +201,12 @@ def bounds_text(found: Mapping[str, Any], design_concurrency: int | None) -> str
     """Return a line on what is proven about a token's time. ``found`` is as from ``in_ms``."""
     parts = []
     if (least_ms := found.get("lower_bound_per_token_ms")) is not None:
-        parts.append(f"at least {least_ms / 1e3:.3f} s with any placement and routing (Lemma B.1)")
+        least = f"{least_ms / 1e3:.3f} s"
+        of = found.get("lower_bound_by_client_ms", {})
+        if len(of) > 1:
+            low, high = min(of, key=of.__getitem__), max(of, key=of.__getitem__)
+            least = f"{of[low] / 1e3:.3f} s ({low}) to {of[high] / 1e3:.3f} s ({high}), and {least} over all requests,"
+        parts.append(f"at least {least} with any placement and routing (Lemma B.1)")
     if (most_ms := found.get("theorem1_per_token_ms")) is not None:
         sessions = counted(design_concurrency or 0, "sessions")
         parts.append(f"at most {most_ms / 1e3:.3f} s with up to |R| = {sessions} at once (Theorem 1)")
