@@ -12,12 +12,14 @@ from testbed.experiments import Change, Override, Target
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.records.base import data_of
-from testbed.results.intervals import mean_of
+from testbed.results.intervals import LESS, MORE, mean_of, sign_of
 from testbed.results.unused import unused_from, unused_over_runs
 from testbed.simulator.answer import MEANS, MOST_REASONS, PERCENTILES, TIMES
 from testbed.simulator.cases import Case, scenario_case
 
 BOOTSTRAP = "bootstrap"
+_VERDICTS = {MORE: "gain", LESS: "loss"}
+"""Of a policy whose times the first one's are compared with."""
 
 
 def cases_of(
@@ -158,8 +160,8 @@ def add_gain(base: dict[str, Any], row: dict[str, Any]) -> None:
 
     Each metric has ``gain_ms``, the mean of the differences base - row (above 0: ``row`` is faster),
     ``ci95_ms`` (the half-width of its 95 % interval), ``ratio`` (``gain_ms`` over base's mean in these runs)
-    and ``verdict``: "gain" or "loss" if the interval does not contain 0, else "unresolved". It is ``None``
-    with fewer than two runs where both have the metric.
+    and ``verdict``: "gain" or "loss" if the interval does not contain 0, else "unresolved", or "equal" if every pair is.
+    It is ``None`` with fewer than two runs where both have the metric.
     """
     pairs = [
         (a, b) for a, b in zip(base["runs"], row["runs"], strict=True) if a["feasible"] and b["feasible"]
@@ -178,14 +180,11 @@ def add_gain(base: dict[str, Any], row: dict[str, Any]) -> None:
         if found is None or found.n < 2:
             return None
         of_base = math.fsum(a for a, _ in both) / len(both)
-        verdict = "unresolved"
-        if abs(found.mean) > found.half_width:
-            verdict = "gain" if found.mean > 0 else "loss"
         return {
             "gain_ms": found.mean,
             "ci95_ms": found.half_width,
             "ratio": found.mean / of_base if of_base else None,
-            "verdict": verdict,
+            "verdict": _VERDICTS.get(sign := sign_of(both, found), sign),
             "n_runs": found.n,
         }
 

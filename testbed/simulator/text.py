@@ -17,6 +17,7 @@ from testbed.results.bounds import bounds_text
 from testbed.results.conversations import conversations_text
 from testbed.results.costs import COSTS, costs_text
 from testbed.results.failures import disturbances_text
+from testbed.results.intervals import EQUAL
 from testbed.results.speculation import speculation_text
 from testbed.results.unused import unused_from, unused_text
 from testbed.simulator.answer import PERCENTILES
@@ -279,7 +280,9 @@ def _gain(row: dict[str, Any]) -> str:
     parts = []
     for name, title in _COLUMNS[:2]:
         for what, found in ((title, gain["mean"][name]), (f"{title}, p99", gain["percentiles"][name]["p99"])):
-            if found is not None:
+            if found is not None and found["verdict"] == EQUAL:
+                parts.append(f"  {what}: equal in every pair")
+            elif found is not None:
                 ms = found["gain_ms"]
                 share = "" if found["ratio"] is None else f", {abs(found['ratio']):.1%}"
                 parts.append(

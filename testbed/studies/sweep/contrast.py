@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from testbed.results.intervals import Mean, mean_of, t_quantile
+from testbed.results.intervals import EQUAL, LESS, MORE, Mean, mean_of, sign_of, t_quantile
 from testbed.studies.sweep.axes import Point
 from testbed.studies.sweep.measures import HIGHER_IS_BETTER
 from testbed.studies.sweep.runs import OK
 from testbed.studies.sweep.table import Row
 
-BETTER, WORSE, UNRESOLVED, EQUAL = "better", "worse", "unresolved", "equal"
+BETTER, WORSE = "better", "worse"
 
 
 class Difference(NamedTuple):
@@ -88,11 +88,9 @@ class Cell(NamedTuple):
         base_mean = math.fsum(base for _, base in pairs) / len(pairs)
         verdict = None
         if not math.isnan(found.half_width):
-            verdict = UNRESOLVED
-            if all(math.isclose(value, base, rel_tol=1e-9) for value, base in pairs):
-                verdict = EQUAL
-            elif abs(found.mean) > found.half_width:
-                verdict = BETTER if (found.mean > 0) == (measure in HIGHER_IS_BETTER) else WORSE
+            verdict = sign_of(pairs, found)
+            if verdict in (LESS, MORE):
+                verdict = BETTER if (verdict == MORE) == (measure in HIGHER_IS_BETTER) else WORSE
         return Difference(*found, found.mean / base_mean if base_mean else None, verdict)
 
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from io import StringIO
 
-from testbed.results.intervals import Mean
+from testbed.results.intervals import EQUAL, Mean
 from testbed.studies.sweep.axes import words_of
-from testbed.studies.sweep.contrast import EQUAL, Cell, Difference, baselines, holm, p_value
+from testbed.studies.sweep.contrast import Cell, Difference, baselines, holm, p_value
 from testbed.studies.sweep.measures import label_of
 from testbed.studies.sweep.study import Study
 
