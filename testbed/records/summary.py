@@ -269,6 +269,7 @@ class ClientSummary(Record, kw_only=True):
 
     n_requests: int
     n_completed: int
+    n_failed: int = 0
     n_tokens: int
     n_met: int | UnsetType = UNSET
     objectives: dict[str, float] | UnsetType = UNSET
@@ -472,7 +473,7 @@ class RunSummary(Record, kw_only=True):
     clients: Annotated[
         dict[str, ClientSummary],
         column(
-            "the same of each client that has requests, by name: `n_requests`, `n_completed`, `n_tokens`, `n_met` (where "
+            "the same of each client that has requests, by name: `n_requests`, `n_completed`, `n_failed`, `n_tokens`, `n_met` (where "
             "there are objectives), `objectives` (where it has its own) and `metrics`"
         ),
     ] = msgspec.field(default_factory=dict)

@@ -48,6 +48,9 @@ _LATE_S, _BUSY_RATIO = 1e-3, 0.9
 _FINE_RATIO = 1e-3
 """Errors below this ratio are shown with one more digit."""
 
+_SHOWN_RATIO = 5e-6
+"""Errors below this ratio are shown as 0."""
+
 _LAG_S = 0.1
 """A request that arrives more than this many real seconds late is reported."""
 
@@ -117,6 +120,13 @@ def _errors(error: ErrorFigures) -> tuple[str, str]:
     if error.mean_abs_ratio is None and error.mean_abs_s:
         return f"{error.mean_abs_s:.3f} s", "-"
     return _percent(error.mean_abs_ratio), _percent(error.p99_abs_ratio)
+
+
+def _is_shown(error: ErrorFigures) -> bool:
+    """Whether ``_errors`` is more than 0."""
+    if error.mean_abs_ratio is None:
+        return bool(error.mean_abs_s)
+    return max(error.mean_abs_ratio, error.p99_abs_ratio or 0.0) >= _SHOWN_RATIO
 
 
 def _machine_lines(summary: RunSummary) -> list[str]:
@@ -295,10 +305,9 @@ def _error_lines(summary: RunSummary) -> list[str]:
                 "the same code, fabric the kernel's TCP"
             )
         if summary.closed_model_lacks:
-            lines.append(
-                f"the closed model has no {' and no '.join(summary.closed_model_lacks)}: most of the "
-                "errors come from that"
-            )
+            text = f"the closed model has no {' and no '.join(summary.closed_model_lacks)}"
+            has_errors = any(map(_is_shown, (summary.emulation_error or {}).values()))
+            lines.append(f"{text}: most of the errors come from that" if has_errors else text)
         if summary.n_replays:
             lines.append(
                 "the closed model has no failures: its columns have recovered requests as if nothing had "
