@@ -312,7 +312,11 @@ class RunSummary(Record, kw_only=True):
     ] = 0
     n_not_started: Annotated[int, column("requests that had not arrived by the end of the run")] = 0
     failed_because: Annotated[
-        dict[str, int], column("the commonest reasons of failed requests, with counts")
+        dict[str, int],
+        column(
+            "the commonest reasons of failed requests, with counts; reasons that differ in numbers alone count as one, under "
+            "the first of them"
+        ),
     ] = msgspec.field(default_factory=dict)
     clock: Annotated[str, column("`virtual` or `real` ([virtual-time.md](virtual-time.md))")] = "virtual"
     clock_why: Annotated[str, column("why this clock was chosen; of a simulation, why this engine")] = ""

@@ -39,7 +39,7 @@ from testbed.results.clients import clients_of
 from testbed.results.conversations import prefix_use, ttft_by_turn
 from testbed.results.costs import add_costs
 from testbed.results.errors import Array, Tables, error, model_errors, twin_errors, twin_metrics
-from testbed.results.failures import add_failures
+from testbed.results.failures import add_failures, commonest
 from testbed.results.hop_table import HopTable
 from testbed.results.logs import RunRecords
 from testbed.results.requests import stats, times_stats
@@ -151,9 +151,7 @@ def common_summary(
         n_cancelled=count["cancelled"],
         n_interrupted=count["interrupted"] + count["unfinished"],
         n_not_started=count[NOT_STARTED],
-        failed_because=dict(
-            Counter(row.reason for row in rows if row.status == FAILED).most_common(_MOST_REASONS)
-        ),
+        failed_because=commonest(((row.reason, 1) for row in rows if row.status == FAILED), _MOST_REASONS),
         network=plan.network,
         compute=experiment.compute.backend,
         time_scale=experiment.time_scale,

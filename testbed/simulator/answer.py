@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from testbed.records.requests import RequestRow
 from testbed.records.summary import MoveRow, UnusedBlocks
 from testbed.results.bounds import bounds_of, in_ms
 from testbed.results.conversations import prefix_use, ttft_by_turn
+from testbed.results.failures import commonest
 from testbed.results.speculation import speculation_of
 from testbed.results.summary import active_sessions
 from testbed.results.unused import unused_blocks
@@ -181,7 +181,7 @@ def _left_out(rows: Sequence[RequestRow]) -> dict[str, Any]:
         "n_completed": len(rows) - len(failed),
         "n_failed": len(failed),
         "n_never_admitted": sum(row.times.queue_s is None for row in failed),
-        "failed_because": dict(Counter(row.reason or row.status for row in failed).most_common(MOST_REASONS)),
+        "failed_because": commonest(((row.reason or row.status, 1) for row in failed), MOST_REASONS),
         "mean_waiting_of_all_ms": math.fsum(waited_ms) / len(waited_ms) if waited_ms else None,
     }
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from testbed.errors import UserError
@@ -12,6 +12,7 @@ from testbed.experiments import Change, Override, Target
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.records.base import data_of
+from testbed.results.failures import commonest
 from testbed.results.intervals import LESS, MORE, mean_of, sign_of
 from testbed.results.unused import unused_from, unused_over_runs
 from testbed.simulator.answer import MEANS, MOST_REASONS, PERCENTILES, TIMES
@@ -132,10 +133,8 @@ def aggregate(rows: list[dict[str, Any]], drawn: dict[str, Any] | None, is_same_
             of = {p: over_runs(row["percentiles"][name][p] for row in feasible) for p in PERCENTILES}
             whole["percentiles"][name] = {p: mean for p, (mean, _) in of.items()}
             whole["percentiles_ci95"][name] = {p: half for p, (_, half) in of.items()}
-        why: Counter[str] = Counter()
-        for row in feasible:
-            why.update(row["failed_because"])
-        whole["failed_because"] = dict(why.most_common(MOST_REASONS))
+        reasons = chain.from_iterable(row["failed_because"].items() for row in feasible)
+        whole["failed_because"] = commonest(reasons, MOST_REASONS)
         whole["mean_waiting_of_all_ms"] = over_runs(row["mean_waiting_of_all_ms"] for row in feasible)[0]
         unused = unused_over_runs([unused_from(row["unused_blocks"]) for row in feasible])
         whole["unused_blocks"] = None if unused is None else data_of(unused)

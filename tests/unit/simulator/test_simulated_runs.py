@@ -144,6 +144,12 @@ def test_what_means_leave_out_is_counted_with_its_reason(capsys: pytest.CaptureF
         == sum(run["n_failed"] for run in found["runs"])
         == sum(found["failed_because"].values())
     )
+    keys = ("workload.n_requests=100", "workload.rate=20", "backoff.give_up='1 s'")
+    keys += ("workload.n_output_tokens={distribution='uniform', low=20, high=100}",)
+    more = ("--policy", "petals", *(word for key in keys for word in ("--set", key)))
+    (spread,) = simulated(capsys, "clustered", *more)
+    reasons = {r["reason"] for r in spread["requests"] if "reason" in r}
+    assert len(reasons) > 1 and list(spread["failed_because"].values()) == [spread["n_failed"]]
     # Those who gave up waited longest, and are in no mean.
     assert found["mean_waiting_of_all_ms"] > found["mean"]["waiting_ms"]
 
