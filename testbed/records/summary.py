@@ -347,7 +347,7 @@ class RunSummary(Record, kw_only=True):
     metrics: Annotated[
         dict[str, Stats],
         column(
-            "statistics of every metric of requests, of `token_gap_s`, and in an emulation of the parts of hops, "
+            "statistics of every metric of the completed requests, of `token_gap_s` (all requests), and in an emulation of the parts of hops, "
             "`decision_s` (real seconds) and `schedule_lag_s`"
         ),
     ]
@@ -437,7 +437,7 @@ class RunSummary(Record, kw_only=True):
     turns: Annotated[
         list[Stats] | UnsetType,
         column(
-            "statistics of `ttft_s` of every turn of the conversations, the first turn first",
+            "statistics of `ttft_s` of the completed requests of every turn of the conversations, the first turn first",
             "s",
             "only if the scenario has conversations",
         ),

@@ -166,7 +166,7 @@ def common_summary(
         clients=clients_of(experiment.problem.clients, rows, objectives),
         model=times_stats(rows, "model"),
         model_unqueued=times_stats(rows, "unqueued"),
-        # ``queue_s`` is of admitted requests only, so it looks better when more requests give up.
+        # ``queue_s`` is of completed requests only, so it looks better when more requests give up.
         admission=Admission(
             n_never_admitted=sum(row.arrived_at_s is not None for row in rows) - len(admitted),
             waited_s=stats(row.waited_s for row in rows),
@@ -310,7 +310,7 @@ def active_sessions(rows: Iterable[RequestRow], *, from_arrival: bool = False) -
 def _without_setup(experiment: Experiment, rows: Sequence[RequestRow]) -> WithoutSetup:
     """Return these metrics with the published setup constant subtracted from every request."""
     constant = experiment.calibration.session_setup_s
-    done = [(row.times.ttft_s, row.times.e2e_s, row.n_output_tokens) for row in rows]
+    done = [(row.times.ttft_s, row.times.e2e_s, row.n_output_tokens) for row in rows if row.is_completed]
     return WithoutSetup(
         ttft_s=stats(ttft_s - constant for ttft_s, _, _ in done if ttft_s is not None),
         e2e_s=stats(e2e_s - constant for _, e2e_s, _ in done if e2e_s is not None),

@@ -79,10 +79,14 @@ def summary_text(summary: RunSummary, width: int = 110) -> str:
     )
     if summary.workload:
         console.print(f"requests: {summary.workload}")
-    if any(summary.metrics[metric].n for metric, _ in _ROWS):
+    if _has_times(summary):
         console.print(_table(summary))
     console.print(_footer(summary))
     return buffer.getvalue().rstrip()
+
+
+def _has_times(summary: RunSummary) -> bool:
+    return any(summary.metrics[metric].n for metric, _ in _ROWS)
 
 
 def _table(summary: RunSummary) -> Table:
@@ -111,7 +115,7 @@ def _table(summary: RunSummary) -> Table:
 
 
 def _sample(metric: str, n: int, n_requests: int) -> str:
-    """Return the sample of a row's figures; requests that did not get that far are not in it."""
+    """Return the sample of a row's figures; requests that did not complete are not in it."""
     return f"{n:,} tokens" if metric == "token_gap_s" else f"{n:,} of {n_requests:,}"
 
 
@@ -199,7 +203,7 @@ def _footer(summary: RunSummary) -> str:
         )
     n_never, waited_s = summary.admission.n_never_admitted, summary.admission.waited_s
     if n_never and waited_s.max:
-        others = "the queue above is that of the others; " if summary.metrics["queue_s"].n else ""
+        others = "the queue above is that of completed requests; " if summary.metrics["queue_s"].n else ""
         lines.append(
             f"{counted(n_never, 'requests')} did not get admitted: {others}all requests together waited "
             f"{_number(waited_s.mean)} s (mean), {_number(waited_s.max)} s (max)"
@@ -283,7 +287,7 @@ def _clock_lines(summary: RunSummary) -> list[str]:
             f"{summary.wall_s:.1f} s, {f'{speed:,.0f}' if speed >= 100 else f'{speed:.3g}'} times real "
             "time"
         )
-    if summary.metrics["ttft_s"].n:
+    if _has_times(summary):
         lines += _error_lines(summary)
     if n_by_hand := summary.n_link_changes_by_hand:
         text = f"{counted(n_by_hand, 'changes')} of links by hand: the closed model has them"

@@ -11,7 +11,7 @@ from testbed.records.requests import RequestRow
 from testbed.records.summary import SIMULATION, Decision, RunSummary, WithoutSetup
 from testbed.results.costs import ENERGY, costs_given, costs_of
 from testbed.results.failures import add_faults, add_recoveries
-from testbed.results.requests import stats
+from testbed.results.requests import stats, values_of
 from testbed.results.summary import common_summary
 from testbed.simulator.engine import MAX_STEPS, Simulation
 from testbed.simulator.gaps import token_gaps_s
@@ -80,6 +80,4 @@ def simulated_costs(simulation: Simulation) -> dict[str, float | None]:
 
 
 def _simulated_without_setup(rows: Sequence[RequestRow]) -> WithoutSetup:
-    return WithoutSetup(
-        **{name: stats(row.times[name] for row in rows) for name in ("ttft_s", "e2e_s", "per_token_s")}
-    )
+    return WithoutSetup(**{name: stats(values_of(rows, name)) for name in ("ttft_s", "e2e_s", "per_token_s")})
