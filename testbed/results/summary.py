@@ -290,14 +290,17 @@ def _median(values: Any) -> float | None:
 def active_sessions(rows: Iterable[RequestRow], *, from_arrival: bool = False) -> Concurrency:
     """Return the mean and maximum number of sessions at a time, from the first arrival to the last end.
 
-    A session is active from the start of the attempt that was admitted, or ``from_arrival``, to its end.
+    A session is active from the start of the attempt that was admitted to its end, or ``from_arrival`` every request from
+    its arrival to its end.
     """
     known = [(row, row.arrived_at_s, row.ended_at_s) for row in rows]
     arrived = [at_s for _, at_s, _ in known if at_s is not None]
     spans = [
-        (at_s if from_arrival else at_s + row.times.queue_s, to_s)
+        (at_s + waited_s, to_s)
         for row, at_s, to_s in known
-        if at_s is not None and to_s is not None and row.times.queue_s is not None
+        if at_s is not None
+        and to_s is not None
+        and (waited_s := 0.0 if from_arrival else row.times.queue_s) is not None
     ]
     if not spans:
         return Concurrency()

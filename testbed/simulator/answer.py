@@ -130,14 +130,13 @@ def _move(move: MoveRow) -> dict[str, Any]:
 def means(rows: Sequence[RequestRow]) -> dict[str, float | None]:
     """Return means over the completed requests; ``None`` where there is nothing to average.
 
-    ``max_concurrent`` is the largest number of requests between arrival and end at a time.
+    ``max_concurrent`` is the largest number of requests between arrival and end at a time, of all requests.
     """
-    done = [row for row in rows if row.is_completed]
     found: dict[str, float | None] = {
         name: math.fsum(sample) / len(sample) if sample else None
         for name, sample in _samples_ms(rows).items()
     }
-    found["max_concurrent"] = int(active_sessions(done, from_arrival=True).max or 0)
+    found["max_concurrent"] = int(active_sessions(rows, from_arrival=True).max or 0)
     return found
 
 

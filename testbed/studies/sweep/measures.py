@@ -85,7 +85,7 @@ def measures_of(simulation: Simulation, objectives: Objectives) -> dict[str, flo
     found["tokens_per_s"] = n_tokens / span_s if span_s else None
     found["decode_tokens_per_s"] = (n_tokens - len(done)) / span_s if span_s else None
     found[FAIRNESS] = _fairness(done)
-    active = active_sessions(done, from_arrival=True)
+    active = active_sessions(rows, from_arrival=True)
     found |= {"concurrent_mean": active.mean, "concurrent_max": active.max or 0.0}
     found["design_concurrency"] = simulation.placement.design_concurrency
     found |= simulated_costs(simulation)

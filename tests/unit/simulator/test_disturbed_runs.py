@@ -17,6 +17,7 @@ from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.slo import Objectives
+from testbed.results.summary import active_sessions
 from testbed.simulator.answer import means
 from testbed.simulator.cases import Case
 from testbed.simulator.command import Options, simulate_command
@@ -316,3 +317,16 @@ def test_every_command_has_the_mean_time_to_the_first_token_of_the_completed_req
     assert summarize_simulation(simulation, Objectives()).metrics["ttft_s"].mean == mean_s
     assert measures_of(simulation, Objectives())["ttft_s_mean"] == mean_s
     assert load_measures(simulation, Objectives())["ttft_mean"] == mean_s
+
+
+def test_requests_that_failed_were_there_as_well() -> None:
+    options = ("policy.name='petals'", "workload.n_requests=100", "workload.rate=20", "backoff.give_up='1 s'")
+    simulation = simulate(Case(load_experiment("clustered", options)), "testbed")
+    spans = [(row.arrived_at_s or 0.0, row.ended_at_s or 0.0) for row in simulation.rows]
+    most = max(sum(since <= at < to for since, to in spans) for at, _ in spans)
+    done = [row for row in simulation.rows if row.is_completed]
+    assert active_sessions(done, from_arrival=True).max < most
+    found = measures_of(simulation, Objectives())
+    assert means(simulation.rows)["max_concurrent"] == found["concurrent_max"] == most
+    span_s = max(to for _, to in spans) - min(since for since, _ in spans)
+    assert found["concurrent_mean"] == pytest.approx(sum(to - since for since, to in spans) / span_s)
