@@ -72,6 +72,20 @@ def drawn_of(experiment: Experiment) -> dict[str, Any] | None:
     return {"draw": sample.draw or "first", "n_requests": n, "n_recorded": sample.n_recorded}
 
 
+def drawn_text(drawn: dict[str, Any]) -> str:
+    """Return a sentence on how runs chose their recorded requests (``drawn_of``)."""
+    n, n_all = drawn["n_requests"], drawn["n_recorded"]
+    if drawn["draw"] == "windows":
+        return f"each run uses a window of its own: {n:,} of the {n_all:,} recorded requests"
+    if drawn["draw"] == "first":
+        return f"all runs use the first {n:,} of the {n_all:,} recorded requests, as workload.draw says"
+    return (
+        f"each run draws {n:,} requests, in blocks, from the same {n_all:,} recorded ones: too few for "
+        "separate windows. Intervals are widened, since the recording's length limits how narrow they can be; more runs "
+        "hardly help"
+    )
+
+
 def recorded_share(drawn: dict[str, Any] | None) -> float:
     """Return the share of the recording that each run draws with a bootstrap, else 0, for ``mean_of``.
 

@@ -22,6 +22,7 @@ from testbed.results.speculation import speculation_text
 from testbed.results.unused import unused_from, unused_text
 from testbed.simulator.answer import PERCENTILES
 from testbed.simulator.engine import EMULATED
+from testbed.simulator.runs import drawn_text
 from testbed.terminal import console_to
 
 _COLUMNS = (
@@ -57,8 +58,8 @@ def comparison_text(rows: Sequence[dict[str, Any]], width: int = 120) -> str:
             name = f"{name} ({target})"
         console.print(_headline(name, chosen))
         wide.print(_table(chosen))
-        for note in _drawn(chosen[0]):
-            console.print(note)
+        if (drawn := chosen[0].get("drawn")) is not None:
+            console.print(drawn_text(drawn))
         if "assumed" in chosen[0].get("runs", chosen)[0]:
             console.print(chosen[0].get("runs", chosen)[0]["assumed"])
         for row in chosen:
@@ -75,22 +76,6 @@ def _headline(name: str, rows: Sequence[dict[str, Any]]) -> str:
     mode, engine = rows[0]["mode"], rows[0]["engine"]
     how = f"{mode}, {engine}" if mode == EMULATED else f"simulated, {mode} mode, {engine} engine"
     return f"{name} ({how}{seed}): {what}, in seconds"
-
-
-def _drawn(row: dict[str, Any]) -> list[str]:
-    """Return a note on which recorded requests the runs used."""
-    drawn = row.get("drawn")
-    if drawn is None:
-        return []
-    n, n_all = drawn["n_requests"], drawn["n_recorded"]
-    if drawn["draw"] == "windows":
-        return [f"each run uses a window of its own: {n:,} of the {n_all:,} recorded requests"]
-    if drawn["draw"] == "first":
-        return [f"all runs use the first {n:,} of the {n_all:,} recorded requests, as workload.draw says"]
-    return [
-        f"each run draws {n:,} requests, in blocks, from the same {n_all:,} recorded ones: too few for "
-        "separate windows. The recording's length limits how narrow intervals can be; more runs hardly help"
-    ]
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

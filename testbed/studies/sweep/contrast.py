@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from testbed.results.intervals import EQUAL, LESS, MORE, Mean, mean_of, sign_of, t_quantile
@@ -13,6 +13,7 @@ from testbed.studies.sweep.runs import OK
 from testbed.studies.sweep.table import Row
 
 BETTER, WORSE = "better", "worse"
+FAILED = "n_failed"
 
 
 class Difference(NamedTuple):
@@ -59,6 +60,18 @@ class Cell(NamedTuple):
     @property
     def n_measured(self) -> int:
         return sum(row.record.status == OK for row in self.rows)
+
+    def n_of(self, measure: str, seeds: Container[int] | None = None) -> int:
+        """Returns the sum of ``measure``, a number of requests, over the runs (None: of all seeds)."""
+        rows = (row for row in self.rows if seeds is None or row.seed in seeds)
+        return int(sum(row.value(measure) or 0 for row in rows))
+
+    def n_left_out(self, baseline: Cell) -> tuple[int, int]:
+        """Returns how many requests of the baseline, and of this cell, failed in the runs that are compared."""
+        theirs, own = (
+            {row.seed for row in cell.rows if row.record.status == OK} for cell in (baseline, self)
+        )
+        return baseline.n_of(FAILED, theirs & own), self.n_of(FAILED, theirs & own)
 
     def mean(self, measure: str) -> Mean | None:
         """Returns the mean over the runs that have a value, or None if none has.
