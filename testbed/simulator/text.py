@@ -21,7 +21,7 @@ from testbed.results.intervals import EQUAL
 from testbed.results.speculation import speculation_text
 from testbed.results.unused import unused_from, unused_text
 from testbed.simulator.answer import PERCENTILES
-from testbed.simulator.engine import EMULATED
+from testbed.simulator.engine import EMULATED, MAX_STEPS
 from testbed.simulator.runs import drawn_text
 from testbed.terminal import console_to
 
@@ -143,15 +143,21 @@ def _notes(row: dict[str, Any]) -> list[str]:
             f"{row['policy']}: goodput {'-' if good is None else f'{good:.4f}'}"
             f"{'' if half is None else f' ±{half:.4f}'} requests/s"
         )
-    if costs := costs_text(_mean_costs(row.get("runs", [row]))):
+    runs = row.get("runs", [row])
+    if left_out := [run["n_hops_left_out"] for run in runs if "n_hops_left_out" in run]:
+        of = f" in {len(left_out)} of {len(runs)} runs" if len(runs) > 1 else ""
+        notes.append(
+            f"{row['policy']}: {max(left_out):,} hops of tokens{of} are more than the {MAX_STEPS:,} that are kept: no hops.parquet, "
+            "and no energy; lower workload.n_requests"
+        )
+    if costs := costs_text(_mean_costs(runs)):
         notes.append(f"{row['policy']}: {costs[0]}")
     if proof := _searched(row):
         notes.append(proof)
     notes += _bounds(row)
     if "online" in row:
-        n_moves = sum(len(run.get("moves", ())) for run in row.get("runs", [row]))
+        n_moves = sum(len(run.get("moves", ())) for run in runs)
         notes.append(f"{row['policy']} + {row['online']}: {n_moves} moves of servers")
-    runs = row.get("runs", [row])
     if any("n_faults" in run for run in runs):
         n_faults, n_never, n_replays = (
             sum(run.get(key, 0) for run in runs) for key in ("n_faults", "n_faults_never_came", "n_replays")

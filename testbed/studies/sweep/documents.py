@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from io import StringIO
 
 from testbed.experiments.units import counted
+from testbed.results.costs import ENERGY
 from testbed.results.intervals import EQUAL, Mean
+from testbed.simulator.engine import MAX_STEPS
 from testbed.simulator.runs import drawn_text
 from testbed.studies.sweep.axes import words_of
 from testbed.studies.sweep.contrast import FAILED, Cell, Difference, baselines, holm, p_value
@@ -77,7 +79,7 @@ def _completed(cell: Cell) -> str:
 
 
 def notes(study: Study, cells: Sequence[Cell]) -> list[str]:
-    """Returns sentences on what the means are of: recorded requests, and completed ones where others failed."""
+    """Returns sentences on what the means are of: recorded requests, completed ones where others failed, runs with energy."""
     found = [f"{text[0].upper()}{text[1:]}." for text in _draws(cells)] if study.n_runs > 1 else []
     part = [cell for cell in cells if cell.n_of(FAILED)]
     if part:
@@ -91,6 +93,13 @@ def notes(study: Study, cells: Sequence[Cell]) -> list[str]:
         is_compared = any(cell.policy != baseline for cell in cells)
         found.append(
             f"{text}, and differences of times are not of the same requests." if is_compared else f"{text}."
+        )
+    served = [row for cell in cells for row in cell.rows if row.value("n_completed")]
+    n_unknown = sum(row.value(ENERGY) is None for row in served if ENERGY in row.record.measures)
+    if n_unknown:
+        found.append(
+            f"Energy is not known of {counted(n_unknown, 'runs')} with more than {MAX_STEPS:,} hops of tokens, which are "
+            "not kept: lower workload.n_requests."
         )
     return found
 
