@@ -17,6 +17,8 @@ from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.slo import Objectives
+from testbed.records.requests import Times
+from testbed.results.errors import model_errors
 from testbed.results.summary import active_sessions
 from testbed.simulator.answer import means
 from testbed.simulator.cases import Case
@@ -317,6 +319,9 @@ def test_every_command_has_the_mean_time_to_the_first_token_of_the_completed_req
     assert summarize_simulation(simulation, Objectives()).metrics["ttft_s"].mean == mean_s
     assert measures_of(simulation, Objectives())["ttft_s_mean"] == mean_s
     assert load_measures(simulation, Objectives())["ttft_mean"] == mean_s
+    failed = next(row for row in simulation.rows if row.times.ttft_s is not None and not row.is_completed)
+    failed.model = Times(ttft_s=2 * (failed.times.ttft_s or 0.0))
+    assert model_errors(simulation.rows)["ttft_s"].max_abs_ratio == 0, "errors are of the same requests"
 
 
 def test_requests_that_failed_were_there_as_well() -> None:
