@@ -16,13 +16,14 @@ from statistics import fmean
 import msgspec
 
 from testbed.experiments.provenance import n_cpus
+from testbed.results.intervals import EQUAL
 from testbed.studies.score.command import RUNS, run_all
 from testbed.studies.score.leaderboard import frozen_text
 from testbed.studies.score.marks import Best, Figures, best_of, rate_of, score_of
 from testbed.studies.score.measures import figures_in
 from testbed.studies.score.running import Limits, broken_rule
 from testbed.studies.score.suite import REFERENCE, Reference, Suite, read_suite
-from testbed.studies.sweep.contrast import BETTER, EQUAL, WORSE
+from testbed.studies.sweep.contrast import BETTER, WORSE
 from testbed.studies.sweep.disk import save_text
 from testbed.studies.sweep.documents import markdown
 from testbed.studies.sweep.pool import Local

@@ -28,7 +28,7 @@ from testbed.runtime.signals import outside_loop
 from testbed.studies.sweep.axes import POLICY, Axis, checked_axis, value_range
 from testbed.studies.sweep.command import Measured, Shown, measured, workers_of, write_study
 from testbed.studies.sweep.contrast import Cell, baselines, cells_of
-from testbed.studies.sweep.documents import baseline_of, header_and_rows
+from testbed.studies.sweep.documents import baseline_of, header_and_rows, notes
 from testbed.studies.sweep.executors import LOCAL
 from testbed.studies.sweep.kept import REQUESTS
 from testbed.studies.sweep.measures import HIGHER_IS_BETTER
@@ -47,6 +47,8 @@ class Gain(NamedTuple):
     - ``ratio``: ``gain`` over the mean of ``against``
     - ``verdict``: "better" or "worse" if the interval does not contain 0, else "unresolved"; "equal" if all differences
       are 0; ``None`` without an interval
+    - ``n_failed``, ``n_failed_against``: requests of ``policy`` and of ``against`` in these runs that did not complete, and are in no
+      time: above 0, the two are not of the same requests
     """
 
     at: dict[str, Any]
@@ -58,6 +60,8 @@ class Gain(NamedTuple):
     ratio: float | None
     verdict: str | None
     n: int
+    n_failed: int
+    n_failed_against: int
 
 
 class Gains(tuple[Gain, ...]):
@@ -79,8 +83,23 @@ class Gains(tuple[Gain, ...]):
             interval = "" if one.ci95 is None else f" ± {one.ci95:.2g}"
             ratio = "" if one.ratio is None else f"{100 * one.ratio:+.1f} %"
             words = [one.policy, one.against, one.metric, f"{one.gain:+.4g}{interval}", ratio]
-            rows.append([*(str(one.at[key]) for key in keys), *words, one.verdict or "", str(one.n)])
-        header = [*keys, "policy", "against", "metric", "gain", "relative", "verdict", "n"]
+            left_out = f"{one.n_failed_against:,} and {one.n_failed:,}"
+            rows.append(
+                [*(str(one.at[key]) for key in keys), *words, one.verdict or "", str(one.n), left_out]
+            )
+        header = [
+            *keys,
+            "policy",
+            "against",
+            "metric",
+            "gain",
+            "relative",
+            "verdict",
+            "n",
+            "requests left out",
+        ]
+        if not any(one.n_failed_against or one.n_failed for one in self):
+            header, rows = header[:-1], [row[:-1] for row in rows]
         return table_html("gains, paired seed by seed, with 95 % intervals", header, rows)
 
 
@@ -161,6 +180,7 @@ class Table:
                 continue
             found = cell.against(base, measure)
             if found is not None:
+                n_failed_against, n_failed = cell.n_left_out(base)
                 gains.append(
                     Gain(
                         at=self._at(cell),
@@ -172,6 +192,8 @@ class Table:
                         ratio=None if found.ratio is None else sign * found.ratio + 0.0,
                         verdict=found.verdict,
                         n=found.n,
+                        n_failed=n_failed,
+                        n_failed_against=n_failed_against,
                     )
                 )
         return Gains(gains)
@@ -211,7 +233,7 @@ class Table:
 
     def _repr_html_(self) -> str:
         header, rows = header_and_rows(self._study, self._cells)
-        return table_html(self._about, header, rows)
+        return table_html(" ".join([f"{self._about}.", *notes(self._study, self._cells)]), header, rows)
 
 
 def sweep(

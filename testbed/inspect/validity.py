@@ -110,5 +110,5 @@ def _in_batches(experiment: Experiment) -> str:
     alone_ms, shared_ms = (1e3 * time_s for time_s in times_s)
     return (
         f'with "continuous", the first {counted(len(requests), "requests")} would have '
-        f"{shared_ms:.4g} ms per token in place of {alone_ms:.4g} ms"
+        f"{shared_ms:.4g} ms per token after the first in place of {alone_ms:.4g} ms"
     )

@@ -269,6 +269,7 @@ class ClientSummary(Record, kw_only=True):
 
     n_requests: int
     n_completed: int
+    n_failed: int = 0
     n_tokens: int
     n_met: int | UnsetType = UNSET
     objectives: dict[str, float] | UnsetType = UNSET
@@ -311,7 +312,11 @@ class RunSummary(Record, kw_only=True):
     ] = 0
     n_not_started: Annotated[int, column("requests that had not arrived by the end of the run")] = 0
     failed_because: Annotated[
-        dict[str, int], column("the commonest reasons of failed requests, with counts")
+        dict[str, int],
+        column(
+            "the commonest reasons of failed requests, with counts; reasons that differ in numbers alone count as one, under "
+            "the first of them"
+        ),
     ] = msgspec.field(default_factory=dict)
     clock: Annotated[str, column("`virtual` or `real` ([virtual-time.md](virtual-time.md))")] = "virtual"
     clock_why: Annotated[str, column("why this clock was chosen; of a simulation, why this engine")] = ""
@@ -349,7 +354,7 @@ class RunSummary(Record, kw_only=True):
     metrics: Annotated[
         dict[str, Stats],
         column(
-            "statistics of every metric of requests, of `token_gap_s`, and in an emulation of the parts of hops, "
+            "statistics of every metric of the completed requests, of `token_gap_s` (all requests), and in an emulation of the parts of hops, "
             "`decision_s` (real seconds) and `schedule_lag_s`"
         ),
     ]
@@ -439,7 +444,7 @@ class RunSummary(Record, kw_only=True):
     turns: Annotated[
         list[Stats] | UnsetType,
         column(
-            "statistics of `ttft_s` of every turn of the conversations, the first turn first",
+            "statistics of `ttft_s` of the completed requests of every turn of the conversations, the first turn first",
             "s",
             "only if the scenario has conversations",
         ),
@@ -480,7 +485,7 @@ class RunSummary(Record, kw_only=True):
     clients: Annotated[
         dict[str, ClientSummary],
         column(
-            "the same of each client that has requests, by name: `n_requests`, `n_completed`, `n_tokens`, `n_met` (where "
+            "the same of each client that has requests, by name: `n_requests`, `n_completed`, `n_failed`, `n_tokens`, `n_met` (where "
             "there are objectives), `objectives` (where it has its own) and `metrics`"
         ),
     ] = msgspec.field(default_factory=dict)

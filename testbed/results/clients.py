@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import UNSET
 
 from testbed.experiments.slo import Objectives
-from testbed.records.requests import RequestRow
+from testbed.records.requests import FAILED, RequestRow
 from testbed.records.summary import ClientSummary
 from testbed.results.requests import times_stats
 from testbed.results.slo import n_met
@@ -29,6 +29,7 @@ def clients_of(
         name: ClientSummary(
             n_requests=len(own),
             n_completed=sum(row.is_completed for row in own),
+            n_failed=sum(row.status == FAILED for row in own),
             n_tokens=sum(row.n_tokens_done for row in own),
             n_met=n_met(own, objectives) if objectives else UNSET,
             objectives=dict(objectives.own[name]) if name in objectives.own else UNSET,
@@ -50,7 +51,11 @@ def clients_text(found: Mapping[str, ClientSummary]) -> list[str]:
         best, worst = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
         if known[worst] >= _DIFFERENT_RATIO * known[best]:
             parts.append(f"{label} {known[best]:.3f} s ({best}) to {known[worst]:.3f} s ({worst})")
-    met = {name: each.n_met / each.n_requests for name, each in found.items() if isinstance(each.n_met, int)}
+    met = {  # of those that have ended
+        name: each.n_met / n_ended
+        for name, each in found.items()
+        if isinstance(each.n_met, int) and (n_ended := each.n_completed + each.n_failed)
+    }
     if len(met) > 1 and max(met.values()) > min(met.values()):
         worst = min(met, key=met.__getitem__)
         parts.append(f"the fewest requests meet the objectives at {worst}, {met[worst]:.0%}")

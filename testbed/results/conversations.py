@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from testbed.records.requests import RequestRow
 from testbed.records.summary import PrefixUse, Stats
-from testbed.results.requests import stats
+from testbed.results.requests import stats, values_of
 
 _MOST_SHOWN = 6
 """Turns that the text shows one by one."""
@@ -25,11 +25,13 @@ def prefix_use(rows: Sequence[RequestRow]) -> PrefixUse | UnsetType:
 
 def ttft_by_turn(rows: Sequence[RequestRow]) -> list[Stats] | UnsetType:
     """Return statistics of ``ttft_s`` of every turn, in order; absent without conversations."""
-    times_s: dict[int, list[float | None]] = {}
+    of_turn: dict[int, list[RequestRow]] = {}
     for row in rows:
         if row.turn is not None:
-            times_s.setdefault(row.turn, []).append(row.times.ttft_s)
-    return [stats(times_s.get(turn, ())) for turn in range(max(times_s) + 1)] if times_s else UNSET
+            of_turn.setdefault(row.turn, []).append(row)
+    if not of_turn:
+        return UNSET
+    return [stats(values_of(of_turn.get(turn, ()), "ttft_s")) for turn in range(max(of_turn) + 1)]
 
 
 def conversations_text(prefix: PrefixUse | UnsetType, turns: Sequence[Stats] | UnsetType) -> Iterator[str]:

@@ -83,11 +83,11 @@ def error(measured: Any, truth: Any) -> ErrorFigures:
 
 
 def model_errors(rows: Sequence[RequestRow]) -> dict[str, ErrorFigures]:
-    """Return the errors of requests against the closed model, by metric.
+    """Return the errors of completed requests against the closed model, by metric.
 
     Requests that recovered from a failure are left out, because the closed model has no failures.
     """
-    undisturbed = [row for row in rows if not row.n_recoveries]
+    undisturbed = [row for row in rows if row.is_completed and not row.n_recoveries]
     found = {}
     for name in ERROR_METRICS:
         pairs = [
@@ -141,7 +141,7 @@ class _Keyed(NamedTuple):
 
 
 def _column(run: Tables, name: str) -> _Keyed:
-    rows = [row for row in run.rows if row.times[name] is not None]
+    rows = [row for row in run.rows if row.is_completed and row.times[name] is not None]
     requests = np.array([row.request for row in rows], dtype=np.int64)
     return _Keyed(run.ranks[requests], np.array([row.times[name] for row in rows]))
 

@@ -1,7 +1,9 @@
-"""Aggregates the faults, recoveries and moves of a run from ``events.jsonl``."""
+"""Aggregates why requests failed, and the faults, recoveries and moves of a run from ``events.jsonl``."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from testbed.experiments.units import counted
@@ -11,6 +13,21 @@ from testbed.records.plan import Plan
 from testbed.records.summary import RunSummary
 from testbed.results.logs import RunRecords
 from testbed.results.requests import stats
+
+_NUMBER = re.compile(r"(?<![\w.-])\d+([.,]\d+)*(?!\w)")
+"""A number, but not the digits of a name such as ``s-0``."""
+
+
+def commonest(reasons: Iterable[tuple[str, int]], most: int) -> dict[str, int]:
+    """Return the ``most`` commonest of reasons that have counts.
+
+    Reasons that differ in numbers alone count as one, under the first of them.
+    """
+    shown: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for reason, count in reasons:
+        counts[shown.setdefault(_NUMBER.sub("#", reason), reason)] += count
+    return dict(counts.most_common(most))
 
 
 def add_faults(summary: RunSummary, events: Iterable[Event], n_planned: int) -> None:

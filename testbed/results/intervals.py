@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+EQUAL, UNRESOLVED, LESS, MORE = "equal", "unresolved", "less", "more"
+
 
 class Mean(NamedTuple):
     """Mean over ``n`` runs; its 95 % confidence interval is ``mean`` +- ``half_width`` (nan for one run)."""
@@ -30,6 +32,18 @@ def mean_of(values: Sequence[float], recorded_share: float = 0.0) -> Mean | None
         return Mean(mean, math.nan, 1)
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
     return Mean(mean, t_quantile(n - 1) * math.sqrt(variance * (1 / n + recorded_share)), n)
+
+
+def sign_of(pairs: Sequence[tuple[float, float]], difference: Mean) -> str:
+    """Return whether the first values of ``pairs`` are ``LESS`` or ``MORE`` than the second; ``difference``: its mean.
+
+    ``UNRESOLVED`` if its interval contains 0, ``EQUAL`` if the values of every pair are equal.
+    """
+    if all(math.isclose(one, other, rel_tol=1e-9) for one, other in pairs):
+        return EQUAL
+    if abs(difference.mean) <= difference.half_width:
+        return UNRESOLVED
+    return MORE if difference.mean > 0 else LESS
 
 
 def t_quantile(degrees: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -198,7 +198,15 @@ def stats(values: Any) -> Stats:
     )
 
 
+def values_of(rows: Iterable[RequestRow], metric: str, which: str = "times") -> list[float]:
+    """Return a metric of the requests that completed; ``which``: "times", "model" or "unqueued".
+
+    Means and percentiles over requests are of these, in every command, so that all metrics are of the same requests.
+    """
+    values = (getattr(row, which)[metric] for row in rows if row.is_completed)
+    return [value for value in values if value is not None]
+
+
 def times_stats(rows: Sequence[RequestRow], which: str = "times") -> dict[str, Stats]:
-    """Return the statistics of every metric of requests; ``which``: "times", "model" or "unqueued"."""
-    times = [getattr(row, which) for row in rows]
-    return {name: stats(getattr(one, name) for one in times) for name in METRICS}
+    """Return the statistics of every metric of requests (``values_of``)."""
+    return {name: stats(values_of(rows, name, which)) for name in METRICS}

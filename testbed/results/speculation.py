@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, UnsetType
 
 from policies.decoding import Decoding
+from testbed.experiments.units import counted
 from testbed.records.requests import RequestRow
 from testbed.records.summary import Speculation
 
@@ -39,9 +40,8 @@ def speculation_text(figures: Speculation | UnsetType) -> list[str]:
     if isinstance(figures, UnsetType) or figures.tokens_per_round is None:
         return []
     accepted = figures.acceptance_ratio
-    text = (
-        f"drafts ({figures.drafter}): {figures.tokens_per_round:.2f} tokens per round of {figures.n_rounds:,}"
-    )
+    rounds = counted(figures.n_rounds, "rounds")
+    text = f"drafts ({figures.drafter}): {figures.tokens_per_round:.2f} tokens per round in {rounds}"
     if accepted is not None:
         text += f"; {accepted:.1%} of {figures.n_drafted:,} drafted tokens agreed"
     if figures.n_given_up:

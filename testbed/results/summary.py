@@ -39,7 +39,7 @@ from testbed.results.clients import clients_of
 from testbed.results.conversations import prefix_use, ttft_by_turn
 from testbed.results.costs import add_costs
 from testbed.results.errors import Array, Tables, error, model_errors, twin_errors, twin_metrics
-from testbed.results.failures import add_failures
+from testbed.results.failures import add_failures, commonest
 from testbed.results.hop_table import HopTable
 from testbed.results.logs import RunRecords
 from testbed.results.requests import stats, times_stats
@@ -151,9 +151,7 @@ def common_summary(
         n_cancelled=count["cancelled"],
         n_interrupted=count["interrupted"] + count["unfinished"],
         n_not_started=count[NOT_STARTED],
-        failed_because=dict(
-            Counter(row.reason for row in rows if row.status == FAILED).most_common(_MOST_REASONS)
-        ),
+        failed_because=commonest(((row.reason, 1) for row in rows if row.status == FAILED), _MOST_REASONS),
         network=plan.network,
         compute=experiment.compute.backend,
         time_scale=experiment.time_scale,
@@ -168,7 +166,7 @@ def common_summary(
         clients=clients_of(experiment.problem.clients, rows, objectives),
         model=times_stats(rows, "model"),
         model_unqueued=times_stats(rows, "unqueued"),
-        # ``queue_s`` is of admitted requests only, so it looks better when more requests give up.
+        # ``queue_s`` is of completed requests only, so it looks better when more requests give up.
         admission=Admission(
             n_never_admitted=sum(row.arrived_at_s is not None for row in rows) - len(admitted),
             waited_s=stats(row.waited_s for row in rows),
@@ -292,14 +290,17 @@ def _median(values: Any) -> float | None:
 def active_sessions(rows: Iterable[RequestRow], *, from_arrival: bool = False) -> Concurrency:
     """Return the mean and maximum number of sessions at a time, from the first arrival to the last end.
 
-    A session is active from the start of the attempt that was admitted, or ``from_arrival``, to its end.
+    A session is active from the start of the attempt that was admitted to its end, or ``from_arrival`` every request from
+    its arrival to its end.
     """
     known = [(row, row.arrived_at_s, row.ended_at_s) for row in rows]
     arrived = [at_s for _, at_s, _ in known if at_s is not None]
     spans = [
-        (at_s if from_arrival else at_s + row.times.queue_s, to_s)
+        (at_s + waited_s, to_s)
         for row, at_s, to_s in known
-        if at_s is not None and to_s is not None and row.times.queue_s is not None
+        if at_s is not None
+        and to_s is not None
+        and (waited_s := 0.0 if from_arrival else row.times.queue_s) is not None
     ]
     if not spans:
         return Concurrency()
@@ -312,7 +313,7 @@ def active_sessions(rows: Iterable[RequestRow], *, from_arrival: bool = False) -
 def _without_setup(experiment: Experiment, rows: Sequence[RequestRow]) -> WithoutSetup:
     """Return these metrics with the published setup constant subtracted from every request."""
     constant = experiment.calibration.session_setup_s
-    done = [(row.times.ttft_s, row.times.e2e_s, row.n_output_tokens) for row in rows]
+    done = [(row.times.ttft_s, row.times.e2e_s, row.n_output_tokens) for row in rows if row.is_completed]
     return WithoutSetup(
         ttft_s=stats(ttft_s - constant for ttft_s, _, _ in done if ttft_s is not None),
         e2e_s=stats(e2e_s - constant for _, e2e_s, _ in done if e2e_s is not None),

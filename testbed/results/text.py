@@ -48,6 +48,9 @@ _LATE_S, _BUSY_RATIO = 1e-3, 0.9
 _FINE_RATIO = 1e-3
 """Errors below this ratio are shown with one more digit."""
 
+_SHOWN_RATIO = 5e-6
+"""Errors below this ratio are shown as 0."""
+
 _LAG_S = 0.1
 """A request that arrives more than this many real seconds late is reported."""
 
@@ -76,10 +79,14 @@ def summary_text(summary: RunSummary, width: int = 110) -> str:
     )
     if summary.workload:
         console.print(f"requests: {summary.workload}")
-    if any(summary.metrics[metric].n for metric, _ in _ROWS):
+    if _has_times(summary):
         console.print(_table(summary))
     console.print(_footer(summary))
     return buffer.getvalue().rstrip()
+
+
+def _has_times(summary: RunSummary) -> bool:
+    return any(summary.metrics[metric].n for metric, _ in _ROWS)
 
 
 def _table(summary: RunSummary) -> Table:
@@ -108,7 +115,7 @@ def _table(summary: RunSummary) -> Table:
 
 
 def _sample(metric: str, n: int, n_requests: int) -> str:
-    """Return the sample of a row's figures; requests that did not get that far are not in it."""
+    """Return the sample of a row's figures; requests that did not complete are not in it."""
     return f"{n:,} tokens" if metric == "token_gap_s" else f"{n:,} of {n_requests:,}"
 
 
@@ -117,6 +124,13 @@ def _errors(error: ErrorFigures) -> tuple[str, str]:
     if error.mean_abs_ratio is None and error.mean_abs_s:
         return f"{error.mean_abs_s:.3f} s", "-"
     return _percent(error.mean_abs_ratio), _percent(error.p99_abs_ratio)
+
+
+def _is_shown(error: ErrorFigures) -> bool:
+    """Whether ``_errors`` is more than 0."""
+    if error.mean_abs_ratio is None:
+        return bool(error.mean_abs_s)
+    return max(error.mean_abs_ratio, error.p99_abs_ratio or 0.0) >= _SHOWN_RATIO
 
 
 def _machine_lines(summary: RunSummary) -> list[str]:
@@ -189,7 +203,7 @@ def _footer(summary: RunSummary) -> str:
         )
     n_never, waited_s = summary.admission.n_never_admitted, summary.admission.waited_s
     if n_never and waited_s.max:
-        others = "the queue above is that of the others; " if summary.metrics["queue_s"].n else ""
+        others = "the queue above is that of completed requests; " if summary.metrics["queue_s"].n else ""
         lines.append(
             f"{counted(n_never, 'requests')} did not get admitted: {others}all requests together waited "
             f"{_number(waited_s.mean)} s (mean), {_number(waited_s.max)} s (max)"
@@ -273,7 +287,7 @@ def _clock_lines(summary: RunSummary) -> list[str]:
             f"{summary.wall_s:.1f} s, {f'{speed:,.0f}' if speed >= 100 else f'{speed:.3g}'} times real "
             "time"
         )
-    if summary.metrics["ttft_s"].n:
+    if _has_times(summary):
         lines += _error_lines(summary)
     if n_by_hand := summary.n_link_changes_by_hand:
         text = f"{counted(n_by_hand, 'changes')} of links by hand: the closed model has them"
@@ -295,10 +309,9 @@ def _error_lines(summary: RunSummary) -> list[str]:
                 "the same code, fabric the kernel's TCP"
             )
         if summary.closed_model_lacks:
-            lines.append(
-                f"the closed model has no {' and no '.join(summary.closed_model_lacks)}: most of the "
-                "errors come from that"
-            )
+            text = f"the closed model has no {' and no '.join(summary.closed_model_lacks)}"
+            has_errors = any(map(_is_shown, (summary.emulation_error or {}).values()))
+            lines.append(f"{text}: most of the errors come from that" if has_errors else text)
         if summary.n_replays:
             lines.append(
                 "the closed model has no failures: its columns have recovered requests as if nothing had "

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,8 @@ from testbed.records.requests import RequestRow
 from testbed.records.summary import MoveRow, UnusedBlocks
 from testbed.results.bounds import bounds_of, in_ms
 from testbed.results.conversations import prefix_use, ttft_by_turn
+from testbed.results.failures import commonest
+from testbed.results.requests import values_of
 from testbed.results.speculation import speculation_of
 from testbed.results.summary import active_sessions
 from testbed.results.unused import unused_blocks
@@ -126,24 +127,23 @@ def _move(move: MoveRow) -> dict[str, Any]:
     return data | {name: [data[name][0] + 1, data[name][1] - data[name][0]] for name in ("old", "new")}
 
 
-def means(rows: Iterable[RequestRow]) -> dict[str, float | None]:
+def means(rows: Sequence[RequestRow]) -> dict[str, float | None]:
     """Return means over the completed requests; ``None`` where there is nothing to average.
 
-    ``max_concurrent`` is the largest number of requests between arrival and end at a time.
+    ``max_concurrent`` is the largest number of requests between arrival and end at a time, of all requests.
     """
-    done = [row for row in rows if row.is_completed]
     found: dict[str, float | None] = {
         name: math.fsum(sample) / len(sample) if sample else None
-        for name, sample in _samples_ms(done).items()
+        for name, sample in _samples_ms(rows).items()
     }
-    found["max_concurrent"] = int(active_sessions(done, from_arrival=True).max or 0)
+    found["max_concurrent"] = int(active_sessions(rows, from_arrival=True).max or 0)
     return found
 
 
-def percentiles(rows: Iterable[RequestRow]) -> dict[str, dict[str, float | None]]:
+def percentiles(rows: Sequence[RequestRow]) -> dict[str, dict[str, float | None]]:
     """Return ``PERCENTILES`` in ms of the values that ``means`` averages, over the same requests."""
     found: dict[str, dict[str, float | None]] = {}
-    for name, sample in _samples_ms([row for row in rows if row.is_completed]).items():
+    for name, sample in _samples_ms(rows).items():
         values = (
             np.percentile(sample, list(PERCENTILES.values())).tolist()
             if sample
@@ -156,12 +156,9 @@ def percentiles(rows: Iterable[RequestRow]) -> dict[str, dict[str, float | None]
 _METRICS = {"per_token_ms": "per_token_s", "ttft_ms": "ttft_s", "rest_ms": "tpot_s", "waiting_ms": "queue_s"}
 
 
-def _samples_ms(done: Sequence[RequestRow]) -> dict[str, list[float]]:
+def _samples_ms(rows: Sequence[RequestRow]) -> dict[str, list[float]]:
     """Return a list of values (ms) per metric, one for each completed request that has it."""
-    return {
-        name: [1e3 * value for row in done if (value := row.times[metric]) is not None]
-        for name, metric in _METRICS.items()
-    }
+    return {name: [1e3 * value for value in values_of(rows, metric)] for name, metric in _METRICS.items()}
 
 
 def unused_of(simulation: Simulation) -> UnusedBlocks | None:
@@ -181,7 +178,7 @@ def _left_out(rows: Sequence[RequestRow]) -> dict[str, Any]:
         "n_completed": len(rows) - len(failed),
         "n_failed": len(failed),
         "n_never_admitted": sum(row.times.queue_s is None for row in failed),
-        "failed_because": dict(Counter(row.reason or row.status for row in failed).most_common(MOST_REASONS)),
+        "failed_because": commonest(((row.reason or row.status, 1) for row in failed), MOST_REASONS),
         "mean_waiting_of_all_ms": math.fsum(waited_ms) / len(waited_ms) if waited_ms else None,
     }
 

@@ -16,13 +16,14 @@ from testbed.experiments import Change, Override
 from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.slo import Objectives
 from testbed.records.plan import REFERENCE
+from testbed.results.costs import ENERGY
 from testbed.results.slo import goodput_rps
 from testbed.rundir import SEED, check_new_folder
 from testbed.simulator.answer import answer
 from testbed.simulator.cases import Case, concurrency_of, instance_case, is_instance, without_setup
-from testbed.simulator.engine import BUSIEST, MODES, TESTBED, VIRTUAL, Simulation, simulate
+from testbed.simulator.engine import BUSIEST, MAX_STEPS, MODES, TESTBED, VIRTUAL, Simulation, simulate
 from testbed.simulator.runs import add_gain, aggregate, cases_of, drawn_of, fingerprint, same_run_error
-from testbed.simulator.summary import summarize_simulation
+from testbed.simulator.summary import n_hop_rows, summarize_simulation
 from testbed.simulator.tables import write_simulation
 from testbed.simulator.text import comparison_text
 from testbed.terminal import say, unsaid
@@ -185,6 +186,9 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
         bare = answer(bare_run)
         row["mean_without_session_setup"] = bare["mean"]
         row["n_failed_without_session_setup"] = bare["n_failed"]
+    has_use_of_hops = folder is not None or ENERGY in row
+    if has_use_of_hops and simulation.served.summary is None and (n := n_hop_rows(simulation)) > MAX_STEPS:
+        row["n_hops_left_out"] = n
     if folder is not None and simulation.placement is not None and simulation.engine != VIRTUAL:
         write_simulation(folder, simulation, summarize_simulation(simulation, objectives, bare_run))
     return row

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from testbed.errors import UserError
@@ -12,12 +12,15 @@ from testbed.experiments import Change, Override, Target
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.records.base import data_of
-from testbed.results.intervals import mean_of
+from testbed.results.failures import commonest
+from testbed.results.intervals import LESS, MORE, mean_of, sign_of
 from testbed.results.unused import unused_from, unused_over_runs
 from testbed.simulator.answer import MEANS, MOST_REASONS, PERCENTILES, TIMES
 from testbed.simulator.cases import Case, scenario_case
 
 BOOTSTRAP = "bootstrap"
+_VERDICTS = {MORE: "gain", LESS: "loss"}
+"""Of a policy whose times the first one's are compared with."""
 
 
 def cases_of(
@@ -67,6 +70,20 @@ def drawn_of(experiment: Experiment) -> dict[str, Any] | None:
         return None
     n = len(experiment.workload.requests)
     return {"draw": sample.draw or "first", "n_requests": n, "n_recorded": sample.n_recorded}
+
+
+def drawn_text(drawn: dict[str, Any]) -> str:
+    """Return a sentence on how runs chose their recorded requests (``drawn_of``)."""
+    n, n_all = drawn["n_requests"], drawn["n_recorded"]
+    if drawn["draw"] == "windows":
+        return f"each run uses a window of its own: {n:,} of the {n_all:,} recorded requests"
+    if drawn["draw"] == "first":
+        return f"all runs use the first {n:,} of the {n_all:,} recorded requests, as workload.draw says"
+    return (
+        f"each run draws {n:,} requests, in blocks, from the same {n_all:,} recorded ones: too few for "
+        "separate windows. Intervals are widened, since the recording's length limits how narrow they can be; more runs "
+        "hardly help"
+    )
 
 
 def recorded_share(drawn: dict[str, Any] | None) -> float:
@@ -130,10 +147,8 @@ def aggregate(rows: list[dict[str, Any]], drawn: dict[str, Any] | None, is_same_
             of = {p: over_runs(row["percentiles"][name][p] for row in feasible) for p in PERCENTILES}
             whole["percentiles"][name] = {p: mean for p, (mean, _) in of.items()}
             whole["percentiles_ci95"][name] = {p: half for p, (_, half) in of.items()}
-        why: Counter[str] = Counter()
-        for row in feasible:
-            why.update(row["failed_because"])
-        whole["failed_because"] = dict(why.most_common(MOST_REASONS))
+        reasons = chain.from_iterable(row["failed_because"].items() for row in feasible)
+        whole["failed_because"] = commonest(reasons, MOST_REASONS)
         whole["mean_waiting_of_all_ms"] = over_runs(row["mean_waiting_of_all_ms"] for row in feasible)[0]
         unused = unused_over_runs([unused_from(row["unused_blocks"]) for row in feasible])
         whole["unused_blocks"] = None if unused is None else data_of(unused)
@@ -158,8 +173,8 @@ def add_gain(base: dict[str, Any], row: dict[str, Any]) -> None:
 
     Each metric has ``gain_ms``, the mean of the differences base - row (above 0: ``row`` is faster),
     ``ci95_ms`` (the half-width of its 95 % interval), ``ratio`` (``gain_ms`` over base's mean in these runs)
-    and ``verdict``: "gain" or "loss" if the interval does not contain 0, else "unresolved". It is ``None``
-    with fewer than two runs where both have the metric.
+    and ``verdict``: "gain" or "loss" if the interval does not contain 0, else "unresolved", or "equal" if every pair is.
+    It is ``None`` with fewer than two runs where both have the metric.
     """
     pairs = [
         (a, b) for a, b in zip(base["runs"], row["runs"], strict=True) if a["feasible"] and b["feasible"]
@@ -178,14 +193,11 @@ def add_gain(base: dict[str, Any], row: dict[str, Any]) -> None:
         if found is None or found.n < 2:
             return None
         of_base = math.fsum(a for a, _ in both) / len(both)
-        verdict = "unresolved"
-        if abs(found.mean) > found.half_width:
-            verdict = "gain" if found.mean > 0 else "loss"
         return {
             "gain_ms": found.mean,
             "ci95_ms": found.half_width,
             "ratio": found.mean / of_base if of_base else None,
-            "verdict": verdict,
+            "verdict": _VERDICTS.get(sign := sign_of(both, found), sign),
             "n_runs": found.n,
         }
 

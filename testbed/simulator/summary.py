@@ -12,7 +12,7 @@ from testbed.records.requests import RequestRow
 from testbed.records.summary import SIMULATION, Decision, RunSummary, WithoutSetup
 from testbed.results.costs import ENERGY, costs_given, costs_of
 from testbed.results.failures import add_faults, add_recoveries
-from testbed.results.requests import stats
+from testbed.results.requests import stats, values_of
 from testbed.results.summary import common_summary
 from testbed.simulator.engine import MAX_STEPS, Simulation
 from testbed.simulator.gaps import token_gaps_s
@@ -20,7 +20,8 @@ from testbed.simulator.hops import hop_table
 from testbed.simulator.rows import add_unqueued
 
 
-def _n_hop_rows(simulation: Simulation) -> int:
+def n_hop_rows(simulation: Simulation) -> int:
+    """Return how many rows the table of hops has, or would have; with more than ``MAX_STEPS`` it is not made."""
     if simulation.served.n_steps is not None:
         return simulation.served.n_steps
     done = (r for r in simulation.served.outcomes if r.time_s is not None and r.route is not None)
@@ -66,7 +67,7 @@ def summarize_simulation(
     summary.moves += [
         event.row(simulation.plan.servers) for event in served.faults if isinstance(event, Moved)
     ]
-    summary.n_hop_rows = _n_hop_rows(simulation)
+    summary.n_hop_rows = n_hop_rows(simulation)
     for name, value in simulated_costs(simulation).items():
         setattr(summary, name, value)
     summary.hops_left_out = summary.n_hop_rows > MAX_STEPS
@@ -81,11 +82,9 @@ def simulated_costs(simulation: Simulation) -> dict[str, float | None]:
     names = costs_given(experiment)
     if (summary := simulation.served.summary) is not None:
         return {name: summary.get(name) for name in names}
-    is_known = ENERGY in names and _n_hop_rows(simulation) <= MAX_STEPS
+    is_known = ENERGY in names and n_hop_rows(simulation) <= MAX_STEPS
     return costs_of(experiment, simulation.rows, hop_table(simulation) if is_known else None)
 
 
 def _simulated_without_setup(rows: Sequence[RequestRow]) -> WithoutSetup:
-    return WithoutSetup(
-        **{name: stats(row.times[name] for row in rows) for name in ("ttft_s", "e2e_s", "per_token_s")}
-    )
+    return WithoutSetup(**{name: stats(values_of(rows, name)) for name in ("ttft_s", "e2e_s", "per_token_s")})

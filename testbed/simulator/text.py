@@ -17,10 +17,12 @@ from testbed.results.bounds import bounds_text
 from testbed.results.conversations import conversations_text
 from testbed.results.costs import COSTS, costs_text
 from testbed.results.failures import disturbances_text
+from testbed.results.intervals import EQUAL
 from testbed.results.speculation import speculation_text
 from testbed.results.unused import unused_from, unused_text
 from testbed.simulator.answer import PERCENTILES
-from testbed.simulator.engine import EMULATED
+from testbed.simulator.engine import EMULATED, MAX_STEPS
+from testbed.simulator.runs import drawn_text
 from testbed.terminal import console_to
 
 _COLUMNS = (
@@ -56,8 +58,8 @@ def comparison_text(rows: Sequence[dict[str, Any]], width: int = 120) -> str:
             name = f"{name} ({target})"
         console.print(_headline(name, chosen))
         wide.print(_table(chosen))
-        for note in _drawn(chosen[0]):
-            console.print(note)
+        if (drawn := chosen[0].get("drawn")) is not None:
+            console.print(drawn_text(drawn))
         if "assumed" in chosen[0].get("runs", chosen)[0]:
             console.print(chosen[0].get("runs", chosen)[0]["assumed"])
         for row in chosen:
@@ -74,22 +76,6 @@ def _headline(name: str, rows: Sequence[dict[str, Any]]) -> str:
     mode, engine = rows[0]["mode"], rows[0]["engine"]
     how = f"{mode}, {engine}" if mode == EMULATED else f"simulated, {mode} mode, {engine} engine"
     return f"{name} ({how}{seed}): {what}, in seconds"
-
-
-def _drawn(row: dict[str, Any]) -> list[str]:
-    """Return a note on which recorded requests the runs used."""
-    drawn = row.get("drawn")
-    if drawn is None:
-        return []
-    n, n_all = drawn["n_requests"], drawn["n_recorded"]
-    if drawn["draw"] == "windows":
-        return [f"each run uses a window of its own: {n:,} of the {n_all:,} recorded requests"]
-    if drawn["draw"] == "first":
-        return [f"all runs use the first {n:,} of the {n_all:,} recorded requests, as workload.draw says"]
-    return [
-        f"each run draws {n:,} requests, in blocks, from the same {n_all:,} recorded ones: too few for "
-        "separate windows. The recording's length limits how narrow intervals can be; more runs hardly help"
-    ]
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -157,15 +143,21 @@ def _notes(row: dict[str, Any]) -> list[str]:
             f"{row['policy']}: goodput {'-' if good is None else f'{good:.4f}'}"
             f"{'' if half is None else f' ±{half:.4f}'} requests/s"
         )
-    if costs := costs_text(_mean_costs(row.get("runs", [row]))):
+    runs = row.get("runs", [row])
+    if left_out := [run["n_hops_left_out"] for run in runs if "n_hops_left_out" in run]:
+        of = f" in {len(left_out)} of {len(runs)} runs" if len(runs) > 1 else ""
+        notes.append(
+            f"{row['policy']}: {max(left_out):,} hops of tokens{of} are more than the {MAX_STEPS:,} that are kept: no hops.parquet, "
+            "and no energy; lower workload.n_requests"
+        )
+    if costs := costs_text(_mean_costs(runs)):
         notes.append(f"{row['policy']}: {costs[0]}")
     if proof := _searched(row):
         notes.append(proof)
     notes += _bounds(row)
     if "online" in row:
-        n_moves = sum(len(run.get("moves", ())) for run in row.get("runs", [row]))
+        n_moves = sum(len(run.get("moves", ())) for run in runs)
         notes.append(f"{row['policy']} + {row['online']}: {n_moves} moves of servers")
-    runs = row.get("runs", [row])
     if any("n_faults" in run for run in runs):
         n_faults, n_never, n_replays = (
             sum(run.get(key, 0) for run in runs) for key in ("n_faults", "n_faults_never_came", "n_replays")
@@ -279,7 +271,9 @@ def _gain(row: dict[str, Any]) -> str:
     parts = []
     for name, title in _COLUMNS[:2]:
         for what, found in ((title, gain["mean"][name]), (f"{title}, p99", gain["percentiles"][name]["p99"])):
-            if found is not None:
+            if found is not None and found["verdict"] == EQUAL:
+                parts.append(f"  {what}: equal in every pair")
+            elif found is not None:
                 ms = found["gain_ms"]
                 share = "" if found["ratio"] is None else f", {abs(found['ratio']):.1%}"
                 parts.append(

@@ -202,6 +202,17 @@ def test_a_request_that_would_have_begun_in_time_is_late_by_the_backoff_alone_wh
     assert (bounds.n_exceeded, bounds.n_exceeded_by_backoff, n_late) == (1, 1, 1)
 
 
+@pytest.mark.parametrize(("late_s", "n_late"), [(0.9e-9, 0), (1e-6, 1)])
+def test_a_request_is_not_late_by_the_rounding_of_instants_to_nanoseconds(late_s: float, n_late: int) -> None:
+    problem = make_problem([21.0], n_blocks=1, cache_bytes_per_token=1, decode_s=[0.1], n_output_tokens=1)
+    plans = [RequestPlan(0, 0, 0.0, 1, 1)]
+    (row,), _, _ = guaranteed(problem, 1, plans)
+    assert row.completion_bound_s is not None
+    row.times.e2e_s = row.completion_bound_s + late_s
+    experiment = experiment_of(problem, plans, placement="cg-bp", routing="ws-rr")
+    assert bounds_of(experiment, CgBp().place(problem, 1), True, [row]).n_exceeded == n_late
+
+
 def two_servers() -> tuple[Problem, Placement, list[RequestPlan]]:
     """One block on two servers: A decodes fast and has a slow prefill, B has a fast prefill and decodes slowly."""
     problem = make_problem(
@@ -278,3 +289,10 @@ def test_the_line_on_bounds_has_both_or_the_reason() -> None:
         "to |R| = 1 session at once (Theorem 1)"
     )
     assert "no upper bound, since servers send to each other" in bounds_text(in_ms(plain(forwarding=True)), 1)
+
+
+def test_the_line_on_bounds_has_the_least_of_clients_beside_the_mean_of_all() -> None:
+    problem = make_problem([100.0], n_blocks=1, rtt_s=[[0.001], [1.0]], n_output_tokens=2, input_rtt_s=0.0)
+    plans = [RequestPlan(i, client, 0.0, 1, 2) for i, client in enumerate([0, 1, 1, 1])]
+    text = bounds_text(in_ms(bounds_of(experiment_of(problem, plans), CgBp().place(problem, 4))), 4)
+    assert "at least 0.005 s (c0) to 0.505 s (c1), and 0.380 s over all requests, with any placement" in text

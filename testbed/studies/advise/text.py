@@ -9,9 +9,9 @@ from typing import Any
 from rich.table import Table
 
 from testbed.results.costs import CARBON, COST, COSTS, ENERGY
-from testbed.results.intervals import Mean
+from testbed.results.intervals import EQUAL, UNRESOLVED, Mean
 from testbed.studies.advise.judging import over
-from testbed.studies.sweep.contrast import EQUAL, UNRESOLVED, WORSE, Difference
+from testbed.studies.sweep.contrast import WORSE, Difference
 from testbed.studies.sweep.documents import difference, number
 from testbed.terminal import console_to
 

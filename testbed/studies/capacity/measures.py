@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from testbed.experiments.slo import NAMES, STATISTICS, Objectives
-from testbed.results.requests import stats
+from testbed.results.requests import stats, values_of
 from testbed.results.slo import goodput_rps
 from testbed.simulator.engine import Simulation
 from testbed.simulator.summary import simulated_costs
@@ -26,17 +26,17 @@ def load_measures(simulation: Simulation, objectives: Objectives) -> dict[str, f
     """Returns the times (seconds) as ``METRIC_STATISTIC``, the number of failed requests, the goodput, ``THIRDS``, and
     what the run cost, if that is known.
 
-    Statistics of a time cover the requests that have it. ``objectives`` are for the goodput. Where there are several
+    Statistics of a time cover the completed requests. ``objectives`` are for the goodput. Where there are several
     clients, their metrics are there for each client, too, under ``of_client``.
     """
     rows = sorted(simulation.rows, key=lambda row: (row.arrival_at_s, row.request))
     found: dict[str, float | int | None] = {N_FAILED: sum(not row.is_completed for row in rows)}
     clients = simulation.case.experiment.problem.clients
     for metric in NAMES:
-        over = stats(row.times[f"{metric}_s"] for row in rows)
+        over = stats(values_of(rows, f"{metric}_s"))
         found |= {f"{metric}_{statistic}": over[statistic] for statistic in STATISTICS}
         for client in clients if metric in objectives.common and len(clients) > 1 else ():
-            over = stats(row.times[f"{metric}_s"] for row in rows if row.client == client)
+            over = stats(values_of([row for row in rows if row.client == client], f"{metric}_s"))
             found |= {of_client(f"{metric}_{statistic}", client): over[statistic] for statistic in STATISTICS}
     found |= simulated_costs(simulation)
     found[GOODPUT] = goodput_rps(rows, objectives)

@@ -34,6 +34,7 @@ from testbed.experiments.compute_tables import CalibrationTable
 from testbed.experiments.sources import shipped_files
 from testbed.records.plan import REFERENCE
 from testbed.results.intervals import Mean, mean_of
+from testbed.results.requests import values_of
 from testbed.simulator.engine import FAST, TESTBED, simulate
 from testbed.studies.reproduce.paper import PRINTED_POLICIES
 from testbed.studies.reproduce.settings import Setting
@@ -147,7 +148,7 @@ def _emulated(run: Run, policy: str) -> Measured:
     case = case_of(Setup("", FAST), run._replace(changes=changes, policy=policy))
     rows = simulate(case, TESTBED).rows
     for metric, name in (("per_token_s", "per_token_s"), ("ttft_s", "ttft_s"), ("rest_s", "tpot_s")):
-        found = mean_of([value for row in rows if (value := row.times[name]) is not None])
+        found = mean_of(values_of(rows, name))
         if found is not None:
             yield f"{policy}/emulated/{metric}", found.mean
 

@@ -21,7 +21,7 @@ from testbed.runs.session import RunOptions, RunSession, exit_code
 from testbed.runtime.stage import choose_stage
 from testbed.simulator.answer import answer
 from testbed.simulator.cases import Case
-from testbed.simulator.engine import EMULATED, Simulation
+from testbed.simulator.engine import EMULATED, TESTBED, Simulation, simulate
 from testbed.simulator.runs import aggregate, cases_of, drawn_of, fingerprint, same_run_error
 from testbed.simulator.text import comparison_text
 from testbed.simulator.virtual import served_by
@@ -51,7 +51,10 @@ def seeds_command(
     rows: list[dict[str, Any]] = []
     prints: list[Any] = []
     code, drawn = 0, None
-    for case in cases_of(target, choice, overrides, seed, n_runs):
+    cases = list(cases_of(target, choice, overrides, seed, n_runs))
+    if _would_be_one_run(cases):
+        raise same_run_error([{"id": cases[0].experiment.name, "n_runs": n_runs}])
+    for case in cases:
         if out is None:
             out = Path("runs") / f"{case.experiment.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         if not rows:
@@ -83,6 +86,25 @@ def seeds_command(
         raise same_run_error([whole_row])
     typer.echo(json.dumps(whole_row) if as_json else comparison_text([whole_row]))
     return code
+
+
+def _would_be_one_run(cases: Sequence[Case]) -> bool:
+    """Return whether all of several runs in virtual time would be the same, by simulations, which take less time."""
+    first = cases[0].experiment
+    requests = first.workload.requests
+    if len(cases) < 2 or any(case.experiment.workload.requests != requests for case in cases):
+        return False
+    if choose_stage(first).clock == "real":
+        return False
+    try:
+        rows = (answer(simulate(case, TESTBED, live=False)) for case in cases)
+        prints = (
+            fingerprint(case, row) if row["feasible"] else None for case, row in zip(cases, rows, strict=True)
+        )
+        one = next(prints)
+        return one is not None and all(other == one for other in prints)
+    except TestbedError:  # the runs have the reason
+        return False
 
 
 def _run(case: Case, out: Path, options: RunOptions) -> tuple[dict[str, Any] | None, bool]:

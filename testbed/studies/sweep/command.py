@@ -24,7 +24,7 @@ from testbed.rundir import STUDY, STUDY_PAGE, write_json
 from testbed.studies.sweep.axes import Point
 from testbed.studies.sweep.contrast import cells_of
 from testbed.studies.sweep.disk import make_folder, save_text, writing
-from testbed.studies.sweep.documents import csv_text, header_and_rows, latex, many_text, markdown
+from testbed.studies.sweep.documents import csv_text, header_and_rows, latex, many_text, markdown, notes
 from testbed.studies.sweep.engines import engines_of, engines_text
 from testbed.studies.sweep.executors import LOCAL, executor_of
 from testbed.studies.sweep.figures import draw_figures
@@ -101,6 +101,7 @@ def sweep_command(
     ]
     text += engines_text(engines)
     text += [f"{count} x {reason}" for reason, count in _reasons(rows)]
+    text += notes(study, cells_of(rows)) if rows else []
     text.append(f"{out / PAGE} shows the results; {out / RESULTS} has a row per run")
     return answer, "\n".join(text), 1 if statuses[FAILED] else 0
 
@@ -347,6 +348,8 @@ def _about(study: Study, results: Measured) -> list[str]:
         f"{line[0].upper()}{line[1:]}."
         for line in engines_text(engines_of(row.record for row in results.rows))
     ]
-    many = many_text(study, cells_of(results.rows))
+    cells = cells_of(results.rows)
+    many = many_text(study, cells)
     about = [*([study.description] if study.description else []), setting + ".", *engines, means]
+    about += notes(study, cells)
     return [*about, many] if many else about

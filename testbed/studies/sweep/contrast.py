@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
-from testbed.results.intervals import Mean, mean_of, t_quantile
+from testbed.results.intervals import EQUAL, LESS, MORE, Mean, mean_of, sign_of, t_quantile
 from testbed.studies.sweep.axes import Point
 from testbed.studies.sweep.measures import HIGHER_IS_BETTER
 from testbed.studies.sweep.runs import OK
 from testbed.studies.sweep.table import Row
 
-BETTER, WORSE, UNRESOLVED, EQUAL = "better", "worse", "unresolved", "equal"
+BETTER, WORSE = "better", "worse"
+FAILED = "n_failed"
 
 
 class Difference(NamedTuple):
@@ -60,6 +61,18 @@ class Cell(NamedTuple):
     def n_measured(self) -> int:
         return sum(row.record.status == OK for row in self.rows)
 
+    def n_of(self, measure: str, seeds: Container[int] | None = None) -> int:
+        """Returns the sum of ``measure``, a number of requests, over the runs (None: of all seeds)."""
+        rows = (row for row in self.rows if seeds is None or row.seed in seeds)
+        return int(sum(row.value(measure) or 0 for row in rows))
+
+    def n_left_out(self, baseline: Cell) -> tuple[int, int]:
+        """Returns how many requests of the baseline, and of this cell, failed in the runs that are compared."""
+        theirs, own = (
+            {row.seed for row in cell.rows if row.record.status == OK} for cell in (baseline, self)
+        )
+        return baseline.n_of(FAILED, theirs & own), self.n_of(FAILED, theirs & own)
+
     def mean(self, measure: str) -> Mean | None:
         """Returns the mean over the runs that have a value, or None if none has.
 
@@ -88,11 +101,9 @@ class Cell(NamedTuple):
         base_mean = math.fsum(base for _, base in pairs) / len(pairs)
         verdict = None
         if not math.isnan(found.half_width):
-            verdict = UNRESOLVED
-            if all(math.isclose(value, base, rel_tol=1e-9) for value, base in pairs):
-                verdict = EQUAL
-            elif abs(found.mean) > found.half_width:
-                verdict = BETTER if (found.mean > 0) == (measure in HIGHER_IS_BETTER) else WORSE
+            verdict = sign_of(pairs, found)
+            if verdict in (LESS, MORE):
+                verdict = BETTER if (verdict == MORE) == (measure in HIGHER_IS_BETTER) else WORSE
         return Difference(*found, found.mean / base_mean if base_mean else None, verdict)
 
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Sequence
 from io import StringIO
 
-from testbed.results.intervals import Mean
+from testbed.experiments.units import counted
+from testbed.results.costs import ENERGY
+from testbed.results.intervals import EQUAL, Mean
+from testbed.simulator.engine import MAX_STEPS
+from testbed.simulator.runs import drawn_text
 from testbed.studies.sweep.axes import words_of
-from testbed.studies.sweep.contrast import EQUAL, Cell, Difference, baselines, holm, p_value
+from testbed.studies.sweep.contrast import FAILED, Cell, Difference, baselines, holm, p_value
 from testbed.studies.sweep.measures import label_of
 from testbed.studies.sweep.study import Study
 
 _ROUNDING_RATIO = 1e-9
 """A half-width below this share of its mean is no more than rounding."""
+_MOST_WAYS = 4
+"""Ways to choose recorded requests that are named."""
 _LATEX = str.maketrans(
     {
         **{char: f"\\{char}" for char in "&%$#_{}"},
@@ -33,13 +40,16 @@ def header_and_rows(study: Study, cells: Sequence[Cell]) -> tuple[list[str], lis
     """Returns the table for people: keys, policy, runs, then every metric's mean and its difference to the
     baseline.
 
-    The columns of differences are left out if there is no policy but the baseline.
+    The columns of differences are left out if there is no policy but the baseline, and that of how many requests the
+    means are of if all completed.
     """
     baseline = baseline_of(study, cells)
     of_base = baselines(cells, baseline)
     is_compared = any(cell.policy != baseline for cell in cells)
     printed = {one.metric for one in study.published}
     header = [*map(words_of, study.keys), "policy", "runs"]
+    is_part = any(cell.n_of(FAILED) for cell in cells)
+    header += ["of requests"] if is_part else []
     for metric in study.metrics:
         header += [label_of(metric), *(["published (deviation)"] if metric in printed else [])]
         header += [f"against {study.label(baseline)}"] if is_compared else []
@@ -51,6 +61,7 @@ def header_and_rows(study: Study, cells: Sequence[Cell]) -> tuple[list[str], lis
             else f"{cell.n_measured} of {len(cell.rows)}"
         )
         row = [*(cell.point[key].strip('"') for key in study.keys), study.label(cell.policy), n]
+        row += [_completed(cell)] if is_part else []
         base = of_base.get(tuple(cell.point.values()))
         for metric in study.metrics:
             row.append(number(cell.mean(metric)))
@@ -61,6 +72,46 @@ def header_and_rows(study: Study, cells: Sequence[Cell]) -> tuple[list[str], lis
                 row.append(difference(cell.against(base, metric)) if base is not None and is_other else "")
         rows.append(row)
     return header, rows
+
+
+def _completed(cell: Cell) -> str:
+    return f"{cell.n_of('n_completed'):,} of {cell.n_of('n_requests'):,}"
+
+
+def notes(study: Study, cells: Sequence[Cell]) -> list[str]:
+    """Returns sentences on what the means are of: recorded requests, completed ones where others failed, runs with energy."""
+    found = [f"{text[0].upper()}{text[1:]}." for text in _draws(cells)] if study.n_runs > 1 else []
+    part = [cell for cell in cells if cell.n_of(FAILED)]
+    if part:
+        worst = max(part, key=lambda cell: cell.n_of(FAILED) / cell.n_of("n_requests"))
+        at = "".join(f", {words_of(key)} {value.strip(chr(34))}" for key, value in worst.point.items())
+        text = (
+            f"Not all requests completed, at worst {_completed(worst)} ({study.label(worst.policy)}{at}): means and "
+            "percentiles are of those that did"
+        )
+        baseline = baseline_of(study, cells)
+        is_compared = any(cell.policy != baseline for cell in cells)
+        found.append(
+            f"{text}, and differences of times are not of the same requests." if is_compared else f"{text}."
+        )
+    served = [row for cell in cells for row in cell.rows if row.value("n_completed")]
+    n_unknown = sum(row.value(ENERGY) is None for row in served if ENERGY in row.record.measures)
+    if n_unknown:
+        found.append(
+            f"Energy is not known of {counted(n_unknown, 'runs')} with more than {MAX_STEPS:,} hops of tokens, which are "
+            "not kept: lower workload.n_requests."
+        )
+    return found
+
+
+def _draws(cells: Sequence[Cell]) -> list[str]:
+    """Returns a text per way in which runs chose their recorded requests."""
+    records = [row.record for cell in cells for row in cell.rows]
+    ways = Counter(drawn_text(record.drawn) for record in records if record.drawn is not None)
+    if len(ways) < 2:
+        return list(ways)
+    named = [f"{counted(n, 'runs')}: {text}" for text, n in list(ways.items())[:_MOST_WAYS]]
+    return [*named, f"{len(ways) - _MOST_WAYS} more such numbers"] if len(ways) > _MOST_WAYS else named
 
 
 def _beside(printed: float | None, mean: Mean | None) -> str:
@@ -113,7 +164,12 @@ def latex(study: Study, cells: Sequence[Cell]) -> str:
                 found = difference(cell.against(base, metric)) if base is not None and is_other else ""
                 row.append(found.translate(_LATEX))
         rows.append(row)
-    lines = ["% needs \\usepackage{booktabs}", f"\\begin{{tabular}}{{{'l' * len(header)}}}", "\\toprule"]
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        *(f"% {note}" for note in notes(study, cells)),
+        f"\\begin{{tabular}}{{{'l' * len(header)}}}",
+        "\\toprule",
+    ]
     lines += [_latex_line(header), "\\midrule", *map(_latex_line, rows), "\\bottomrule", "\\end{tabular}"]
     return "\n".join(lines) + "\n"
 

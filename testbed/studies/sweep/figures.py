@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from testbed.results.intervals import UNRESOLVED
 from testbed.results.plots import LINES, plotting, save_both
 from testbed.studies.sweep.axes import Axis, words_of
-from testbed.studies.sweep.contrast import UNRESOLVED, Cell, baselines
+from testbed.studies.sweep.contrast import Cell, baselines
 from testbed.studies.sweep.disk import FIGURES, writing
 from testbed.studies.sweep.documents import baseline_of
 from testbed.studies.sweep.measures import HIGHER_IS_BETTER, label_of

@@ -8,7 +8,7 @@ import msgspec
 
 from testbed.experiments.slo import Objectives
 from testbed.records.requests import RequestRow, flat, left_out, request_columns
-from testbed.results.requests import stats
+from testbed.results.requests import stats, times_stats
 from testbed.results.slo import goodput_rps, n_met, served_span_s
 from testbed.results.summary import active_sessions
 from testbed.simulator.engine import Simulation
@@ -65,8 +65,7 @@ def measures_of(simulation: Simulation, objectives: Objectives) -> dict[str, flo
     """Returns ``MEASURES`` of a run that had a placement, and ``UNDER_OBJECTIVES`` if there are
     ``objectives``.
 
-    Statistics of a time cover the requests that have it (a failed
-    request has only some); ``token_gap_s`` covers all gaps between tokens of all requests. Tokens per second
+    Statistics of a time cover the completed requests; ``token_gap_s`` covers all gaps between tokens of all requests. Tokens per second
     count the tokens of completed requests, over the time from the first arrival to the last end of any; decode
     tokens are all but a request's first. A measure without any value is None.
     """
@@ -78,14 +77,15 @@ def measures_of(simulation: Simulation, objectives: Objectives) -> dict[str, flo
         "n_completed": len(done),
         "n_failed": len(rows) - len(done),
     }
+    of_time = {**times_stats(rows), GAP: stats(token_gaps_s(simulation))}
     for time in TIMES:
-        over = stats(token_gaps_s(simulation) if time == GAP else (row.times[time] for row in rows))
+        over = of_time[time]
         found |= {f"{time}_{statistic}": over[statistic] for statistic in STATISTICS}
     span_s, n_tokens = served_span_s(rows), sum(row.n_tokens_done for row in done)
     found["tokens_per_s"] = n_tokens / span_s if span_s else None
     found["decode_tokens_per_s"] = (n_tokens - len(done)) / span_s if span_s else None
     found[FAIRNESS] = _fairness(done)
-    active = active_sessions(done, from_arrival=True)
+    active = active_sessions(rows, from_arrival=True)
     found |= {"concurrent_mean": active.mean, "concurrent_max": active.max or 0.0}
     found["design_concurrency"] = simulation.placement.design_concurrency
     found |= simulated_costs(simulation)

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -72,6 +72,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
     - ``key``: from ``key_of``; empty if the scenario could not be resolved
     - ``engine``, ``engine_why``: which engine served the run, and why, as `testbed simulate` states them
+    - ``drawn``: how the run chose recorded requests (``testbed.simulator.runs.drawn_of``)
     - ``recorded_share``: share of a recording that the run uses, for ``testbed.results.intervals.mean_of``
     - ``took_s``: duration of the run in real seconds, including the time to read the scenario
     - ``placement_cpu_s``, ``routing_cpu_s``: CPU seconds of the policies, for the placement and for a mean
@@ -88,6 +89,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     engine: str = ""
     engine_why: str = ""
     measures: dict[str, float | int | None] = {}
+    drawn: dict[str, Any] | None = None
     recorded_share: float = 0.0
     took_s: float = 0.0
     placement_cpu_s: float | None = None
@@ -131,12 +133,13 @@ class Runner:
         if key in self._setup.known:
             return Record(key, is_known=True)
         found = self._served(case, run.engine or self._setup.engine)
-        share = recorded_share(drawn_of(case.experiment))
+        drawn = drawn_of(case.experiment)
         return msgspec.structs.replace(
             found,
             key=key,
             policy=case.policy,
-            recorded_share=share,
+            drawn=drawn,
+            recorded_share=recorded_share(drawn),
             took_s=time.perf_counter() - began_at_s,
         )
 

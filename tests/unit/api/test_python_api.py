@@ -468,6 +468,8 @@ def test_gains_are_paired_and_positive_where_the_policy_is_better(small: tb.Scen
         assert one.gain == pytest.approx(differences.mean()) and one.n == 5 and one.against == "petals"
         assert one.ci95 == pytest.approx(2.776445 * differences.std(ddof=1) / math.sqrt(5), rel=1e-5)
         assert one.ratio == pytest.approx(differences.mean() / np.mean(list(of["petals"].values())))
+        assert one.n_failed == one.n_failed_against == 0
+    assert "left out" not in gains._repr_html_()
     (other,) = table.gain("goodput_rps", policy="both", against="proposed")[:1]
     assert (other.policy, other.against, other.metric) == ("both", "proposed", "goodput_rps")
     better = table.mean("goodput_rps", "both")[0][1].mean - table.mean("goodput_rps", "proposed")[0][1].mean
@@ -480,6 +482,16 @@ def test_gains_are_paired_and_positive_where_the_policy_is_better(small: tb.Scen
     ):
         with pytest.raises(tb.UserError, match=sentence):
             ask()
+
+
+def test_gains_count_requests_that_failed_and_are_in_no_time(small: tb.Scenario) -> None:
+    scarce = small.changed({"workload.n_requests": 60, "workload.rate": 20, "workload.n_output_tokens": 64})
+    scarce = scarce.changed({"backoff.give_up": "1 s"})
+    table = tb.sweep(scarce, policies=["petals", "proposed"], runs=2, jobs=1)
+    (gain,) = table.gain()
+    failed = {p: sum(r["n_failed"] for r in table if r["policy"] == p) for p in table.policies}
+    assert failed == {"petals": gain.n_failed_against, "proposed": gain.n_failed} and failed["petals"] > 0
+    assert "requests left out" in table.gain()._repr_html_() and "of requests" in table._repr_html_()
 
 
 def test_a_run_that_fails_is_a_row_with_its_reason(small: tb.Scenario) -> None:

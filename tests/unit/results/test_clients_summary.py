@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from testbed.experiments import load_experiment
 from testbed.experiments.slo import Objectives
@@ -50,3 +51,16 @@ def test_the_text_names_the_clients_that_differ_and_no_others() -> None:
     assert len(lines := clients_text(summary.clients)) == 1 and said in lines[0]
     assert clients_text({"near": summary.clients["near"], "same": summary.clients["near"]}) == []
     assert clients_text({"near": summary.clients["near"]}) == []
+
+
+def test_requests_that_have_not_ended_miss_no_objectives() -> None:
+    _, summary = summary_of("backoff.give_up='1 s'", objectives={"ttft": 60})
+    near, far = summary.clients.values()
+    assert near.n_met == near.n_completed and far.n_met == far.n_completed
+    waiting = structs.replace(near, n_requests=2 * near.n_requests)  # of a run that was interrupted
+    assert "objectives" not in "".join(clients_text({"near": waiting, "far": far}))
+    failed = structs.replace(near, n_completed=1, n_failed=3, n_met=1)
+    assert (
+        "the fewest requests meet the objectives at near, 25%"
+        in clients_text({"near": failed, "far": far})[0]
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,17 @@ from testbed.errors import ScenarioError
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.hours import Hours
+from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.slo import Objectives
+from testbed.simulator import command, engine, summary
 from testbed.simulator.cases import Case
+from testbed.simulator.command import Options, simulate_command
 from testbed.simulator.engine import simulate
 from testbed.simulator.hops import hop_table
 from testbed.simulator.summary import summarize_simulation
+from testbed.studies.sweep.command import sweep_command
 from testbed.studies.sweep.measures import measures_of
+from testbed.studies.sweep.study import Options as SweepOptions
 
 SERVER = "hardware='a100', site='Cluster1'"
 ASKED = (
@@ -68,6 +74,22 @@ def test_energy_is_idle_power_all_the_time_and_the_rest_while_a_server_has_a_ste
     of_system = summarize_simulation(virtual, Objectives())
     for name in ("energy_j_per_token", "carbon_g_per_million_tokens"):
         assert of_system.get(name) == pytest.approx(summary.get(name), rel=0.01)
+
+
+def test_a_run_with_too_many_hops_says_that_energy_is_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (engine, command, summary):
+        monkeypatch.setattr(module, "MAX_STEPS", 10)
+    power = "servers=[{hardware='a100', site='Cluster1', count=2, power_idle='60 W', power_busy='400 W'}]"
+    given = (power, *ASKED)
+    assert simulate_command(["clustered"], Options((PolicyChoice(),), overrides=given), as_json=False) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"proposed: \d+ hops of tokens are more than the .* kept: no hops.parquet, and no energy", said
+    )
+    _, text, _ = sweep_command("clustered", SweepOptions(overrides=given, n_runs=2), tmp_path, "local", 1)
+    assert "Energy is not known of 2 runs" in text
 
 
 def test_without_prices_and_powers_there_is_nothing() -> None:

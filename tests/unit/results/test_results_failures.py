@@ -11,6 +11,7 @@ from nodes.records import Completed, Detected, Failed, Replayed, Rerouted
 from testbed.page.report import write_report
 from testbed.records.events import FaultHappened, FaultOver, ServerBegun
 from testbed.results import finish_run
+from testbed.results.failures import commonest
 from testbed.results.figures import _held
 from testbed.results.logs import read_logs
 from testbed.results.slow import SlowServers
@@ -26,6 +27,12 @@ NOTICED_S = 7.0
 def events(run: SyntheticRun, *lines: dict[str, Any]) -> None:
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (run.path / "events.jsonl").write_text(text, encoding="utf-8")
+
+
+def test_reasons_that_differ_in_numbers_alone_count_as_one_but_names_do_not() -> None:
+    full = "no room within 2 s (no-capacity: {} MB asked for, 200.0 MB free)"
+    reasons = [(full.format("370.0"), 1), ("s-0 is gone", 2), (full.format("1,500"), 3), ("s-1 is gone", 1)]
+    assert commonest(reasons, 2) == {full.format("370.0"): 4, "s-0 is gone": 2}
 
 
 @pytest.fixture

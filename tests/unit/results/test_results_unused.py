@@ -112,7 +112,7 @@ def test_rows_of_a_summary_say_of_how_many_requests_they_are(make_run: MakeRun) 
     }
     assert rows["scenario seconds"][0] == "of"
     assert rows["whole request"][:3] == ["1", "of", "3"]
-    assert rows["first token (TTFT)"][:3] == ["2", "of", "3"]
+    assert rows["first token (TTFT)"][:3] == ["1", "of", "3"]
     assert rows["single token gaps"][:2] == ["3", "tokens"]
 
 

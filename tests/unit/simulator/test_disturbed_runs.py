@@ -17,10 +17,16 @@ from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.slo import Objectives
+from testbed.records.requests import Times
+from testbed.results.errors import model_errors
+from testbed.results.summary import active_sessions
+from testbed.simulator.answer import means
 from testbed.simulator.cases import Case
 from testbed.simulator.command import Options, simulate_command
 from testbed.simulator.engine import simulate
 from testbed.simulator.summary import summarize_simulation
+from testbed.studies.capacity.measures import load_measures
+from testbed.studies.sweep.measures import measures_of
 from tests.support.effort import EFFORT
 from tests.support.own_modules import write_module
 
@@ -301,3 +307,34 @@ def test_a_server_that_seems_absent_because_its_link_is_slow_is_left_to_the_engi
         assert row.times["ttft_s"] == pytest.approx(other.times["ttft_s"], abs=1e-3)
     if limit_s == 5:
         assert re.match(r"nothing is heard of a100-1 for 19\.\d s while it opens a session", chosen.why)
+
+
+def test_every_command_has_the_mean_time_to_the_first_token_of_the_completed_requests() -> None:
+    faults = (f"{{kind='kill', server='{name}', at='12 s', for='60 s'}}" for name in ("a100-0", "a100-1"))
+    options = ("workload.n_requests=12", "workload.rate=2", "recovery.give_up='2 s'", "backoff.give_up='2 s'")
+    lengths = "workload.n_output_tokens={distribution='uniform', low=4, high=40}"
+    experiment = load_experiment("clustered", [*options, lengths, f"fault=[{', '.join(faults)}]"])
+    simulation = simulate(Case(experiment), "testbed")
+    done_s = [row.times.ttft_s or 0.0 for row in simulation.rows if row.is_completed]
+    assert 0 < len(done_s) < sum(row.times.ttft_s is not None for row in simulation.rows)
+    mean_s = pytest.approx(sum(done_s) / len(done_s))
+    assert (means(simulation.rows)["ttft_ms"] or 0.0) / 1e3 == mean_s
+    assert summarize_simulation(simulation, Objectives()).metrics["ttft_s"].mean == mean_s
+    assert measures_of(simulation, Objectives())["ttft_s_mean"] == mean_s
+    assert load_measures(simulation, Objectives())["ttft_mean"] == mean_s
+    failed = next(row for row in simulation.rows if row.times.ttft_s is not None and not row.is_completed)
+    failed.model = Times(ttft_s=2 * (failed.times.ttft_s or 0.0))
+    assert model_errors(simulation.rows)["ttft_s"].max_abs_ratio == 0, "errors are of the same requests"
+
+
+def test_requests_that_failed_were_there_as_well() -> None:
+    options = ("policy.name='petals'", "workload.n_requests=100", "workload.rate=20", "backoff.give_up='1 s'")
+    simulation = simulate(Case(load_experiment("clustered", options)), "testbed")
+    spans = [(row.arrived_at_s or 0.0, row.ended_at_s or 0.0) for row in simulation.rows]
+    most = max(sum(since <= at < to for since, to in spans) for at, _ in spans)
+    done = [row for row in simulation.rows if row.is_completed]
+    assert active_sessions(done, from_arrival=True).max < most
+    found = measures_of(simulation, Objectives())
+    assert means(simulation.rows)["max_concurrent"] == found["concurrent_max"] == most
+    span_s = max(to for _, to in spans) - min(since for since, _ in spans)
+    assert found["concurrent_mean"] == pytest.approx(sum(to - since for since, to in spans) / span_s)

@@ -125,6 +125,7 @@ def test_the_rounds_that_count_are_those_of_one_at_a_time(acceptance: float, com
     decoding = load_experiment("clustered", [*DRAFTS, *more]).problem.decoding
     figures = speculation_of(decoding, three)
     (text,) = speculation_text(figures)
+    assert f"{figures.tokens_per_round:.2f} tokens per round in {figures.n_rounds} rounds; " in text
     assert text.endswith(f"; {figures.n_given_up} rounds more were sent ahead in vain")
 
 

@@ -138,3 +138,4 @@ def test_what_several_runs_cannot_have_is_refused(
             ["up", "clustered", *SMALL, "--runs", "2", "--out", str(tmp_path / "runs"), *arguments],
             standalone_mode=False,
         )
+    assert not (tmp_path / "runs").exists(), "refused before the first run"

@@ -68,7 +68,7 @@ def test_a_gain_is_paired_by_seed_as_a_hand_calculation_has_it() -> None:
 
 @pytest.mark.parametrize(
     ("values", "verdict"),
-    [((3.0, 2.0, 4.0), "loss"), ((-1.0, 2.0, 1.0), "unresolved"), ((0.0, 0.0, 0.0), "unresolved")],
+    [((3.0, 2.0, 4.0), "loss"), ((-1.0, 2.0, 1.0), "unresolved"), ((0.0, 0.0, 0.0), "equal")],
 )
 def test_a_gain_is_one_only_if_its_interval_leaves_zero_out(values: tuple[float, ...], verdict: str) -> None:
     gain = gain_of(
@@ -107,10 +107,12 @@ def test_policies_are_compared_on_the_same_arrivals(capsys: pytest.CaptureFixtur
 
 
 def test_a_policy_gains_nothing_over_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    halves = ("--policy", "proposed", "--policy", "cg-bprr", "--set", "workload.rate=0.001")
-    _, same = simulated(capsys, "clustered", "--runs", "3", "--set", "workload.n_requests=5", *halves)
+    same_rate = ("--policy", "proposed", "--policy", "cg-bprr", "--set", "workload.rate=0.001")
+    same_rate += ("--runs", "3", "--set", "workload.n_requests=5")
+    _, same = simulated(capsys, "clustered", *same_rate)
     found = same["gain"]["mean"]["per_token_ms"]
-    assert found["gain_ms"] == found["ci95_ms"] == 0.0 and found["verdict"] == "unresolved"
+    assert found["gain_ms"] == found["ci95_ms"] == 0.0 and found["verdict"] == "equal"
+    assert "per token: equal in every pair" in text(capsys, "clustered", *same_rate)
 
 
 def test_percentiles_of_a_run_are_of_its_completed_requests(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,6 +144,12 @@ def test_what_means_leave_out_is_counted_with_its_reason(capsys: pytest.CaptureF
         == sum(run["n_failed"] for run in found["runs"])
         == sum(found["failed_because"].values())
     )
+    keys = ("workload.n_requests=100", "workload.rate=20", "backoff.give_up='1 s'")
+    keys += ("workload.n_output_tokens={distribution='uniform', low=20, high=100}",)
+    more = ("--policy", "petals", *(word for key in keys for word in ("--set", key)))
+    (spread,) = simulated(capsys, "clustered", *more)
+    reasons = {r["reason"] for r in spread["requests"] if "reason" in r}
+    assert len(reasons) > 1 and list(spread["failed_because"].values()) == [spread["n_failed"]]
     # Those who gave up waited longest, and are in no mean.
     assert found["mean_waiting_of_all_ms"] > found["mean"]["waiting_ms"]
 

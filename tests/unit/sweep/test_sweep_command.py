@@ -254,6 +254,32 @@ def test_of_a_recording_every_seed_takes_other_requests() -> None:
     ]
 
 
+def test_tables_page_and_text_say_that_policies_served_other_requests(tmp_path: Path) -> None:
+    overrides = ("workload.n_requests=60", "workload.rate=20", "backoff.give_up='1 s'")
+    options = Options(over=("policy=petals,proposed",), overrides=overrides, n_runs=2)
+    _, said, _ = sweep_command("clustered", options, tmp_path, "local", 1)
+    of = {p: [row for row in rows(tmp_path) if row["policy"] == p] for p in ("petals", "proposed")}
+    n_done = sum(row["n_completed"] for row in of["petals"])
+    assert n_done < 120 == sum(row["n_completed"] for row in of["proposed"])
+    note = f"Not all requests completed, at worst {n_done} of 120 (petals): means and percentiles are of those that did"
+    note += ", and differences of times are not of the same requests."
+    files = [(tmp_path / name).read_text(encoding="utf-8") for name in ("table.md", PAGE, "table.tex")]
+    assert all(note in text for text in (said, *files))
+    assert "| policy | runs | of requests |" in files[0] and f"| petals | 2 | {n_done} of 120 |" in files[0]
+
+
+def test_tables_say_how_runs_chose_recorded_requests(tmp_path: Path) -> None:
+    options = Options(over=("workload.n_requests=5,40",), overrides=("workload.n_output_tokens=4",), n_runs=3)
+    _, said, _ = sweep_command("trace-replay", options, tmp_path, "local", 1)
+    text = (tmp_path / "table.md").read_text(encoding="utf-8")
+    for words in (
+        "3 runs: each run uses a window of its own: 5 of the 100 recorded requests.",
+        "3 runs: each run draws 40 requests, in blocks, from the same 100 recorded ones",
+    ):
+        assert words in said and words in text
+    assert "of requests" not in text
+
+
 def test_tables_say_what_is_a_difference_and_what_is_none(tmp_path: Path) -> None:
     sweep(tmp_path, "workload.rate=0.5", "policy=petals,proposed,cg-bp+ws-rr", n_runs=12, metrics="tpot_s")
     text = (tmp_path / "table.md").read_text(encoding="utf-8")

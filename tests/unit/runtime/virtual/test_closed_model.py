@@ -9,9 +9,9 @@ import pytest
 
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
-from testbed.records.summary import RunSummary
+from testbed.records.summary import ErrorFigures, RunSummary
 from testbed.results import finish_run, model_links, read_tables
-from testbed.results.errors import Tables
+from testbed.results.errors import ERROR_METRICS, Tables
 from testbed.results.text import summary_text
 from testbed.runs.session import run_quietly
 
@@ -136,4 +136,12 @@ def test_a_run_that_was_cut_says_that_its_last_messages_are_not_known(tmp_path: 
     run_quietly(experiment, run)
     (log,) = (run / "events").iterdir()
     log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
-    assert finish_run(run, experiment).closed_model_lacks == ["requests that were under way at the end"]
+    summary = finish_run(run, experiment)
+    assert summary.closed_model_lacks == ["requests that were under way at the end"]
+    lacks = "the closed model has no requests that were under way at the end"
+    assert f"{lacks}: most of the errors come from that" in " ".join(summary_text(summary).split())
+    summary.emulation_error = dict.fromkeys(
+        ERROR_METRICS, ErrorFigures(mean_abs_ratio=1e-9, p99_abs_ratio=1e-9)
+    )
+    said = " ".join(summary_text(summary).split())
+    assert lacks in said and "most of the errors" not in said
