@@ -72,7 +72,6 @@ def finish_run(
     for name, value in dict(read_verification(run_dir, experiment)).items():
         setattr(summary, name, value)
     writers: dict[str, Callable[[Path], object]] = {
-        "summary.json": lambda path: write_json(path, data_of(summary)),
         "requests.parquet": lambda path: write_requests(path, rows),
         "hops.parquet": lambda path: write_hops(path, experiment, hops),
     }
@@ -80,6 +79,7 @@ def finish_run(
         writers["links.parquet"] = lambda path: write_links(path, links)
     if trace:
         writers["trace.json"] = lambda path: write_trace(path, experiment, records, hops)
+    writers["summary.json"] = lambda path: write_json(path, data_of(summary))  # with it all is there
     write_all(run_dir, writers)
     return summary
 

@@ -34,7 +34,8 @@ from testbed.rundir import (
 )
 from testbed.runtime.real.awake import hurry
 
-TABLES = ("summary.json", "requests.parquet", "hops.parquet", "trace.json")
+TABLES = ("summary.json", "requests.parquet", "hops.parquet")
+"""What every run has when it has ended. A trace may not be wanted; it is written before the summary."""
 _TERM_WAIT_S = 2.0
 _KILL_WAIT_S = 20.0
 

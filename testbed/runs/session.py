@@ -203,6 +203,7 @@ class RunSession:
             self.announce("running the twin in virtual time (--no-twin leaves it out)")
             run_twin(
                 *(self.experiment, self.placed, self.run_dir, self.announce),
+                trace=self.options.trace,
                 live=self.options.live,
                 interruption=self._interruption,
             )

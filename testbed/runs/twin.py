@@ -55,10 +55,11 @@ def run_twin(
     run_dir: Path,
     announce: Callable[[str], None],
     *,
+    trace: bool = True,
     live: bool = True,
     interruption: Interruption | None = None,
 ) -> None:
-    """Run the twin of ``experiment`` into the folder ``twin`` of ``run_dir``.
+    """Run the twin of ``experiment`` into the folder ``twin`` of ``run_dir``, with a ``trace.json`` or without.
 
     If the twin fails or is interrupted, announces that and removes the folder: the run is usable without it.
     """
@@ -69,7 +70,7 @@ def run_twin(
         twin = twin_of(experiment, run_dir)
         again = replace(placed, router=placed.bind(placed.placement))
         run_to_end(twin, again, folder, stage, live=live, interruption=interruption)
-        finish_run(folder, twin)
+        finish_run(folder, twin, trace=trace)
         return
     except KeyboardInterrupt:
         announce("interrupted: this run has no twin")

@@ -240,3 +240,15 @@ def test_clean_makes_the_table_that_a_kill_prevented(lacking: str, testbed: Test
     assert (answer["completed"], answer["problems"]) == ([str(run_dir)], [])
     assert (run_dir / lacking).exists()
     assert_tables_hold_the_whole_log(run_dir)
+
+
+@pytest.mark.usefixtures("orphans")
+def test_clean_makes_a_trace_that_a_kill_prevented_and_none_that_was_refused(
+    testbed: Testbed, small: str
+) -> None:
+    run_dir = testbed.up(small, "--network", "memory", "--no-report", "--no-trace").run_dir
+    (run_dir / OWNER).write_text('{"pid": 1, "started": "never"}', encoding="utf-8")
+    assert clean_command(testbed.runs)["completed"] == [] and not (run_dir / "trace.json").exists()
+    (run_dir / "summary.json").unlink()  # the last file of all
+    assert clean_command(testbed.runs)["completed"] == [str(run_dir)]
+    assert (run_dir / "trace.json").exists()

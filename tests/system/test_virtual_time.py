@@ -423,6 +423,13 @@ def test_a_twin_is_the_run_in_virtual_time_that_one_could_have_asked_for(judged:
         assert (asked / name).read_bytes() == (judged.run_dir / "twin" / name).read_bytes()
 
 
+def test_a_twin_has_a_trace_where_the_run_has_one(judged: Outcome, testbed: Testbed) -> None:
+    assert (judged.run_dir / "twin" / "trace.json").exists()
+    outcome = testbed.up("clustered", *WITH_TWIN, "--no-trace", *FAST)
+    assert (outcome.run_dir / "twin" / "summary.json").exists()
+    assert not any((outcome.run_dir / folder / "trace.json").exists() for folder in (".", "twin"))
+
+
 def test_no_twin_leaves_the_twin_out(testbed: Testbed) -> None:
     outcome = testbed.up("clustered", *WITH_TWIN, "--no-twin", *FAST)
     assert outcome.code == 0, outcome.stderr
