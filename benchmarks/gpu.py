@@ -105,6 +105,10 @@ def _run(given: argparse.Namespace) -> int:
         raise UserError(f'--only must be of {", ".join(SHARES)}, several with commas, not "{unknown[0]}"')
     parts = tuple(name for name in SHARES if name == "machine" or name in wanted)
     if given.plan:
+        if size == "small" or given.json:
+            raise UserError(
+                "--plan says in sentences what the full size does on two GPUs; leave out --device cpu, --size small and --json"
+            )
         from benchmarks.gpu_parts.plan import plan_text  # it imports torch
 
         print(plan_text(Job(given.device, size == "small", Path(), 0.0), parts, minutes))

@@ -335,6 +335,7 @@ def test_bad_arguments_say_what_to_change(tmp_path: Path) -> None:
         (("--minutes", "0"), "--minutes must be more than 0"),
         (("--only", "copies"), "--only must be of machine, tests, correctness"),
         (("--out", "full"), "holds something already"),
+        (("--plan",), "--plan says in sentences what the full size does"),
     ):
         done = benchmark(tmp_path, "--device", "cpu", *arguments)
         assert done.code == 2 and sentence in done.stderr
