@@ -64,7 +64,8 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     hops = Table(box=None, pad_edge=False, header_style="bold")
     shown = [name for name in OF_HOPS if any(abs(hop[name]) >= LEAST_S for hop in answer["hops"])]
     hops.add_column("hop", no_wrap=True)
-    for name in ("blocks", "tokens", *(_LABELS[name] for name in shown)):
+    steps = "steps" if "n_rounds" in answer else "tokens"
+    for name in ("blocks", steps, *(_LABELS[name] for name in shown)):
         hops.add_column(name, justify="right")
     for hop in answer["hops"]:
         cells = [_in_ms(hop[name]) for name in shown]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,7 @@ def test_a_request_with_drafts_is_compared_with_its_own_rounds_on_an_idle_chain(
     assert answer["own_chain_alone"]["e2e_s"] == pytest.approx(answer["e2e_s"], rel=1e-3)
     assert 0 < answer["n_rounds"] < 15
     assert f"came in {answer['n_rounds']} rounds: {answer['n_accepted']} drafted tokens agreed" in text
+    assert re.search(rf"blocks +steps .*\n.* {answer['n_rounds'] + 1} ", text)
 
 
 def test_of_a_prompt_only_what_no_server_has_kept_is_computed() -> None:
