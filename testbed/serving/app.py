@@ -325,7 +325,7 @@ class Endpoint:
         if room < 1 or not tokens:
             text = f"the prompt has {n_prompt:,} tokens; it must have 1 to {most - 1:,} here"
             raise ApiError(400, text, "prompt", "context_length_exceeded")
-        n_tokens = body.limit() or min(plain or room, room)
+        n_tokens = body.limit() or self.guests.most_tokens(client, n_prompt, min(plain or room, room))
         if n_tokens > room:
             raise ApiError(
                 400,

@@ -84,6 +84,21 @@ class Guests:
         """Number of requests whose users still wait for a response."""
         return len(self._streams)
 
+    def most_tokens(self, client: int, n_prompt: int, most: int) -> int:
+        """Return how many of ``most`` tokens an answer can have that a chain could hold with its prompt.
+
+        ``most`` if there is no chain for any, as ``open`` says.
+        """
+        if self.host is None or self.host.could_hold(client, n_prompt, most):
+            return most
+        held, too_many = 0, most
+        while too_many - held > 1:
+            middle = (held + too_many) // 2
+            held, too_many = (
+                (middle, too_many) if self.host.could_hold(client, n_prompt, middle) else (held, middle)
+            )
+        return held or most
+
     def open(self, client: int, n_prompt: int, n_tokens: int, how: Generation, session: str = "") -> Stream:
         """Start a request at client number ``client``; ``n_prompt`` and ``n_tokens`` are in tokens. ``session``: its
         conversation, if that has a name.
