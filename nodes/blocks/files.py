@@ -59,6 +59,8 @@ def resolve_checkpoint(name_or_folder: str, blocks: Collection[int] | None = Non
     folder = Path(name_or_folder).expanduser()
     if folder.is_dir():
         return folder
+    if folder.is_absolute():
+        raise ComputeError(f"there is no folder {folder}; give the folder of a checkpoint")
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError:
