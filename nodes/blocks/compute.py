@@ -26,7 +26,7 @@ from nodes.blocks.device import (
     to_bytes,
     to_payloads,
 )
-from nodes.blocks.family import cache_layout, family_of, kinds_of
+from nodes.blocks.family import cache_layout, family_of, kinds_of, run_with
 from nodes.blocks.graphs import Apart, Decoder, Pool
 from nodes.blocks.loading import (
     empty_block,
@@ -465,9 +465,7 @@ class BlocksCompute:
             return to_bytes(compute(session, states)[0], self._spec.wire)
         chunk_tokens = self._chunk_tokens(session.cache.get_seq_length() + n_tokens)
         outputs = [
-            session.model(
-                inputs_embeds=chunk, past_key_values=session.cache, use_cache=True
-            ).last_hidden_state
+            run_with(session.cache, session.model, inputs_embeds=chunk).last_hidden_state
             for chunk in states.split(min(n_tokens, chunk_tokens), dim=1)
         ]
         return to_bytes(torch.cat(outputs, dim=1)[0], self._spec.wire)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from nodes.blocks.cache import SessionCache
-from nodes.blocks.family import cache_layout, family_of
+from nodes.blocks.family import cache_layout, family_of, run_with
 from nodes.blocks.files import read_config
 from nodes.compute import ComputeError
 
@@ -62,7 +62,7 @@ class Drafts:
         self._seen = list(tokens)
         while len(found) < n_tokens:
             inputs = torch.tensor([fresh], device=self._model.device)
-            logits = self._model(input_ids=inputs, past_key_values=self._cache, use_cache=True).logits
+            logits = run_with(self._cache, self._model, input_ids=inputs).logits
             fresh = [int(logits[0, -1].argmax())]
             found += fresh
         self._seen += found[:-1]  # the last one has not been put in

@@ -6,6 +6,7 @@ in transformers. A server runs that class with its own blocks only, and without 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -196,6 +197,17 @@ def _ropes(parameters: Mapping[str, Any]) -> set[str]:
     """Returns the types of rotary embeddings: of all blocks, or by their kind."""
     tables = [table for table in parameters.values() if isinstance(table, Mapping)] or [parameters]
     return {table.get("rope_type", "default") for table in tables}
+
+
+def run_with(cache: Any, model: torch.nn.Module, **inputs: Any) -> Any:
+    """Returns what ``model`` computes of ``inputs``; the tokens' keys and values go into ``cache``."""
+    return model(**inputs, **{_cache_name(model.__class__): cache}, use_cache=True)
+
+
+@cache
+def _cache_name(model_class: Any) -> str:
+    """Returns the name of the argument for the cache: ``past_key_values`` until transformers 5.23."""
+    return "cache" if "cache" in inspect.signature(model_class.forward).parameters else "past_key_values"
 
 
 def kinds_of(config: Any) -> tuple[str, ...]:
