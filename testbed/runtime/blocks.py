@@ -195,7 +195,13 @@ def _check_drafts(experiment: Experiment, sizes: ModelSizes) -> None:
     draft_model = experiment.compute.draft_model
     if draft_model is None:
         return
-    drafts = checkpoint_sizes(read_config(draft_model), draft_model)
+    try:
+        config = read_config(draft_model)
+        require_computable(config)
+        _check_files(draft_model)
+    except UserError as error:
+        raise UserError(f"decoding.draft_model: {error}") from None
+    drafts = checkpoint_sizes(config, draft_model)
     if drafts.vocabulary != sizes.vocabulary:
         raise UserError(
             f"decoding.draft_model: {draft_model} has a vocabulary of {drafts.vocabulary:,} tokens, but the model has "

@@ -134,6 +134,17 @@ def test_experts_that_no_server_quantises_have_no_size(tmp_path: Path) -> None:
         show_command(config_file(tmp_path, **MIXTURE), None, "nf4")
 
 
+@pytest.mark.parametrize(("more", "words"), [({}, "holds neither model.safetensors"), (SCALED, "rotary")])
+def test_a_draft_model_that_cannot_be_loaded_is_refused_before_anything_starts(
+    more: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    need_blocks()
+    folder = config_file(tmp_path, **LLAMA | more)
+    drafts = ('decoding.drafter="model"', f"decoding.draft_model={folder}")
+    with pytest.raises(UserError, match=f"^decoding.draft_model: .*{words}"):
+        check_can_run(blocks("compute.random_weights=true", *drafts))
+
+
 def test_requests_longer_than_the_model_is_made_for_are_refused(tmp_path: Path) -> None:
     experiment = blocks("workload.n_input_tokens=2000", "workload.n_output_tokens=49")
     assert experiment.compute.blocks is not None
