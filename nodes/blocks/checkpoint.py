@@ -124,7 +124,7 @@ class Checkpoint:
             file = self._file(path)
             stored = torch.Size(file.get_slice(name).get_shape())
             if stored != shape:
-                raise ComputeError(f"{name} in {path} is {_by(stored)}, but {_by(shape)} by config.json")
+                raise ComputeError(f"{name} in {path} is {by(stored)}, but {by(shape)} by config.json")
             # A copy: the tensor from safetensors may be mapped from the file, and vanish when that is closed.
             as_stored: torch.Tensor = file.get_tensor(name)
             if not as_stored.is_floating_point() or as_stored.itemsize < _LEAST_VALUE_BYTES:
@@ -142,5 +142,5 @@ class Checkpoint:
         return self._open[path.name]
 
 
-def _by(shape: torch.Size) -> str:
+def by(shape: torch.Size) -> str:
     return " by ".join(map(str, shape)) or "a single number"

@@ -26,11 +26,11 @@ from nodes.blocks.device import (
     to_bytes,
     to_payloads,
 )
-from nodes.blocks.family import cache_layout, family_of, kinds_of
+from nodes.blocks.family import cache_layout, family_of, kinds_of, run_with
+from nodes.blocks.files import check_quantised
 from nodes.blocks.graphs import Apart, Decoder, Pool
 from nodes.blocks.loading import (
     empty_block,
-    expert_tensors,
     largest_matrix_bytes,
     load_block,
     planned_bytes,
@@ -46,7 +46,6 @@ from policies.problem import wire_bytes
 
 log = logging.getLogger(__name__)
 
-_MATRIX_DIMS = 2
 _NO_CACHE = "no memory for a session's cache"
 
 
@@ -118,7 +117,7 @@ class BlocksCompute:
         block = empty_block(self._family, self._block_config, 0)
         self.block_bytes = planned_bytes(block, self._dtype, spec.weights)
         """The bytes of the first block; in mixtures of experts others may differ."""
-        self._check_weights()
+        check_quantised(spec.source.config, spec.weights, has_graphs=spec.has_graphs)
         self._account = MemoryAccount(spec.memory_bytes or float("inf"))
         if spec.memory_bytes:
             matrix_bytes = 0 if spec.weights == "plain" else largest_matrix_bytes(block, self._dtype)
@@ -223,23 +222,6 @@ class BlocksCompute:
     def _planned_bytes(self, number: int) -> int:
         block = empty_block(self._family, self._block_config, number)
         return planned_bytes(block, self._dtype, self._spec.weights)
-
-    def _check_weights(self) -> None:
-        """Raises ``ComputeError`` for quantised experts that would stay as they are, or in CUDA graphs: which experts a
-        token has is known on the host only once its step has got there."""
-        last = empty_block(self._family, self._block_config, self._config.num_hidden_layers - 1)
-        experts = {name for name, tensor in last.state_dict().items() if tensor.dim() > _MATRIX_DIMS}
-        if self._spec.weights == "plain" or not experts:
-            return
-        if not experts <= expert_tensors(last).keys():
-            raise ComputeError(
-                f'the experts of a {self._family.model_type} model are not quantised: give weights = "plain"'
-            )
-        if self._spec.has_graphs:
-            raise ComputeError(
-                f"quantised experts, of a {self._family.model_type} model, cannot be recorded: leave graphs out, or give "
-                'weights = "plain"'
-            )
 
     def _drop_outside(self, first: int, last: int) -> None:
         """Drops other blocks and ends the sessions on them; waits for steps that still use them."""
@@ -465,9 +447,7 @@ class BlocksCompute:
             return to_bytes(compute(session, states)[0], self._spec.wire)
         chunk_tokens = self._chunk_tokens(session.cache.get_seq_length() + n_tokens)
         outputs = [
-            session.model(
-                inputs_embeds=chunk, past_key_values=session.cache, use_cache=True
-            ).last_hidden_state
+            run_with(session.cache, session.model, inputs_embeds=chunk).last_hidden_state
             for chunk in states.split(min(n_tokens, chunk_tokens), dim=1)
         ]
         return to_bytes(torch.cat(outputs, dim=1)[0], self._spec.wire)

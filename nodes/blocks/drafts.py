@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from nodes.blocks.cache import SessionCache
-from nodes.blocks.family import cache_layout, family_of
+from nodes.blocks.checkpoint import by
+from nodes.blocks.family import cache_layout, family_of, run_with
 from nodes.blocks.files import read_config
 from nodes.compute import ComputeError
 
@@ -27,9 +28,27 @@ class DraftModel:
                 f"the draft model {folder} has a vocabulary of {config.vocab_size:,} tokens, the model of {vocabulary:,}; "
                 "give one with the same tokens"
             )
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, use_safetensors=True, local_files_only=True
-        )
+        try:
+            # What differs is looked for below: transformers fills it with random values, or has no one sentence for it.
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+        except (
+            Exception
+        ) as error:  # a file that is cut short or of another kind can cause any error in the loader
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ComputeError(f"the draft model {folder} cannot be loaded: {reason}") from error
+        for name in sorted(found["missing_keys"]):
+            raise ComputeError(f"the draft model {folder} has no tensor {name}")
+        for name, stored, shape in sorted(found["mismatched_keys"]):
+            raise ComputeError(
+                f"{name} in the draft model {folder} is {by(stored)}, but {by(shape)} by config.json"
+            )
         self.model = model.to(device).eval()
         self.n_blocks: int = config.num_hidden_layers
         self.layout = cache_layout(config)
@@ -62,7 +81,7 @@ class Drafts:
         self._seen = list(tokens)
         while len(found) < n_tokens:
             inputs = torch.tensor([fresh], device=self._model.device)
-            logits = self._model(input_ids=inputs, past_key_values=self._cache, use_cache=True).logits
+            logits = run_with(self._cache, self._model, input_ids=inputs).logits
             fresh = [int(logits[0, -1].argmax())]
             found += fresh
         self._seen += found[:-1]  # the last one has not been put in

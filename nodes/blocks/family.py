@@ -6,6 +6,7 @@ in transformers. A server runs that class with its own blocks only, and without 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from transformers import CONFIG_MAPPING, MODEL_MAPPING
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from nodes.blocks.files import ALIKE, check_config
 from nodes.compute import ComputeError
 
 MODEL_TYPES = (
@@ -25,13 +27,6 @@ MODEL_TYPES = (
 """Families whose tokens are tested against transformers' own. Others are refused: their blocks may keep a state that is no
 attention cache, attend to another sequence, or change what a client computes."""
 
-_FIXED_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
-"""The kinds of rotary embeddings whose frequencies are fixed. Others change them while a session grows, in a
-place that all sessions share."""
-_LAYERS = ("full_attention", "sliding_attention")
-"""The kinds of blocks whose state is a cache of keys and values."""
-ALIKE = ""
-"""The kind of all blocks of a model that does not name kinds."""
 _OWN = "testbed_"
 
 
@@ -163,13 +158,7 @@ def family_of(config: Mapping[str, Any]) -> tuple[Family, Any]:
         raise ComputeError(
             f"models of type {model_type!r} are not supported; supported types: {', '.join(MODEL_TYPES)}"
         )
-    quantised = config.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise ComputeError(
-            f"checkpoints that are quantised already ({method}) are not supported: use one of 16 or 32 bits, whose weights "
-            "servers can quantise (compute.weights)"
-        )
+    check_config(config)
     family = family_named(model_type)
     try:
         parsed = family.config_class.from_dict(dict(config))
@@ -179,23 +168,22 @@ def family_of(config: Mapping[str, Any]) -> tuple[Family, Any]:
     except Exception as error:  # the settings of an unknown file can cause any error in the model's code
         reason = " ".join(str(error).split())
         raise ComputeError(f"the configuration is invalid for a {model_type} model: {reason}") from error
-    for rope in _ropes(getattr(parsed, "rope_parameters", None) or {}):
-        if rope not in _FIXED_ROPE:
-            raise ComputeError(
-                f"rotary embeddings of type {rope!r} are not supported; supported types: {', '.join(_FIXED_ROPE)}"
-            )
-    for kind in kinds_of(parsed):
-        if kind not in (*_LAYERS, ALIKE):
-            raise ComputeError(
-                f"blocks of the kind {kind!r} are not supported; supported kinds: {', '.join(_LAYERS)}"
-            )
+    # With what the configuration's class adds, and by the names that it has.
+    check_config(
+        {"rope_parameters": getattr(parsed, "rope_parameters", None), "layer_types": kinds_of(parsed)}
+    )
     return family, parsed
 
 
-def _ropes(parameters: Mapping[str, Any]) -> set[str]:
-    """Returns the types of rotary embeddings: of all blocks, or by their kind."""
-    tables = [table for table in parameters.values() if isinstance(table, Mapping)] or [parameters]
-    return {table.get("rope_type", "default") for table in tables}
+def run_with(cache: Any, model: torch.nn.Module, **inputs: Any) -> Any:
+    """Returns what ``model`` computes of ``inputs``; the tokens' keys and values go into ``cache``."""
+    return model(**inputs, **{_cache_name(model.__class__): cache}, use_cache=True)
+
+
+@cache
+def _cache_name(model_class: Any) -> str:
+    """Returns the name of the argument for the cache: ``past_key_values`` until transformers 5.23."""
+    return "cache" if "cache" in inspect.signature(model_class.forward).parameters else "past_key_values"
 
 
 def kinds_of(config: Any) -> tuple[str, ...]:

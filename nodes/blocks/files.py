@@ -14,6 +14,15 @@ from nodes.compute import ComputeError
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model")
 """Configurations, tokenizers, and chat templates."""
+_FIXED_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
+"""The kinds of rotary embeddings whose frequencies are fixed. Others change them while a session grows, in a
+place that all sessions share."""
+_LAYERS = ("full_attention", "sliding_attention")
+"""The kinds of blocks whose state is a cache of keys and values."""
+ALIKE = ""
+"""The kind of all blocks of a model that does not name kinds."""
+_QUANTISED_EXPERTS = {"mixtral": True, "qwen3_moe": True, "gpt_oss": False}
+"""Whether the experts of a mixture can be quantised, by its family."""
 _KINDS = ("F16", "BF16", "F32", "F64")
 """Types that weights may be stored in, by safetensors' names."""
 
@@ -27,6 +36,50 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     """Returns the content of ``generation_config.json``, empty if there is none. Raises ``ComputeError``."""
     path = folder / "generation_config.json"
     return _read_object(path) if path.exists() else {}
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Raises ``ComputeError`` for settings of a ``config.json`` with which no server computes blocks."""
+    quantised = config.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise ComputeError(
+            f"checkpoints that are quantised already ({method}) are not supported: use one of 16 or 32 bits, whose weights "
+            "servers can quantise (compute.weights)"
+        )
+    for rope in _ropes(config.get("rope_parameters") or config.get("rope_scaling")):
+        if rope not in _FIXED_ROPE:
+            raise ComputeError(
+                f"rotary embeddings of type {rope!r} are not supported; supported types: {', '.join(_FIXED_ROPE)}"
+            )
+    for kind in config.get("layer_types") or ():
+        if kind not in (*_LAYERS, ALIKE):
+            raise ComputeError(
+                f"blocks of the kind {kind!r} are not supported; supported kinds: {', '.join(_LAYERS)}"
+            )
+
+
+def check_quantised(config: Mapping[str, Any], weights: str, *, has_graphs: bool = False) -> None:
+    """Raises ``ComputeError`` for quantised experts that would stay as they are, or in CUDA graphs: which experts a
+    token has is known on the host only once its step has got there."""
+    family = config.get("model_type")
+    if weights == "plain" or family not in _QUANTISED_EXPERTS:
+        return
+    if not _QUANTISED_EXPERTS[family]:
+        raise ComputeError(f'the experts of a {family} model are not quantised: give weights = "plain"')
+    if has_graphs:
+        raise ComputeError(
+            f"quantised experts, of a {family} model, cannot be recorded: leave graphs out, or give "
+            'weights = "plain"'
+        )
+
+
+def _ropes(parameters: Any) -> set[Any]:
+    """Returns the types of rotary embeddings: of all blocks, or by their kind."""
+    if not isinstance(parameters, Mapping):
+        return set()
+    tables = [table for table in parameters.values() if isinstance(table, Mapping)] or [parameters]
+    return {table.get("rope_type") or table.get("type") or "default" for table in tables}
 
 
 def weight_files(folder: Path) -> Mapping[str, str]:
@@ -59,6 +112,8 @@ def resolve_checkpoint(name_or_folder: str, blocks: Collection[int] | None = Non
     folder = Path(name_or_folder).expanduser()
     if folder.is_dir():
         return folder
+    if folder.is_absolute():
+        raise ComputeError(f"there is no folder {folder}; give the folder of a checkpoint")
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError:

@@ -20,7 +20,7 @@ import torch
 
 from nodes.blocks import attention
 from nodes.blocks.cache import SessionCache
-from nodes.blocks.family import Family, Together, kinds_of, window_of
+from nodes.blocks.family import Family, Together, kinds_of, run_with, window_of
 
 Given = Mapping[str, Any]
 """A block's arguments besides hidden states: positions and the mask."""
@@ -177,7 +177,7 @@ class Ragged:
             if (cache := part.single) is not None:
                 part.given = self._at(cache.get_seq_length(), part.states)
                 continue
-            self._shell(inputs_embeds=part.states, past_key_values=part.cache, use_cache=True)
+            run_with(part.cache, self._shell, inputs_embeds=part.states)
             part.given = {kind: given.given for kind, given in self._given.items()}
         return self.through(parts)
 

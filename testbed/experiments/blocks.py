@@ -9,7 +9,15 @@ from typing import Any
 from nodes.blocks.memory import amount, prefill_bytes, step_bytes
 from nodes.blocks.sizes import SIZES
 from testbed.errors import UserError
-from testbed.experiments.catalogue import DTYPES, OF_REPRESENTATION, config_of, dtype_of, filled
+from testbed.experiments.catalogue import (
+    DTYPES,
+    MORE,
+    OF_REPRESENTATION,
+    config_of,
+    dtype_of,
+    filled,
+    sizes_of_table,
+)
 from testbed.experiments.checkpoints import checkpoint_sizes, find_checkpoint, read_config
 from testbed.experiments.compute_tables import CacheTable, ComputeTable
 from testbed.experiments.experiment import BlocksSettings
@@ -91,7 +99,7 @@ def resolve_blocks(
         name = Path(checkpoint).name if checkpoint else f"{sizes.family}-{sizes.n_blocks}x{sizes.hidden_size}"
         full = filled(full, sizes, *held, name)
         if not (is_real or scenario.resolved):
-            _warn_of_windows(full, sizes)
+            _warn_of_windows(full)
     if not is_real:
         return full, compute, None
     if full.value_bytes != VALUE_BYTES[dtype]:
@@ -229,6 +237,8 @@ def _compared(table: ModelTable, sizes: ModelSizes) -> list[tuple[str, Any, Any]
         "head_size": sizes.head_size,
         "feed_forward": sizes.feed_forward,
         "vocab": sizes.vocabulary,
+        "experts": sizes.largest.n_experts,
+        "experts_per_token": sizes.largest.n_chosen,
     }
     return [(key, ours, pairs[key]) for key in pairs if (ours := getattr(table, key)) is not None]
 
@@ -251,7 +261,7 @@ def _agreeing(table: ModelTable, sizes: ModelSizes, checkpoint: str, is_resolved
         )
     said = ", ".join(f"{key} {theirs} (not {ours})" for key, ours, theirs in others)
     _log.warning("%s: the checkpoint's sizes are used: %s", checkpoint, said)
-    left_out = [*(key for key, _, _ in others), "name", "profile", "dtype", *OF_REPRESENTATION]
+    left_out = [*(key for key, _, _ in others), "name", "profile", "dtype", *OF_REPRESENTATION, *MORE]
     return table.model_copy(update=dict.fromkeys(left_out))
 
 
@@ -298,8 +308,10 @@ def _check_latent(table: ModelTable) -> None:
             raise KeyedError(("model", key), f"is missing; MLA (kv_rank) needs {', '.join(sizes)}")
 
 
-def _warn_of_windows(table: ModelTable, sizes: ModelSizes) -> None:
+def _warn_of_windows(table: ModelTable) -> None:
     """Warn that the caches of sliding windows are not limited to them."""
+    sizes = sizes_of_table(table)
+    assert sizes is not None
     windows = [block.window for block in sizes.blocks if block.window is not None]
     if windows:
         _log.warning(

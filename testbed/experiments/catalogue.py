@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -112,6 +112,12 @@ def _keys_of(sizes: ModelSizes) -> dict[str, Any]:
     is_even = sizes.head_size * sizes.n_heads == sizes.hidden_size
     # MLA's head size in [model] is without the part of the position.
     is_even = is_even or sizes.value_size != sizes.head_size
+    block = sizes.largest
+    inner = block.expert[0][0] if block.expert else sizes.feed_forward
+    experts_every = _every([one.n_experts > 0 for one in sizes.blocks])
+    windows = {one.window for one in sizes.blocks if one.window}
+    full_every = _every([one.window is None for one in sizes.blocks])
+    has_windows = windows and (full_every or block.window)
     return {
         "family": sizes.family,
         "n_blocks": sizes.n_blocks,
@@ -121,10 +127,23 @@ def _keys_of(sizes: ModelSizes) -> dict[str, Any]:
         "head_size": None if is_even else sizes.head_size,
         "feed_forward": sizes.feed_forward,
         "vocab": sizes.vocabulary,
+        # A pattern that no key states is left out: all blocks are as the largest.
+        "experts": block.n_experts or None,
+        "experts_per_token": block.n_chosen or None,
+        "expert_feed_forward": inner if inner != sizes.feed_forward else None,
+        "experts_every": experts_every if experts_every != 1 else None,
+        "window": max(windows) if has_windows else None,
+        "full_every": full_every if has_windows else None,
     }
 
 
-_MORE = {
+def _every(marks: Sequence[bool]) -> int | None:
+    """Return the n of which every n-th block, and no other, is marked; ``None`` if there is none."""
+    every = marks.index(True) + 1 if True in marks else 0
+    return every if every and all(mark == (not n % every) for n, mark in enumerate(marks, 1)) else None
+
+
+MORE = {
     "experts": "num_experts",
     "experts_per_token": "num_experts_per_tok",
     "expert_feed_forward": "moe_intermediate_size",
@@ -152,7 +171,7 @@ def config_of(table: ModelTable) -> dict[str, Any] | None:
     """Return the data of a ``config.json`` with the table's sizes; ``None`` if a needed size is missing."""
     if not (table.family and table.n_blocks and table.hidden_size and table.heads and table.vocab):
         return None
-    more = {theirs: value for ours, theirs in _MORE.items() if (value := getattr(table, ours)) is not None}
+    more = {theirs: value for ours, theirs in MORE.items() if (value := getattr(table, ours)) is not None}
     if table.kv_rank is not None and table.head_size is not None:
         more["qk_nope_head_dim"] = table.head_size
     return make_config(

@@ -46,9 +46,8 @@ def read_config(checkpoint: str) -> dict[str, Any]:
     try:
         config = json.loads(note_file(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(
-            f"{checkpoint} is not a checkpoint: it has no config.json; give another folder"
-        ) from None
+        what = "is not a checkpoint: it has no config.json" if folder.is_dir() else "does not exist"
+        raise UserError(f"{checkpoint} {what}; give another folder") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(config, dict):
@@ -84,6 +83,22 @@ def require_weights(folder: str, n_blocks: int) -> None:
 
     with _refused():
         check_weights(Path(folder), n_blocks)
+
+
+def require_computable(config: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` if a checkpoint with this ``config.json`` is one whose blocks no server computes."""
+    from nodes.blocks.files import check_config
+
+    with _refused():
+        check_config(config)
+
+
+def require_stored(config: Mapping[str, Any], weights: str, *, has_graphs: bool = False) -> None:
+    """Raise ``UserError`` if no server stores the model's blocks as ``weights``."""
+    from nodes.blocks.files import check_quantised
+
+    with _refused():
+        check_quantised(config, weights, has_graphs=has_graphs)
 
 
 @contextlib.contextmanager

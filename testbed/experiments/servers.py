@@ -133,10 +133,12 @@ def server_specs(
         held = stored or spec
         if members and not held.best_blocks(free_bytes):
             names = members[0].name if len(members) == 1 else f"{members[0].name} to {members[-1].name}"
+            own = "its own memory" if len(members) == 1 else "their own memory"
+            whose = group.hardware if group.memory is None else own
             block_bytes = min(held.blocks_bytes or (held.block_bytes,))
             _log.warning(
                 "servers: %s can hold no block, which takes %.3g GB: %s has %.3g GB for blocks and caches",
-                *(names, block_bytes / 1e9, group.hardware, free_bytes / 1e9),
+                *(names, block_bytes / 1e9, whose, free_bytes / 1e9),
             )
         times = parallel(
             times_of(table),

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
-from testbed.experiments.checkpoints import checkpoint_sizes, find_checkpoint, read_config, require_weights
+from testbed.experiments.checkpoints import (
+    checkpoint_sizes,
+    find_checkpoint,
+    read_config,
+    require_stored,
+    require_weights,
+)
 from testbed.experiments.families import MADE, VALUE_BYTES, make_config, sizes_of
 from testbed.experiments.problems import unknown
 from testbed.experiments.profiles import model_names
@@ -99,7 +105,9 @@ def show_answer(checkpoint: str, dtype: str, weights: str) -> dict[str, Any]:
 
     Raises ``UserError`` if the checkpoint cannot be read.
     """
-    sizes = checkpoint_sizes(read_config(checkpoint), checkpoint)
+    config = read_config(checkpoint)
+    sizes = checkpoint_sizes(config, checkpoint)
+    require_stored(config, weights)
     value_bytes = VALUE_BYTES[dtype]
     return {
         "checkpoint": checkpoint,

@@ -15,6 +15,7 @@ from testbed.experiments.shared_links import own_links_in_words
 from testbed.experiments.units import counted
 from testbed.fast.rehearsal import rehearsal
 from testbed.runs.session import check_online
+from testbed.runtime.blocks import blocks_missing, check_model
 from testbed.runtime.gpus import missing_gpu, shared_out
 from testbed.runtime.wiring import check_frames, check_rates
 from testbed.simulator.cases import Case
@@ -36,6 +37,8 @@ def validate_command(scenario: str, changes: Sequence[Override]) -> tuple[dict[s
         experiment = load_to_run(scenario, changes)
     check_frames(experiment)
     check_rates(experiment)
+    if blocks_missing() is None:
+        check_model(experiment)
     missing = missing_gpu(experiment)
     own = [row for row in experiment.network.sites if row.has_links]
     remarks = (

@@ -249,7 +249,7 @@ def check_can_run(experiment: Experiment, announce: Announce = silent) -> None:
     check_programs(experiment, announce)
     if experiment.compute.blocks is not None:
         require_blocks('compute.backend "blocks"')
-        check_model(experiment.compute.blocks)
+        check_model(experiment)
         shared_out(experiment, announce)
 
 

@@ -20,6 +20,8 @@ from testbed.experiments.checkpoints import (
     checkpoint_folder,
     checkpoint_sizes,
     read_config,
+    require_computable,
+    require_stored,
     require_weights,
 )
 from testbed.experiments.experiment import BlocksSettings, Experiment
@@ -116,11 +118,30 @@ def blocks_model(experiment: Experiment, run_dir: Path) -> BlocksModel | None:
     return blocks
 
 
-def check_model(settings: BlocksSettings) -> None:
-    """Raise ``UserError`` if the run would have to make a checkpoint that is too large."""
-    if settings.random_weights or settings.checkpoint is not None:
+def check_model(experiment: Experiment) -> None:
+    """Raise ``UserError`` if the run's model cannot be used; of one on the hub only its ``config.json`` is checked."""
+    settings = experiment.compute.blocks
+    if settings is None:
         return
-    sizes = checkpoint_sizes(settings.config, "[model]")
+    if settings.config:  # of a stored run whose checkpoint cannot be read it is empty
+        require_computable(settings.config)
+        require_stored(settings.config, settings.weights, has_graphs=settings.has_graphs)
+        sizes = checkpoint_sizes(settings.config, settings.checkpoint or "[model]")
+        if settings.checkpoint is None and not settings.random_weights:
+            _check_made(sizes)
+        _check_drafts(experiment, sizes)
+    _check_files(settings.checkpoint)
+
+
+def _check_files(checkpoint: str | None) -> None:
+    """Raise ``UserError`` if the files in a checkpoint's folder do not hold the model."""
+    if checkpoint is not None and Path(checkpoint).is_absolute():
+        config = read_config(str(checkpoint_folder(checkpoint)))
+        require_weights(checkpoint, checkpoint_sizes(config, checkpoint).n_blocks)
+
+
+def _check_made(sizes: ModelSizes) -> None:
+    """Raise ``UserError`` if the run would have to make a checkpoint that is too large."""
     n_bytes = sizes.n_blocks * sizes.block_bytes("plain", 4) + 4.0 * sizes.vocabulary * sizes.hidden_size
     if n_bytes > _MAX_MADE_BYTES:
         raise UserError(
@@ -174,7 +195,13 @@ def _check_drafts(experiment: Experiment, sizes: ModelSizes) -> None:
     draft_model = experiment.compute.draft_model
     if draft_model is None:
         return
-    drafts = checkpoint_sizes(read_config(draft_model), draft_model)
+    try:
+        config = read_config(draft_model)
+        require_computable(config)
+        _check_files(draft_model)
+    except UserError as error:
+        raise UserError(f"decoding.draft_model: {error}") from None
+    drafts = checkpoint_sizes(config, draft_model)
     if drafts.vocabulary != sizes.vocabulary:
         raise UserError(
             f"decoding.draft_model: {draft_model} has a vocabulary of {drafts.vocabulary:,} tokens, but the model has "

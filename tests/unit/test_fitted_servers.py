@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from testbed.experiments import Change, load_experiment
 from testbed.experiments.families import make_config
 from testbed.runtime.blocks import make_checkpoint
 from testbed.studies import fitted as module
+from testbed.studies.calibrate.command import subject_of
 from testbed.studies.calibrate.quick import QuickProfile, quick_profile
 from testbed.studies.fitted import fitted
 from tests.support.blocks import need_blocks
@@ -35,12 +37,12 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times that are known, in place of measured ones."""
 
     def quick(source: Any, device: Any) -> QuickProfile:
-        sizes = source.sizes
+        subject = subject_of(source, device, 0, 0.0)
         about = {
             "model": source.name,
             "dtype": "fp32" if device.dtype == "float32" else "bf16",
-            "block_values": sum(rows * columns for rows, columns in sizes.matrices),
-            "heads_width": sizes.n_heads * sizes.head_size,
+            "block_values": subject.block_values,
+            "heads_width": subject.heads_width,
         }
         times = {"decode": f"{DECODE_S} s", "step_base": "0 s", "prefill_base": "1 ms"}
         return QuickProfile({**times, "prefill_per_token": "1 ms", "measured": about}, "5 ms")
@@ -88,6 +90,26 @@ def test_the_times_of_other_blocks_are_not_measured_ones(checkpoint: str, known:
     experiment = experiment_of(checkpoint, None)
     again = load_experiment(_document(experiment))
     assert again.compute.is_measured, "a stored run knows it, too"
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("mixtral", {"num_local_experts": 4}),
+        ("mixtral", {"num_local_experts": 4, "sliding_window": 5}),
+        ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 24, "mlp_only_layers": [1]}),
+        ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 24, "decoder_sparse_step": 2}),
+        ("gpt_oss", {"num_local_experts": 4, "layer_types": ["sliding_attention", "full_attention"] * 3}),
+    ],
+)
+def test_the_times_of_a_mixtures_blocks_are_known_as_its_own(
+    family: str, more: dict[str, Any], known: None, tmp_path: Path
+) -> None:
+    config = make_config(family, 6, 16, 2, 300, more={"num_experts_per_tok": 2, **more})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    experiment = experiment_of(str(tmp_path), None)
+    assert experiment.compute.is_measured
+    assert load_experiment(_document(experiment)).compute.is_measured
 
 
 def test_times_that_are_changed_by_hand_are_not_measured_ones(checkpoint: str, known: None) -> None:

@@ -18,7 +18,8 @@ from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.families import make_config
 from testbed.inspect.machine import _blocks_rows
-from testbed.inspect.model import make_tiny_command
+from testbed.inspect.model import make_tiny_command, show_command
+from testbed.inspect.validity import validate_command
 from testbed.runs.generate import GenerateOptions, generate_command
 from testbed.runs.session import check_can_run, placed_experiment
 from testbed.runtime import wiring
@@ -33,7 +34,7 @@ def blocks(*options: str) -> Experiment:
     return load_experiment("bloom-tiny", ["compute.backend=blocks", *options])
 
 
-def config_file(folder: Path, **sizes: int) -> str:
+def config_file(folder: Path, **sizes: Any) -> str:
     config = {"model_type": "bloom", "n_layer": 8, "hidden_size": 64, "n_head": 4, "vocab_size": 512, **sizes}
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
@@ -101,6 +102,47 @@ def test_a_checkpoint_that_has_changed_since_the_run_was_recorded_is_refused(tmp
     )
     with pytest.raises(UserError, match="has 9 blocks of hidden size 64, but the scenario has 8 of 64"):
         blocks_model(changed, tmp_path)
+
+
+LLAMA = make_config("llama", 2, 32, 4, 300)
+MIXTURE = make_config("gpt_oss", 2, 32, 4, 300, more={"num_local_experts": 4, "num_experts_per_tok": 2})
+SCALED = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "words"),
+    [
+        (LLAMA | SCALED, (), "rotary embeddings of type 'dynamic' are not supported"),
+        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, (), r"quantised already \(gptq\)"),
+        (MIXTURE, ("compute.weights=nf4",), "the experts of a gpt_oss model are not quantised: give weights"),
+        (LLAMA, (), r"holds neither model\.safetensors nor"),
+    ],
+)
+def test_a_checkpoint_that_servers_would_refuse_is_refused_before_they_start(
+    config: dict[str, Any], options: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    need_blocks()
+    given = [f"compute.model={config_file(tmp_path, **config)}", "model={}", *options]
+    with pytest.raises(UserError, match=words):
+        check_can_run(blocks(*given))
+    with pytest.raises(UserError, match=words):
+        validate_command("bloom-tiny", ["compute.backend=blocks", *given])
+
+
+def test_experts_that_no_server_quantises_have_no_size(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the experts of a gpt_oss model are not quantised"):
+        show_command(config_file(tmp_path, **MIXTURE), None, "nf4")
+
+
+@pytest.mark.parametrize(("more", "words"), [({}, "holds neither model.safetensors"), (SCALED, "rotary")])
+def test_a_draft_model_that_cannot_be_loaded_is_refused_before_anything_starts(
+    more: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    need_blocks()
+    folder = config_file(tmp_path, **LLAMA | more)
+    drafts = ('decoding.drafter="model"', f"decoding.draft_model={folder}")
+    with pytest.raises(UserError, match=f"^decoding.draft_model: .*{words}"):
+        check_can_run(blocks("compute.random_weights=true", *drafts))
 
 
 def test_requests_longer_than_the_model_is_made_for_are_refused(tmp_path: Path) -> None:

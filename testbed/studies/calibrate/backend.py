@@ -23,7 +23,7 @@ from testbed.experiments.checkpoints import (
     read_config,
     require_weights,
 )
-from testbed.experiments.families import MADE, VALUE_BYTES, ModelSizes
+from testbed.experiments.families import FAMILIES, VALUE_BYTES, ModelSizes
 from testbed.experiments.model_tables import ModelTable
 from testbed.experiments.problems import KeyedError
 from testbed.experiments.profiles import profiled
@@ -71,12 +71,13 @@ def _profile_config(name: str) -> dict[str, Any]:
     except KeyedError as error:
         raise UserError(f"--model {name}: there is no such folder, and {error.what}") from None
     config = dict(SIZES[name]) if name in SIZES else config_of(table)
-    if config is None or table.family not in MADE:
+    if config is None or table.family not in FAMILIES:
         raise UserError(
             f"--model {name}: blocks of the family {table.family} cannot be computed; "
-            f"valid families: {', '.join(MADE)}"
+            f"valid families: {', '.join(FAMILIES)}"
         )
-    return config
+    # The classes of some families have a window where the configuration does not say that there is none.
+    return {"sliding_window": None, **config}
 
 
 def default_dtype(config: Mapping[str, Any]) -> str:

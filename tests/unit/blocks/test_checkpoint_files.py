@@ -89,6 +89,11 @@ def test_a_name_that_is_nowhere_is_refused_in_one_sentence(fake_hub: FakeHub) ->
     )
 
 
+def test_a_path_that_is_gone_is_looked_for_on_no_hub(fake_hub: FakeHub, tmp_path: Path) -> None:
+    with pytest.raises(ComputeError, match=f"^there is no folder {tmp_path / 'gone'}; give the folder of"):
+        resolve_checkpoint(str(tmp_path / "gone"))
+
+
 def test_pickled_weights_are_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ComputeError, match=r"pickled weights \(pytorch_model.bin\).* `testbed model import"):

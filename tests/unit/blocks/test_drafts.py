@@ -16,6 +16,8 @@ from tests.support.blocks import BLOOM, CONFIGS, LLAMA, Models, generated, hub_o
 
 need_blocks()
 
+from safetensors.torch import load_file, save_file
+
 from nodes.blocks.tiny import make_tiny
 from nodes.compute import ComputeError
 
@@ -157,3 +159,23 @@ def test_a_draft_model_with_another_vocabulary_is_refused(models: Models, tmp_pa
             decoding=Decoding("model", 4, 0.5),
             draft_folder=str(tmp_path / "draft"),
         )
+
+
+def test_a_draft_model_that_is_not_whole_is_refused_by_its_tensor(models: Models, tmp_path: Path) -> None:
+    make_tiny(tmp_path, CONFIGS[LLAMA], seed=5, n_shards=1)
+    path, name = tmp_path / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    whole = load_file(path)
+
+    def refusal() -> str:
+        with pytest.raises(ComputeError) as caught:
+            hub_of(
+                models.source(LLAMA), decoding=Decoding("model", 4, 0.5), draft_folder=str(tmp_path)
+            ).close()
+        return str(caught.value)
+
+    save_file({key: tensor for key, tensor in whole.items() if key != name}, path, {"format": "pt"})
+    assert refusal() == f"the draft model {tmp_path} has no tensor {name}"
+    save_file(whole | {name: whole[name][:8].clone()}, path, {"format": "pt"})
+    assert f"{name} in the draft model {tmp_path} is 8 by 64, but " in refusal()
+    path.write_bytes(path.read_bytes()[:2000])
+    assert refusal().startswith(f"the draft model {tmp_path} cannot be loaded: ")

@@ -25,7 +25,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
 
 from nodes.blocks import quantised
-from nodes.blocks.family import MODEL_TYPES, cache_layout, family_of, kinds_of
+from nodes.blocks.family import MODEL_TYPES, cache_layout, family_of, kinds_of, run_with
 from nodes.blocks.loading import empty_block, planned_bytes
 from nodes.blocks.whole import WholeModel
 from nodes.compute import ComputeError
@@ -185,6 +185,25 @@ def test_blocks_whose_state_is_no_cache_are_refused_by_their_kind() -> None:
     kinds = ["full_attention", "linear_attention", "full_attention", "full_attention"]
     with pytest.raises(ComputeError, match="linear_attention"):
         family_of({**_COMMON, "model_type": "qwen3", "layer_types": kinds})
+
+
+class _Before(torch.nn.Module):
+    """As models of transformers until 5.23."""
+
+    def forward(self, tokens: Any, past_key_values: Any = None, **others: Any) -> Any:
+        return tokens, past_key_values, others
+
+
+class _Since(torch.nn.Module):
+    """As models of transformers from 5.24 on, where the other name is deprecated."""
+
+    def forward(self, tokens: Any, cache: Any = None, **others: Any) -> Any:
+        return tokens, cache, others
+
+
+@pytest.mark.parametrize("model", [_Before(), _Since()])
+def test_a_cache_has_the_name_that_the_installed_transformers_has(model: torch.nn.Module) -> None:
+    assert run_with("kept", model, tokens=[1]) == ([1], "kept", {"use_cache": True})
 
 
 def test_kinds_of_blocks_are_those_of_the_configuration() -> None:

@@ -13,9 +13,12 @@ import pytest
 from nodes.compute import ComputeError
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
+from testbed.experiments.catalogue import sizes_of_table
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.profiles import named_model
 from testbed.experiments.stub import stub_profile
 from testbed.studies.calibrate import command
+from testbed.studies.calibrate.backend import read_source
 from testbed.studies.calibrate.command import Options, calibrate_command, numbers
 from tests.support.blocks import need_blocks
 
@@ -157,6 +160,10 @@ def test_a_client_without_room_for_its_part_leaves_the_blocks_calibration_as_it_
         ),
         ({"sessions": (0,)}, "at least 1, not 0"),
         (
+            {"model": "deepseek-v3", "random_weights": True},
+            "blocks of the family deepseek_v3 cannot be computed; valid families: bloom, llama, mistral, ",
+        ),
+        (
             {"model": "bloom-1", "random_weights": True},
             "--model bloom-1: there is no such folder, and unknown model",
         ),
@@ -187,6 +194,28 @@ def test_a_device_that_cannot_compute_so_is_refused_in_one_sentence(
     with pytest.raises(UserError, match=words) as caught:
         calibrate_command(replace(Options(model=str(model), random_weights=True), **changes))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bloom-560m", "llama-3-8b", "mistral-7b", "qwen2.5-0.5b", "qwen3-4b", "mixtral-8x7b", "gpt-oss-20b"],
+)
+def test_a_model_by_name_has_the_blocks_of_its_name(name: str) -> None:
+    need_blocks()
+    import torch
+
+    from nodes.blocks.family import family_of, kinds_of, window_of
+    from nodes.blocks.loading import empty_block, planned_bytes
+
+    table = named_model(name, "fp32")
+    sizes = sizes_of_table(table)
+    assert sizes is not None
+    source = read_source(name, random_weights=True)
+    assert source.sizes.blocks == sizes.blocks
+    family, config = family_of(source.weights.config)
+    block = empty_block(family, family.block_config(config), sizes.n_blocks - 1)
+    assert planned_bytes(block, torch.float32, "plain") == table.block_size
+    assert [window_of(config, kind) for kind in kinds_of(config)] == [one.window for one in sizes.blocks]
 
 
 def test_a_folder_that_holds_something_is_left_alone(model: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from policies.steps import StepTimes
 from testbed.control.placing import place_experiment
 from testbed.experiments import dump_toml, load_experiment
 from testbed.experiments.catalogue import DTYPES, gpu_named, gpus, models, sizes_of_table
+from testbed.experiments.families import make_config
 from testbed.experiments.profiles import named_model
 from testbed.experiments.roofline import BLOCK_OVERHEAD_S, MEMORY_EFFICIENCY, Block, block_of, roofline
 from testbed.inspect.hardware import hardware_command, model_command
@@ -328,6 +330,52 @@ def test_a_catalogues_model_whose_blocks_differ_is_placed_and_served(tmp_path: P
     )
     simulation = simulate(Case(load_experiment(str(path))), "testbed")
     assert all(row.chain for row in simulation.rows)
+
+
+ON_THE_HUB: dict[str, dict[str, object]] = {
+    "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3-30b-a3b": {
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "sliding_window": None,
+    },
+    "gpt-oss-20b": {
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+    },
+}
+"""What the models' own ``config.json`` have beside the usual sizes."""
+
+
+@pytest.mark.parametrize("name", ON_THE_HUB)
+def test_a_mixtures_checkpoint_has_the_times_of_its_name(name: str, tmp_path: Path) -> None:
+    table = models()[name]
+    assert table.family and table.n_blocks and table.hidden_size and table.heads and table.vocab
+    config = make_config(
+        *(table.family, table.n_blocks, table.hidden_size, table.heads, table.vocab, table.kv_heads),
+        feed_forward=table.feed_forward,
+        more=ON_THE_HUB[name],
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "mixture.toml"
+    text = MIXTURE.replace('memory = "8 GB"', "").replace('"l4"', '"h200"')
+    path.write_text(text.replace('profile = "qwen3-30b-a3b"\nn_blocks = 8', 'dtype = "bf16"'))
+    named = load_experiment(str(path), [f"model.profile={name}"])
+    read = load_experiment(str(path), [f"compute.model={tmp_path}"])
+    assert read.problem.servers == named.problem.servers
+    assert all(server.experts_s > 0 for server in read.problem.servers)
+    about = {"name": name, "petals_cache_tokens": 0}
+    assert replace(read.problem.model, **about) == replace(named.problem.model, **about)
+    stored = tmp_path / "stored.toml"
+    stored.write_text(dump_toml(read))
+    assert load_experiment(str(stored)).problem == read.problem
 
 
 def test_a_mixture_made_by_hand_lacks_nothing_and_is_read_as_one(tmp_path: Path) -> None:

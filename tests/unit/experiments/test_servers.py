@@ -147,8 +147,13 @@ def test_a_measured_profile_has_no_more_memory_than_the_gpu_that_was_measured() 
 
 def test_servers_that_can_hold_no_block_are_named(caplog: pytest.LogCaptureFixture) -> None:
     load_experiment("clustered", ["servers.0.memory=1 GB"])
-    assert caplog.messages == [
-        "servers: mig-1g-0 to mig-1g-6 can hold no block, which takes 1.32 GB: mig-1g has 1 GB for blocks and caches"
+    load_experiment("clustered", ["servers.0.memory=1 GB", "servers.0.count=1"])
+    load_experiment("clustered", ["hardware.mig-1g.memory=1 GB"])
+    many, one = "mig-1g-0 to mig-1g-6 can hold no block, which takes 1.32 GB:", "1 GB for blocks and caches"
+    assert [text.removeprefix("servers: ") for text in caplog.messages] == [
+        f"{many} their own memory has {one}",
+        f"mig-1g-0 can hold no block, which takes 1.32 GB: its own memory has {one}",
+        f"{many} mig-1g has {one}",
     ]
 
 
