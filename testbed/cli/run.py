@@ -272,8 +272,10 @@ def serve(
         served_model_name or "",
         tuple(cors or ()),
     )
-    serve_command(
-        scenario, changed, options, out, report=report, trace=trace, with_twin=twin, echo=typer.echo
+    raise typer.Exit(
+        serve_command(
+            scenario, changed, options, out, report=report, trace=trace, with_twin=twin, echo=typer.echo
+        )
     )
 
 
@@ -308,17 +310,19 @@ def chat(
 
     scenario, network, fit = _scenario_of(scenario, model, network, overrides)
     keys = {"network.backend": network, "compute.backend": "blocks"}
-    chat_command(
-        scenario,
-        fit + changes(overrides, keys, model, random_weights),
-        ServeOptions.local(port),
-        max_tokens,
-        temperature or 0.0,
-        out,
-        _typed(),
-        report=report,
-        with_twin=twin,
-        echo=lambda text: typer.echo(text, nl=False),
+    raise typer.Exit(
+        chat_command(
+            scenario,
+            fit + changes(overrides, keys, model, random_weights),
+            ServeOptions.local(port),
+            max_tokens,
+            temperature or 0.0,
+            out,
+            _typed(),
+            report=report,
+            with_twin=twin,
+            echo=lambda text: typer.echo(text, nl=False),
+        )
     )
 
 

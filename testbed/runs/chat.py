@@ -37,18 +37,20 @@ def chat_command(
     report: bool,
     with_twin: bool,
     echo: Callable[[str], None],
-) -> None:
+) -> int:
     """Serve, and answer ``lines``, each a message of one conversation, until they end or the user interrupts.
 
-    ``echo`` gets the endpoint's URL, the answers as they arrive, and the times after each. Raises ``TestbedError``.
+    ``echo`` gets the endpoint's URL, the answers as they arrive, and the times after each. Returns the
+    exit code. Raises ``TestbedError``.
     """
     experiment = experiment_to_serve(scenario, overrides, options)
     run_options = RunOptions(report=report, trace=False, with_twin=with_twin, live=False)
     run = _ChatRun(experiment, out, run_options, options, echo, lines)
     run.settings = {"max_tokens": max_tokens, "temperature": temperature}
-    say_ended(run.run())
+    code = say_ended(run.run())
     if run.failure is not None:
         raise run.failure
+    return code
 
 
 class _ChatRun(ServedRun):

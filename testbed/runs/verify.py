@@ -33,8 +33,15 @@ _HEADROOM_RATIO = 1.2
 def verify_tokens(
     run_dir: Path, experiment: Experiment, blocks: BlocksModel, announce: Callable[[str], None]
 ) -> Verification:
-    """Compare every completed request's tokens; writes and returns the result, or why there is none."""
-    found = _verify(run_dir, experiment, blocks, announce)
+    """Compare every completed request's tokens; writes and returns the result, or why there is none.
+
+    Raises ``KeyboardInterrupt`` if the comparison was interrupted.
+    """
+    try:
+        found = _verify(run_dir, experiment, blocks, announce)
+    except KeyboardInterrupt:
+        write_json(run_dir / VERIFY, data_of(unchecked("the comparison was interrupted")))
+        raise
     write_json(run_dir / VERIFY, data_of(found))
     return found
 
@@ -63,17 +70,14 @@ def _verify(
         "requests": [_entry(r, blocks, plans.get(r.index)) for r in requests],
     }
     with open(run_dir / "logs" / "whole.log", "ab") as log:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-P", "-m", "nodes.blocks.whole"],
-                input=json.dumps(job).encode(),
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, **marks(run_dir)},
-                check=False,
-            )
-        except KeyboardInterrupt:
-            return unchecked("the comparison was interrupted")
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "nodes.blocks.whole"],
+            input=json.dumps(job).encode(),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **marks(run_dir)},
+            check=False,
+        )
     if done.returncode:
         return unchecked(f"the whole model could not be computed here; see {run_dir / 'logs' / 'whole.log'}")
     return msgspec.json.decode(done.stdout, type=Verification)
