@@ -38,7 +38,7 @@ def too_many_ties(n_checked: int | UnsetType | None, n_tied: int | UnsetType | N
     )
 
 
-def verdict(summary: RunSummary) -> str:
+def verdict(summary: RunSummary | Verification) -> str:
     """Return whether the tokens of a run with real blocks are those of the whole model."""
     checked, altered, tied = summary.n_tokens_checked, summary.n_tokens_altered, summary.n_tokens_tied
     if checked is None:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nodes.eventlog import LogReader
-from nodes.records import Token
+from nodes.records import Arrived, Token
 from testbed.errors import RunError
 from testbed.experiments import Override
 from testbed.runs.hoptimes import times_text
@@ -98,8 +98,9 @@ class _ChatRun(ServedRun):
                     self._show(f"{error}; {_NEW} begins another conversation\n\n")
                     continue
                 turns.append({"role": "assistant", "content": answer})
-                if tokens := self._tokens(number):
-                    self._show(f"\n\n{times_text(tokens, names)}\n\n")
+                arrived_at_s, tokens = self._logged(number)
+                if tokens:
+                    self._show(f"\n\n{times_text(tokens, names, arrived_at_s)}\n\n")
         except (RunError, OSError, http.client.HTTPException, ValueError) as error:
             self.failure = error if isinstance(error, RunError) else RunError(f"the chat ended: {error}")
         finally:
@@ -127,13 +128,17 @@ class _ChatRun(ServedRun):
         finally:
             connection.close()
 
-    def _tokens(self, request: int) -> list[Token]:
+    def _logged(self, request: int) -> tuple[float, list[Token]]:
+        """Return when a request arrived, and its tokens."""
         for path in (self.run_dir / "events").glob("*.log"):
-            log = self._logs.setdefault(path, LogReader(path))
-            tokens = [record for record in log if isinstance(record, Token) and record.request == request]
-            if tokens:
-                return tokens
-        return []
+            records = [
+                record
+                for record in self._logs.setdefault(path, LogReader(path))
+                if isinstance(record, Arrived | Token) and record.request == request
+            ]
+            if records:
+                return records[0].at_s, [record for record in records if isinstance(record, Token)]
+        return 0.0, []
 
 
 def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
