@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,8 @@ def generate_command(
         say(f"interrupted: the record up to now is in {ended.run_dir}")
         return EXIT_INTERRUPTED, {}
     answer = _answer(ended.run_dir, records[0], run.ids, run.text)
+    assert run.blocks is not None, "generate computes real blocks"
+    answer["ended_by"] = ended_by(answer["token_ids"], run.blocks.end_tokens())
     names = [server.name for server in ended.experiment.problem.servers]
     chain = last_chain(run.tokens) or records[0].chain
     answer["chain"] = [
@@ -208,6 +210,11 @@ def answer_text(answer: dict[str, Any]) -> str:
     return f"ended by {answer['ended_by']}; {found}\nblocks by server: {chain}"
 
 
+def ended_by(tokens: Sequence[int], ends: Collection[int]) -> str:
+    """Return what ended an output: one of the model's tokens ``ends``, or the option."""
+    return "the model" if tokens and tokens[-1] in ends else "--max-new-tokens"
+
+
 def request_of(n_input_tokens: int, n_output_tokens: int) -> Change:
     """Return the workload of a single request."""
     requests = [[0.0, n_input_tokens, n_output_tokens]]
@@ -294,7 +301,6 @@ def _answer(run_dir: Path, record: RequestRecord, ids: list[int], text: _Text) -
         "prompt_ids": ids,
         "status": record.status,
         "reason": record.reason,
-        "ended_by": "the model" if len(tokens) < record.n_output_tokens else "--max-new-tokens",
         "ttft_s": record.tokens[0].at_s - record.arrived_at_s if tokens else None,
         "token_s": [token.at_s - token.ready_at_s for token in record.tokens],
         "run": str(run_dir),

@@ -131,7 +131,8 @@ class ServedRun(RunSession):
             *(options.api_key, options.admission == "reject", options.max_requests),
             *(options.served_model_name, options.cors),
         )
-        self._endpoint = Endpoint(self.experiment, codec, rules, self._bound)
+        ends = () if self.blocks is None else self.blocks.end_tokens()
+        self._endpoint = Endpoint(self.experiment, codec, rules, self._bound, ends)
         self._endpoint.when_ready(self._ready)
         self.guests = self._endpoint.guests
 

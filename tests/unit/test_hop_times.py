@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodes.records import HopRecord, Token
+from testbed.runs.generate import ended_by
 from testbed.runs.hoptimes import HopTimes, hop_times, last_chain, times_text
 
 
@@ -78,3 +79,8 @@ def test_a_server_that_died_counts_for_the_tokens_that_it_served() -> None:
     ]
     assert times_text(tokens, ["a", "b", "c"], 0.0).splitlines()[5].split()[:2] == ["client", "2.0"]
     assert last_chain(tokens) == [(0, 0, 2), (2, 2, 4)]
+
+
+def test_an_end_token_ends_an_output_also_as_the_last_one_allowed() -> None:
+    assert ended_by([5, 6, 2], {2}) == "the model"
+    assert ended_by([5, 6, 7], {2}) == ended_by([], {2}) == "--max-new-tokens"
