@@ -54,9 +54,9 @@ class ServeOptions:
     """Origins whose pages may use the endpoint from a browser; "*" are all."""
 
     @staticmethod
-    def local(port: int) -> ServeOptions:
+    def local(port: int, tokenizer: Path | None = None) -> ServeOptions:
         """Return the options of an endpoint for this machine alone, without a page."""
-        return ServeOptions("127.0.0.1", port, None, False, "none", "wait", 1024, None, None, None)
+        return ServeOptions("127.0.0.1", port, None, False, "none", "wait", 1024, None, tokenizer, None)
 
 
 def serve_command(
@@ -98,6 +98,7 @@ def say_ended(ended: Ended) -> int:
 class ServedRun(RunSession):
     """A run with an endpoint."""
 
+    codec: Codec
     missing = "any request"
     stays_open = True
 
@@ -126,7 +127,7 @@ class ServedRun(RunSession):
 
     def prepare(self) -> None:
         options = self._of_endpoint
-        codec = self._words or _codec(self.blocks, options.tokenizer)
+        self.codec = codec = self._words or _codec(self.blocks, options.tokenizer)
         rules = Rules(
             *(options.api_key, options.admission == "reject", options.max_requests),
             *(options.served_model_name, options.cors),
