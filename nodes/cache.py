@@ -9,6 +9,13 @@ ROUNDING = 1 + 1e-9
 """Relative slack, the same as in routing, so that rounding never refuses a session that routing admitted."""
 
 
+def _size(n_bytes: float) -> str:
+    """Returns bytes for people: in MB, or in kB what would be less than 0.1 MB. Less than a byte is nothing."""
+    if 1 <= n_bytes < 1e5:
+        return f"{n_bytes / 1e3:.3g} kB"
+    return f"{n_bytes / 1e6:.1f} MB"
+
+
 class NoCapacityError(Exception):
     """The server has no room for this session now."""
 
@@ -74,12 +81,12 @@ class CacheAccount:
         """
         if not self.could_hold(most_bytes):
             raise NoCapacityError(
-                f"{most_bytes / 1e6:.1f} MB may be needed; the server has {self.capacity_bytes / 1e6:.1f} MB"
+                f"{_size(most_bytes)} may be needed; the server has {_size(self.capacity_bytes)}"
             )
         after_bytes = self.used_bytes + n_bytes
         if self._reserved and after_bytes > high_water * self.capacity_bytes * ROUNDING:
             raise NoCapacityError(
-                f"{after_bytes / 1e6:.1f} MB would be in use, more than {high_water:.0%} of the room"
+                f"{_size(after_bytes)} would be in use, more than {high_water:.0%} of the room"
             )
 
     def make_room(
@@ -107,7 +114,7 @@ class CacheAccount:
     def _take(self, session: Hashable, n_bytes: float) -> None:
         if not self.could_hold(self.used_bytes + n_bytes):
             free_bytes = max(0.0, self.capacity_bytes - self.used_bytes)
-            raise NoCapacityError(f"{n_bytes / 1e6:.1f} MB asked for, {free_bytes / 1e6:.1f} MB free")
+            raise NoCapacityError(f"{_size(n_bytes)} asked for, {_size(free_bytes)} free")
         self._reserved[session] = self._reserved.get(session, 0.0) + n_bytes
         self._used_bytes += n_bytes
 

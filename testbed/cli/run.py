@@ -58,6 +58,16 @@ TemperatureOption = Annotated[
     ),
 ]
 
+TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="DIR",
+        help="A tokenizer's folder; default the model's, or with the stub a small one.",
+        rich_help_panel=_ENDPOINT,
+    ),
+]
+
 
 def up(
     scenario: RunScenarioArg = None,
@@ -185,14 +195,7 @@ def serve(
             rich_help_panel=_ENDPOINT,
         ),
     ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="A tokenizer's folder; default the model's, or with the stub a small one.",
-            rich_help_panel=_ENDPOINT,
-        ),
-    ] = None,
+    tokenizer: TokenizerOption = None,
     served_model_name: Annotated[
         str | None,
         typer.Option(
@@ -272,15 +275,24 @@ def serve(
         served_model_name or "",
         tuple(cors or ()),
     )
-    serve_command(
-        scenario, changed, options, out, report=report, trace=trace, with_twin=twin, echo=typer.echo
+    raise typer.Exit(
+        serve_command(
+            scenario, changed, options, out, report=report, trace=trace, with_twin=twin, echo=typer.echo
+        )
     )
 
 
 def chat(
     scenario: RunScenarioArg = None,
     model: ModelOption = None,
-    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Longest answer in tokens.")] = 256,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Longest answer in tokens; default 256, or what the model's limit leaves.",
+        ),
+    ] = None,
     temperature: TemperatureOption = 0.0,
     port: Annotated[
         int,
@@ -290,6 +302,7 @@ def chat(
     ] = 0,
     network: NetworkOption = None,
     random_weights: RandomOption = False,
+    tokenizer: TokenizerOption = None,
     overrides: SetOption = None,
     out: OutOption = None,
     report: ReportOption = False,
@@ -308,17 +321,19 @@ def chat(
 
     scenario, network, fit = _scenario_of(scenario, model, network, overrides)
     keys = {"network.backend": network, "compute.backend": "blocks"}
-    chat_command(
-        scenario,
-        fit + changes(overrides, keys, model, random_weights),
-        ServeOptions.local(port),
-        max_tokens,
-        temperature or 0.0,
-        out,
-        _typed(),
-        report=report,
-        with_twin=twin,
-        echo=lambda text: typer.echo(text, nl=False),
+    raise typer.Exit(
+        chat_command(
+            scenario,
+            fit + changes(overrides, keys, model, random_weights),
+            ServeOptions.local(port, tokenizer),
+            max_tokens,
+            temperature or 0.0,
+            out,
+            _typed(),
+            report=report,
+            with_twin=twin,
+            echo=lambda text: typer.echo(text, nl=False),
+        )
     )
 
 

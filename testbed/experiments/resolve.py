@@ -255,7 +255,7 @@ def resolve(
             batching=_batching(compute, blocks),
             chunk_tokens=compute.chunk_tokens,
             paging=paging,
-            prefix=_prefix(scenario.cache, requests, sum(lengths), is_forwarding),
+            prefix=_prefix(scenario, requests, sum(lengths), is_forwarding),
             expected_output=None if paging is None else scenario.cache.expected_output or expected_output,
             blocks=blocks,
             draft_model=None if decoding_table is None or blocks is None else decoding_table.draft_model,
@@ -444,9 +444,10 @@ def _paging(table: CacheTable) -> PagingRules | None:
 
 
 def _prefix(
-    table: CacheTable, requests: Sequence[RequestPlan], longest: int, is_forwarding: bool
+    scenario: Scenario, requests: Sequence[RequestPlan], longest: int, is_forwarding: bool
 ) -> PrefixRules | None:
     """Return how caches outlive their requests. ``longest``: the tokens that the placement is designed for."""
+    table = scenario.cache
     if table.prefix is None or table.prefix == "none":
         return None
     if table.prefix == "shared":
@@ -458,6 +459,10 @@ def _prefix(
             )
         size = table.page_tokens or PrefixRules.page_tokens
         return PrefixRules("shared", size, history_bytes=table.hub_history or 0.0)
+    if scenario.endpoint is not None:
+        raise KeyedError(
+            ("cache", "prefix"), 'is "session", and requests from outside keep no chain open; take "shared"'
+        )
     if not any(request.turn is not None and request.turn.after is not None for request in requests):
         raise KeyedError(
             ("cache", "prefix"),

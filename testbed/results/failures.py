@@ -14,8 +14,8 @@ from testbed.records.summary import RunSummary
 from testbed.results.logs import RunRecords
 from testbed.results.requests import stats
 
-_NUMBER = re.compile(r"(?<![\w.-])\d+([.,]\d+)*(?!\w)")
-"""A number, but not the digits of a name such as ``s-0``."""
+_NUMBER = re.compile(r"(?<![\w.-])\d+([.,]\d+)*( [kM]B)?(?!\w)")
+"""A number, with the unit of a size, but not the digits of a name such as ``s-0``."""
 
 
 def commonest(reasons: Iterable[tuple[str, int]], most: int) -> dict[str, int]:

@@ -19,7 +19,7 @@ from testbed.results.failures import failure_text
 from testbed.results.slo import objectives_of
 from testbed.results.speculation import speculation_text
 from testbed.results.unused import unused_text
-from testbed.results.verified import ties, too_many_ties
+from testbed.results.verified import verdict
 from testbed.terminal import console_to
 
 _ROWS = (
@@ -339,22 +339,13 @@ def _blocks_lines(summary: RunSummary) -> list[str]:
     """Return lines on a run with real blocks: whether its tokens are right, and how much memory it took."""
     if summary.compute != "blocks":
         return []
-    checked, altered = summary.n_tokens_checked, summary.n_tokens_altered
-    if checked is None:
-        lines = [f"tokens were not compared with the whole model's: {summary.tokens_unchecked_because}"]
-    elif not altered and (many := too_many_ties(checked, summary.n_tokens_tied)):
-        lines = [many]
-    elif not altered or not summary.altered:
-        lines = [
-            f"all {checked} tokens are those of the whole model on one machine{ties(summary.n_tokens_tied)}"
-        ]
-    else:
+    lines = [verdict(summary)]
+    if summary.n_tokens_altered and summary.altered:
         first = summary.altered[0]
-        lines = [
-            f"{altered} of {checked} tokens are NOT those of the whole model on one machine",
+        lines.append(
             f"the first is token {first.token} of request {first.request}: {first.is_}, should be "
-            f"{first.should_be}",
-        ]
+            f"{first.should_be}"
+        )
     memory = summary.memory
     if memory and memory.difference_ratio is not None:
         lines.append(

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UnsetType
 
 from testbed.experiments.experiment import Experiment
-from testbed.records.summary import Verification
+from testbed.records.summary import RunSummary, Verification
 
 VERIFY = "verify.json"
 """Written after a run with real blocks; see ``testbed.runs.verify``."""
@@ -35,6 +35,18 @@ def too_many_ties(n_checked: int | UnsetType | None, n_tied: int | UnsetType | N
     return (
         f"{n_tied} of {n_checked} tokens differ from those of the whole model by a tie of two logits: more than "
         f"{100 * MOST_TIED_RATIO:g} % is not rounding alone, so the tokens count as wrong"
+    )
+
+
+def verdict(summary: RunSummary | Verification) -> str:
+    """Return whether the tokens of a run with real blocks are those of the whole model."""
+    checked, altered, tied = summary.n_tokens_checked, summary.n_tokens_altered, summary.n_tokens_tied
+    if checked is None:
+        return f"tokens were not compared with the whole model's: {summary.tokens_unchecked_because}"
+    if altered:
+        return f"{altered} of {checked} tokens are NOT those of the whole model on one machine"
+    return too_many_ties(checked, tied) or (
+        f"all {checked} tokens are those of the whole model on one machine{ties(tied)}"
     )
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from nodes.eventlog import LogReader
-from nodes.records import Token
+from nodes.records import Arrived, Token
 from testbed.errors import RunError
 from testbed.experiments import Override
 from testbed.runs.hoptimes import times_text
 from testbed.runs.serve import ServedRun, ServeOptions, experiment_to_serve, say_ended
 from testbed.runs.session import RunOptions
+from testbed.serving.app import SESSION_HEADER
 
+_USUAL_TOKENS = 256
 _NEW, _END = "/new", ("/exit", "/quit")
 
 
@@ -29,7 +31,7 @@ def chat_command(
     scenario: str,
     overrides: Sequence[Override],
     options: ServeOptions,
-    max_tokens: int,
+    max_tokens: int | None,
     temperature: float,
     out: Path | None,
     lines: Iterable[str],
@@ -37,26 +39,29 @@ def chat_command(
     report: bool,
     with_twin: bool,
     echo: Callable[[str], None],
-) -> None:
+) -> int:
     """Serve, and answer ``lines``, each a message of one conversation, until they end or the user interrupts.
 
-    ``echo`` gets the endpoint's URL, the answers as they arrive, and the times after each. Raises ``TestbedError``.
+    ``echo`` gets the endpoint's URL, the answers as they arrive, and the times after each. Returns the
+    exit code. Raises ``TestbedError``.
     """
     experiment = experiment_to_serve(scenario, overrides, options)
     run_options = RunOptions(report=report, trace=False, with_twin=with_twin, live=False)
     run = _ChatRun(experiment, out, run_options, options, echo, lines)
-    run.settings = {"max_tokens": max_tokens, "temperature": temperature}
-    say_ended(run.run())
+    run.max_tokens, run.temperature = max_tokens, temperature
+    code = say_ended(run.run())
     if run.failure is not None:
         raise run.failure
+    return code
 
 
 class _ChatRun(ServedRun):
     """A run with an endpoint and one conversation, in a thread of its own: waiting for a line blocks."""
 
     failure: RunError | None = None
-    settings: Mapping[str, float] = MappingProxyType({})
-    """What is sent with every message."""
+    max_tokens: int | None = None
+    """Longest answer in tokens; None: ``_USUAL_TOKENS``, or what is left of the model's limit."""
+    temperature = 0.0
 
     def __init__(
         self,
@@ -79,6 +84,7 @@ class _ChatRun(ServedRun):
         address = self._bound.getsockname()[:2]
         names = [server.name for server in self.experiment.problem.servers]
         turns: list[dict[str, str]] = []
+        session = uuid.uuid4().hex
         try:
             for line in self._lines:
                 text = line.strip()
@@ -86,33 +92,39 @@ class _ChatRun(ServedRun):
                     break
                 if text == _NEW:
                     turns.clear()
+                    session = uuid.uuid4().hex
                 if not text or text == _NEW:
                     continue
                 turns.append({"role": "user", "content": text})
                 try:
-                    number, answer = self._ask(address, turns)
+                    number, answer = self._ask(address, turns, session)
                 except _RefusedError as error:
                     turns.pop()
-                    self._show(f"{error}; {_NEW} begins another conversation\n\n")
+                    advice = f"; {_NEW} begins another conversation" if turns else ""
+                    self._show(f"{error}{advice}\n\n")
                     continue
                 turns.append({"role": "assistant", "content": answer})
-                if tokens := self._tokens(number):
-                    self._show(f"\n\n{times_text(tokens, names)}\n\n")
+                arrived_at_s, tokens = self._logged(number)
+                if tokens:
+                    self._show(f"\n\n{times_text(tokens, names, arrived_at_s)}\n\n")
         except (RunError, OSError, http.client.HTTPException, ValueError) as error:
             self.failure = error if isinstance(error, RunError) else RunError(f"the chat ended: {error}")
         finally:
             self.interrupt()
 
-    def _ask(self, address: tuple[str, int], turns: Sequence[dict[str, str]]) -> tuple[int, str]:
-        """Send the conversation; shows the answer as it arrives. Returns the request's number and the answer."""
+    def _ask(
+        self, address: tuple[str, int], turns: Sequence[dict[str, str]], session: str
+    ) -> tuple[int, str]:
+        """Send the conversation ``session``; shows the answer as it arrives. Returns the request's number and the answer."""
         connection = http.client.HTTPConnection(*address)
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", SESSION_HEADER: session}
         if self._of_endpoint.api_key is not None:
             headers["Authorization"] = f"Bearer {self._of_endpoint.api_key}"
         try:
             connection.request("GET", "/v1/models", headers=headers)
             model = json.loads(connection.getresponse().read())["data"][0]["id"]
-            body = {"model": model, "messages": turns, "stream": True, **self.settings}
+            settings = {"max_tokens": self._longest(turns), "temperature": self.temperature}
+            body = {"model": model, "messages": turns, "stream": True, **settings}
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
             response = connection.getresponse()
             if response.status != http.HTTPStatus.OK:
@@ -125,13 +137,27 @@ class _ChatRun(ServedRun):
         finally:
             connection.close()
 
-    def _tokens(self, request: int) -> list[Token]:
+    def _longest(self, turns: Sequence[dict[str, str]]) -> int:
+        """Return how many tokens the answer may have."""
+        if self.max_tokens is not None:
+            return self.max_tokens
+        try:
+            n_prompt = len(self.codec.chat([(turn["role"], turn["content"]) for turn in turns]))
+        except ValueError:  # the endpoint says what is wrong
+            n_prompt = 0
+        return max(1, min(_USUAL_TOKENS, self.experiment.workload.endpoint_tokens - n_prompt))
+
+    def _logged(self, request: int) -> tuple[float, list[Token]]:
+        """Return when a request arrived, and its tokens."""
         for path in (self.run_dir / "events").glob("*.log"):
-            log = self._logs.setdefault(path, LogReader(path))
-            tokens = [record for record in log if isinstance(record, Token) and record.request == request]
-            if tokens:
-                return tokens
-        return []
+            records = [
+                record
+                for record in self._logs.setdefault(path, LogReader(path))
+                if isinstance(record, Arrived | Token) and record.request == request
+            ]
+            if records:
+                return records[0].at_s, [record for record in records if isinstance(record, Token)]
+        return 0.0, []
 
 
 def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from testbed.experiments.checkpoints import checkpoint_sizes
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.families import ModelSizes
 from testbed.experiments.units import counted
+from testbed.records.summary import Verification
 from testbed.results.logs import RequestRecord, read_logs
-from testbed.results.verified import ties, too_many_ties
-from testbed.runs.hoptimes import hop_times, times_text
+from testbed.results.verified import verdict
+from testbed.runs.hoptimes import blocks_text, hop_times, last_chain, times_text
 from testbed.runs.session import RunOptions, RunSession, exit_code, silent
 from testbed.runtime.blocks import BlocksModel, require_blocks
 from testbed.runtime.launching import Launcher
@@ -31,6 +32,7 @@ from testbed.serving.text import UNFINISHED
 from testbed.terminal import say
 
 _STREAM_PERIOD_S = 0.05
+_CHECKED = ("n_tokens_checked", "n_tokens_altered", "n_tokens_tied", "tokens_unchecked_because")
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,18 @@ def generate_command(
     if ended.interrupted or not records:
         say(f"interrupted: the record up to now is in {ended.run_dir}")
         return EXIT_INTERRUPTED, {}
-    answer = _answer(ended.run_dir, ended.experiment, records[0], run.ids, run.text)
+    answer = _answer(ended.run_dir, records[0], run.ids, run.text)
+    assert run.blocks is not None, "generate computes real blocks"
+    answer["ended_by"] = ended_by(answer["token_ids"], run.blocks.end_tokens())
     names = [server.name for server in ended.experiment.problem.servers]
+    chain = last_chain(run.tokens) or records[0].chain
+    answer["chain"] = [
+        {"server": names[server], "first_block": first, "last_block": last} for server, first, last in chain
+    ]
     answer["hops"] = [{**vars(hop), "server": names[hop.server]} for hop in hop_times(run.tokens)]
     if not as_json and run.tokens:
-        say(times_text(run.tokens, names))
-    for key in ("n_tokens_checked", "n_tokens_altered", "n_tokens_tied", "tokens_unchecked_because"):
+        say(times_text(run.tokens, names, records[0].arrived_at_s))
+    for key in _CHECKED:
         answer[key] = ended.summary[key]
     return exit_code(ended.summary), answer
 
@@ -188,28 +196,23 @@ class _GenerateRun(RunSession):
 
 
 def answer_text(answer: dict[str, Any]) -> str:
-    """Return what is printed after the text: times, the comparison with the whole model, blocks by server."""
-    n_tokens, token_s = len(answer["token_ids"]), answer["token_s"]
+    """Return what is printed after text and times: the comparison with the whole model, blocks by server."""
+    n_tokens = len(answer["token_ids"])
     if answer["status"] != "completed":
         return (
             f"the request did not complete ({answer['status']} after {counted(n_tokens, 'tokens')}): "
             f"{answer['reason']}"
         )
-    rest = f", each of the others {sum(token_s[1:]) / (n_tokens - 1):.4f} s" if n_tokens > 1 else ""
-    chain = ", ".join(f"{h['server']} {h['first_block']}-{h['last_block']}" for h in answer["chain"])
-    checked, altered = answer["n_tokens_checked"], answer["n_tokens_altered"]
-    if checked is None:
-        verdict = f"not compared with the whole model: {answer['tokens_unchecked_because']}"
-    elif altered:
-        verdict = f"{altered} of {checked} are NOT those of the whole model on one machine"
-    elif many := too_many_ties(checked, answer["n_tokens_tied"]):
-        verdict = many
-    else:
-        verdict = f"all are those of the whole model on one machine{ties(answer['n_tokens_tied'])}"
-    return (
-        f"{counted(n_tokens, 'tokens')}, ended by {answer['ended_by']}: the first after "
-        f"{answer['ttft_s']:.3f} s{rest}; {verdict}\nblocks by server: {chain}"
+    chain = ", ".join(
+        f"{h['server']} {blocks_text(h['first_block'], h['last_block'])}" for h in answer["chain"]
     )
+    found = verdict(Verification(**{key: answer[key] for key in _CHECKED}))
+    return f"ended by {answer['ended_by']}; {found}\nblocks by server: {chain}"
+
+
+def ended_by(tokens: Sequence[int], ends: Collection[int]) -> str:
+    """Return what ended an output: one of the model's tokens ``ends``, or the option."""
+    return "the model" if tokens and tokens[-1] in ends else "--max-new-tokens"
 
 
 def request_of(n_input_tokens: int, n_output_tokens: int) -> Change:
@@ -290,23 +293,15 @@ class _Stream:
         return [token.token_id for token in self.tokens]
 
 
-def _answer(
-    run_dir: Path, experiment: Experiment, record: RequestRecord, ids: list[int], text: _Text
-) -> dict[str, Any]:
+def _answer(run_dir: Path, record: RequestRecord, ids: list[int], text: _Text) -> dict[str, Any]:
     tokens = [token.token_id for token in record.tokens]
-    servers = experiment.problem.servers
     return {
         "token_ids": tokens,
         "text": text.decode(tokens),
         "prompt_ids": ids,
         "status": record.status,
         "reason": record.reason,
-        "ended_by": "the model" if len(tokens) < record.n_output_tokens else "--max-new-tokens",
         "ttft_s": record.tokens[0].at_s - record.arrived_at_s if tokens else None,
         "token_s": [token.at_s - token.ready_at_s for token in record.tokens],
-        "chain": [
-            {"server": servers[server].name, "first_block": first, "last_block": last}
-            for server, first, last in record.chain
-        ],
         "run": str(run_dir),
     }

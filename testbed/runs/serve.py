@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from testbed.control.placing import load_to_run
-from testbed.errors import UserError
+from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.experiments import Change, Override
 from testbed.experiments.checkpoints import checkpoint_sizes
 from testbed.experiments.experiment import Experiment
@@ -18,10 +18,11 @@ from testbed.page.serve import bind
 from testbed.results.served import with_guests
 from testbed.results.text import summary_text
 from testbed.rundir import ENDPOINT, write_json
-from testbed.runs.session import Ended, RunOptions, RunSession, check_can_run
+from testbed.runs.session import Ended, RunOptions, RunSession, check_can_run, exit_code
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher
 from testbed.runtime.running import Outcome
+from testbed.runtime.signals import Interruption
 from testbed.serving.app import Endpoint, Rules
 from testbed.serving.text import SMALL, BlocksCodec, Codec, StubCodec
 from testbed.terminal import say
@@ -53,9 +54,9 @@ class ServeOptions:
     """Origins whose pages may use the endpoint from a browser; "*" are all."""
 
     @staticmethod
-    def local(port: int) -> ServeOptions:
+    def local(port: int, tokenizer: Path | None = None) -> ServeOptions:
         """Return the options of an endpoint for this machine alone, without a page."""
-        return ServeOptions("127.0.0.1", port, None, False, "none", "wait", 1024, None, None, None)
+        return ServeOptions("127.0.0.1", port, None, False, "none", "wait", 1024, None, tokenizer, None)
 
 
 def serve_command(
@@ -68,31 +69,36 @@ def serve_command(
     trace: bool,
     with_twin: bool,
     echo: Callable[[str], None],
-) -> None:
+) -> int:
     """Serve until interrupted, and write a run directory. ``echo`` gets the URL once it can be used.
 
-    Raises ``UserError`` before anything runs, or the ``TestbedError`` that broke the testbed.
+    Returns the exit code. Raises ``UserError`` before anything runs, or the ``TestbedError`` that broke the testbed.
     """
     _check_host(options)
     _check_names(options)
     experiment = experiment_to_serve(scenario, overrides, options)
     page = options.page_port
     run_options = RunOptions(report=report, trace=trace, with_twin=with_twin, page_port=page)
-    say_ended(ServedRun(experiment, out, run_options, options, echo).run())
+    return say_ended(ServedRun(experiment, out, run_options, options, echo).run())
 
 
-def say_ended(ended: Ended) -> None:
-    """Print the summary, if there is one. Raises the error that ended the run early."""
+def say_ended(ended: Ended) -> int:
+    """Print the summary, if there is one; returns the exit code. Raises the error that ended the run early.
+
+    Ctrl-C is how such a run ends, and changes nothing of the code unless it cuts short what comes after that.
+    """
     if ended.summary is None:
-        return
+        return 0
     say(summary_text(ended.summary))
     if ended.error is not None:
         raise ended.error
+    return EXIT_INTERRUPTED if ended.interrupted else exit_code(ended.summary)
 
 
 class ServedRun(RunSession):
     """A run with an endpoint."""
 
+    codec: Codec
     missing = "any request"
     stays_open = True
 
@@ -121,12 +127,13 @@ class ServedRun(RunSession):
 
     def prepare(self) -> None:
         options = self._of_endpoint
-        codec = self._words or _codec(self.blocks, options.tokenizer)
+        self.codec = codec = self._words or _codec(self.blocks, options.tokenizer)
         rules = Rules(
             *(options.api_key, options.admission == "reject", options.max_requests),
             *(options.served_model_name, options.cors),
         )
-        self._endpoint = Endpoint(self.experiment, codec, rules, self._bound)
+        ends = () if self.blocks is None else self.blocks.end_tokens()
+        self._endpoint = Endpoint(self.experiment, codec, rules, self._bound, ends)
         self._endpoint.when_ready(self._ready)
         self.guests = self._endpoint.guests
 
@@ -144,6 +151,7 @@ class ServedRun(RunSession):
             (self.run_dir / ENDPOINT).unlink(missing_ok=True)
 
     def served(self) -> None:
+        self._interruption = Interruption()  # what has ended the serving does not end the twin
         self.experiment = with_guests(self.experiment, self.run_dir)
         if self.blocks is not None:
             self.blocks = dataclasses.replace(self.blocks, generations=self._endpoint.generations)

@@ -160,7 +160,7 @@ class RunSession:
             with _left_to_report(run_dir):
                 self.served()
                 if error is None and not interrupted:
-                    self._check_and_repeat()
+                    interrupted = not self._check_and_repeat()
                 try:
                     summary = self._finish()
                 except RunError:
@@ -195,18 +195,22 @@ class RunSession:
     def served(self) -> None:
         """Called when sessions have been served, and before anything is made of the logs."""
 
-    def _check_and_repeat(self) -> None:
-        """Compare tokens with those of the whole model, and run the twin."""
-        if self.blocks is not None:
-            verify_tokens(self.run_dir, self.experiment, self.blocks, self.announce)
-        if self.options.with_twin and self.stage.has_twin and self.experiment.workload.requests:
-            self.announce("running the twin in virtual time (--no-twin leaves it out)")
-            run_twin(
-                *(self.experiment, self.placed, self.run_dir, self.announce),
-                trace=self.options.trace,
-                live=self.options.live,
-                interruption=self._interruption,
-            )
+    def _check_and_repeat(self) -> bool:
+        """Compare tokens with those of the whole model, and run the twin; returns whether nothing interrupted that."""
+        try:
+            if self.blocks is not None:
+                verify_tokens(self.run_dir, self.experiment, self.blocks, self.announce)
+            if self.options.with_twin and self.stage.has_twin and self.experiment.workload.requests:
+                self.announce("running the twin in virtual time (--no-twin leaves it out)")
+                run_twin(
+                    *(self.experiment, self.placed, self.run_dir, self.announce),
+                    trace=self.options.trace,
+                    live=self.options.live,
+                    interruption=self._interruption,
+                )
+        except KeyboardInterrupt:
+            return False
+        return True
 
     def _finish(self) -> RunSummary:
         options = self.options

@@ -62,6 +62,7 @@ def run_twin(
     """Run the twin of ``experiment`` into the folder ``twin`` of ``run_dir``, with a ``trace.json`` or without.
 
     If the twin fails or is interrupted, announces that and removes the folder: the run is usable without it.
+    Raises ``KeyboardInterrupt`` if it was interrupted.
     """
     folder = run_dir / TWIN
     stage = Stage("virtual", IN_PROCESS, "the twin of a run in real time")
@@ -71,9 +72,10 @@ def run_twin(
         again = replace(placed, router=placed.bind(placed.placement))
         run_to_end(twin, again, folder, stage, live=live, interruption=interruption)
         finish_run(folder, twin, trace=trace)
-        return
     except KeyboardInterrupt:
         announce("interrupted: this run has no twin")
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     except (TestbedError, OSError) as error:
         announce(f"this run has no twin: {error}")
-    shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)

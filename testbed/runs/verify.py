@@ -33,8 +33,15 @@ _HEADROOM_RATIO = 1.2
 def verify_tokens(
     run_dir: Path, experiment: Experiment, blocks: BlocksModel, announce: Callable[[str], None]
 ) -> Verification:
-    """Compare every completed request's tokens; writes and returns the result, or why there is none."""
-    found = _verify(run_dir, experiment, blocks, announce)
+    """Compare every token that arrived, also of requests that did not complete; writes and returns the result, or why there is none.
+
+    Raises ``KeyboardInterrupt`` if the comparison was interrupted.
+    """
+    try:
+        found = _verify(run_dir, experiment, blocks, announce)
+    except KeyboardInterrupt:
+        write_json(run_dir / VERIFY, data_of(unchecked("the comparison was interrupted")))
+        raise
     write_json(run_dir / VERIFY, data_of(found))
     return found
 
@@ -47,9 +54,9 @@ def _verify(
     wire = experiment.problem.model.wire
     if wire is not None and (wire, blocks.settings.dtype) != ("fp16", "float16"):
         return unchecked(f'network.wire is "{wire}": hidden states are not sent as they are computed')
-    requests = [r for r in read_logs(run_dir).requests if r.status == "completed" and r.tokens]
+    requests = [r for r in read_logs(run_dir).requests if r.tokens]
     if not requests:
-        return unchecked("no request completed")
+        return unchecked("no token arrived")
     spec = blocks.blocks_spec(0, 0.0)
     needed, there = _needed_bytes(experiment, blocks), available_bytes()
     if spec.device == "cpu" and needed * _HEADROOM_RATIO > there:
@@ -63,17 +70,14 @@ def _verify(
         "requests": [_entry(r, blocks, plans.get(r.index)) for r in requests],
     }
     with open(run_dir / "logs" / "whole.log", "ab") as log:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-P", "-m", "nodes.blocks.whole"],
-                input=json.dumps(job).encode(),
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, **marks(run_dir)},
-                check=False,
-            )
-        except KeyboardInterrupt:
-            return unchecked("the comparison was interrupted")
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "nodes.blocks.whole"],
+            input=json.dumps(job).encode(),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **marks(run_dir)},
+            check=False,
+        )
     if done.returncode:
         return unchecked(f"the whole model could not be computed here; see {run_dir / 'logs' / 'whole.log'}")
     return msgspec.json.decode(done.stdout, type=Verification)

@@ -77,6 +77,17 @@ class BlocksModel:
     def sizes(self) -> ModelSizes:
         return checkpoint_sizes(self.source.config, self.source.folder or "the model")
 
+    def end_tokens(self) -> frozenset[int]:
+        """Return the tokens that end an output. Imports torch; raises ``UserError``."""
+        from nodes.blocks.family import family_of
+        from nodes.blocks.hub import end_tokens
+        from nodes.compute import ComputeError
+
+        try:
+            return end_tokens(self.source, family_of(self.source.config)[1])
+        except ComputeError as error:
+            raise UserError(str(error)) from error
+
 
 def blocks_missing() -> str | None:
     """Return the packages that real blocks need and that are not installed; ``None`` if all are."""

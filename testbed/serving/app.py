@@ -10,7 +10,7 @@ import math
 import socket
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -110,11 +110,20 @@ _asked: ContextVar[_Asked] = ContextVar("asked")
 class Endpoint:
     """Serves HTTP on the socket ``bound`` while the testbed serves; ``guests`` connects it to the testbed."""
 
-    def __init__(self, experiment: Experiment, codec: Codec, rules: Rules, bound: socket.socket) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        codec: Codec,
+        rules: Rules,
+        bound: socket.socket,
+        ends: Collection[int] = (),
+    ) -> None:
         self._experiment = experiment
         self._codec = codec
         self._rules = rules
         self._bound = bound
+        self._ends = ends
+        """Tokens with which the model ends a text."""
         self._model = rules.model_name or experiment.problem.model.name
         self._clients = experiment.problem.clients
         self._metrics = Metrics(self._model, experiment.time_scale)
@@ -346,7 +355,7 @@ class Endpoint:
         stream = self.guests.open(client, n_prompt, n_tokens, how, session)
         if self._experiment.compute.blocks is not None:
             self.generations[stream.index] = how
-        return _Talk(stream, body, self._detokenizer(stream.index), n_tokens)
+        return _Talk(stream, body, self._detokenizer(stream.index), n_tokens, self._ends if how.stops else ())
 
     async def _answer(
         self, request: web.Request, body: Body, client: int, prompts: list[list[int]], plain: int | None
@@ -445,11 +454,14 @@ async def _texts(talks: Sequence[_Talk]) -> AsyncGenerator[tuple[int, str], None
 class _Talk:
     """One response, as it is generated: ``next`` returns text until ``finish`` has the reason of its end."""
 
-    def __init__(self, stream: Stream, body: Body, detokenizer: Detokenizer, n_asked: int) -> None:
+    def __init__(
+        self, stream: Stream, body: Body, detokenizer: Detokenizer, n_asked: int, ends: Collection[int] = ()
+    ) -> None:
         self.stream = stream
         self._detokenizer = detokenizer
         self._stops = StopSequences(body.stops)
         self._n_asked = n_asked
+        self._ends = ends
         self._min_tokens = body.min_tokens
         self.n_tokens = 0
         self.finish: Finish | None = None
@@ -476,14 +488,14 @@ class _Talk:
                 text = self._stops.add(text)
             if self._stops.found:
                 self.finish = "stop"
-            elif self.n_tokens == self._n_asked:
-                self.finish = "length"
+            elif (is_end := event.token_id in self._ends) or self.n_tokens == self._n_asked:
+                self.finish = "stop" if is_end else "length"
                 text += self._rest()
             return text
         if isinstance(event, Ended):
             if event.why is not None:
                 raise ApiError(500, event.why)
-            self.finish = "stop"  # the model has ended its text
+            self.finish = "stop"
             return self._rest()
         return ""  # it has lost a hop or its chain, and waits for room
 

@@ -185,7 +185,7 @@ def test_generate_shows_the_text_to_people_and_samples_by_its_seed(llama: str, t
     assert outcome.code == 0, outcome.stderr
     (row,) = rows_of(testbed.runs / "g" / "requests.parquet")
     assert outcome.stdout == _decoded(llama, row["token_ids"]) + "\n"
-    assert "all are those of the whole model on one machine" in outcome.stderr
+    assert "all 5 tokens are those of the whole model on one machine" in outcome.stderr
 
 
 def _serving(running: Any) -> Path:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import signal
 import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from testbed.errors import UserError
+from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
+from testbed.runs.serve import say_ended
 from testbed.runs.session import Ended, RunOptions, RunSession
+from testbed.runs.up import up_command
+from testbed.runtime.stage import Stage
 
 QUIET = RunOptions(report=False, trace=False, with_twin=False, live=False)
 
@@ -123,3 +128,33 @@ def test_what_fails_while_a_run_is_prepared_undoes_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no tokenizer"):
         Unprepared(tiny(), tmp_path / "run", QUIET).run()
     assert not (tmp_path / "run").exists()
+
+
+def test_a_served_run_ends_with_the_exit_code_of_its_requests_and_tokens(tmp_path: Path) -> None:
+    ended = RunSession(tiny(), tmp_path / "run", QUIET).run()
+    assert ended.summary is not None
+
+    def code(**changes: Any) -> int:
+        assert ended.summary is not None
+        return say_ended(
+            dataclasses.replace(ended, summary=msgspec.structs.replace(ended.summary, **changes))
+        )
+
+    assert code() == code(n_completed=1, n_cancelled=1) == code(n_tokens_checked=6, n_tokens_altered=0) == 0
+    assert code(n_tokens_checked=6, n_tokens_altered=6) == 1
+    assert code(n_completed=1, n_interrupted=1) == code(n_completed=1, n_not_started=1) == 1
+    assert say_ended(dataclasses.replace(ended, summary=None, interrupted=True)) == 0
+    assert say_ended(dataclasses.replace(ended, interrupted=True)) == EXIT_INTERRUPTED
+
+
+def test_ctrl_c_after_the_requests_were_served_is_exit_code_130(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stage, "has_twin", True)
+    monkeypatch.setattr("testbed.runs.session.run_twin", interrupted)
+    options = dataclasses.replace(QUIET, with_twin=True)
+    assert up_command(tiny(), tmp_path / "run", options, as_json=False) == EXIT_INTERRUPTED
+    assert (tmp_path / "run" / "summary.json").exists()

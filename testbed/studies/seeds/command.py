@@ -16,6 +16,8 @@ from policies.problem import InfeasiblePlacement
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
 from testbed.experiments import Override
 from testbed.experiments.policy import PolicyChoice
+from testbed.records.summary import RunSummary
+from testbed.results.verified import verdict
 from testbed.rundir import SEED, check_new_folder
 from testbed.runs.session import RunOptions, RunSession, exit_code
 from testbed.runtime.stage import choose_stage
@@ -41,7 +43,7 @@ def seeds_command(
 ) -> int:
     """Run the scenario with ``n_runs`` seeds, each into its own folder in ``out``, and print the means.
 
-    Returns the exit code: 0 only if all requests of all runs completed. A run that fails is reported with its
+    Returns the exit code: 0 only if all requests of all runs completed with the right tokens. A run that fails is reported with its
     reason and left out of the means. After Ctrl-C the means are over the runs that have ended. Raises
     ``UserError`` for settings that no seed can run, if no seed has a placement, and if all runs are equal;
     ``RunError`` if no run has a result.
@@ -61,14 +63,14 @@ def seeds_command(
             check_new_folder(out)
             drawn = drawn_of(case.experiment)
         try:
-            row, is_whole = _run(case, out, options)
+            row, summary = _run(case, out, options)
         except KeyboardInterrupt:
-            row, is_whole = None, False
+            row, summary = None, None
         if row is None:
             code = EXIT_INTERRUPTED
             break
-        code = code if is_whole else 1
-        say(f"seed {row['seed']}: {_outcome(row)} ({len(rows) + 1} of {n_runs} runs)")
+        code = 1 if summary is None or exit_code(summary) else code
+        say(f"seed {row['seed']}: {_outcome(row, summary)} ({len(rows) + 1} of {n_runs} runs)")
         rows.append(row)
         prints.append(fingerprint(case, row))
     if code == EXIT_INTERRUPTED:
@@ -107,8 +109,8 @@ def _would_be_one_run(cases: Sequence[Case]) -> bool:
         return False
 
 
-def _run(case: Case, out: Path, options: RunOptions) -> tuple[dict[str, Any] | None, bool]:
-    """Do one run. Returns its result (None if it was interrupted), and whether all its requests completed.
+def _run(case: Case, out: Path, options: RunOptions) -> tuple[dict[str, Any] | None, RunSummary | None]:
+    """Do one run. Returns its result (None if it was interrupted), and its summary (None if it broke, too).
 
     Raises ``UserError`` for settings that no seed can run.
     """
@@ -120,7 +122,7 @@ def _run(case: Case, out: Path, options: RunOptions) -> tuple[dict[str, Any] | N
         ended = RunSession(experiment, out / f"{SEED}{experiment.seed}", options, say).run()
         summary = ended.summary
         if ended.interrupted or summary is None:
-            return None, False
+            return None, None
         if ended.error is None:
             placed, served = ended.placed, served_by(ended)
             row = answer(
@@ -128,7 +130,7 @@ def _run(case: Case, out: Path, options: RunOptions) -> tuple[dict[str, Any] | N
             )
             if options.objectives or experiment.objectives:
                 row["goodput_rps"] = summary.goodput_rps
-            return row, not exit_code(summary)
+            return row, summary
         error = ended.error
     except UserError as problem:
         if not isinstance(problem.__cause__, InfeasiblePlacement):
@@ -137,10 +139,11 @@ def _run(case: Case, out: Path, options: RunOptions) -> tuple[dict[str, Any] | N
     except RunError as problem:
         error = problem
     why = f"seed {experiment.seed}: {error}"
-    return answer(Simulation(case, EMULATED, clock, stage.why, error=why)), False
+    return answer(Simulation(case, EMULATED, clock, stage.why, error=why)), None
 
 
-def _outcome(row: dict[str, Any]) -> str:
+def _outcome(row: dict[str, Any], summary: RunSummary | None) -> str:
     if not row["feasible"]:
         return str(row["error"]).partition(": ")[2]
-    return f"{row['n_completed']:,} of {row['n_requests']:,} requests completed"
+    tokens = f"; {verdict(summary)}" if summary is not None and summary.compute == "blocks" else ""
+    return f"{row['n_completed']:,} of {row['n_requests']:,} requests completed{tokens}"

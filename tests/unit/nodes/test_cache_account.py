@@ -100,6 +100,9 @@ def test_a_refusal_says_how_much_was_asked_for_and_how_much_is_free() -> None:
     with pytest.raises(NoCapacityError, match=r"^3\.0 MB asked for, 2\.5 MB free$"):
         account.reserve("b", 3e6)
     assert account.used_bytes == 7.5e6
+    account.grow("a", 2.49e6)
+    with pytest.raises(NoCapacityError, match=r"^20\.5 kB asked for, 10 kB free$"):
+        account.reserve("b", 20.5e3)
 
 
 def test_a_refusal_never_speaks_of_less_than_nothing_free() -> None:

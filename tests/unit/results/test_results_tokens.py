@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nodes.records import Completed
+from nodes.blocks.spec import WeightSource
+from nodes.records import Cancelled, Completed, Interrupted
 from testbed.experiments.experiment import BlocksSettings
 from testbed.results import finish_run
 from testbed.results.text import summary_text
 from testbed.results.verified import VERIFY
+from testbed.runs import verify
 from testbed.runs.session import exit_code
+from testbed.runtime.blocks import BlocksModel
 from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
 
 CHAIN = [(0, 0, 4)]
@@ -100,6 +104,31 @@ def test_more_ties_than_rounding_explains_make_the_exit_code_1(
     assert f"{n_tied} of {n_checked} tokens differ from those of the whole model by a tie" in text
     assert "all" not in text.split("by a tie")[0].splitlines()[-1]
     assert exit_code(summary) == 1
+
+
+def test_tokens_of_requests_that_did_not_complete_are_compared_too(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(lengths=[(2, 3), (2, 3), (2, 3)])
+    run.serve(0, 0.0, CHAIN)
+    for index, ended in ((1, Cancelled(1, 9.0)), (2, Interrupted(2, 9.0))):
+        run.arrive(index, 2.0)
+        run.admit(index, CHAIN, 2.0, 2.1)
+        run.token(index, 0, 3.0, [perfect_hop(0, 0, 4, 2.1)], token_id=7)
+        run.log(ended)
+    asked: list[Any] = []
+
+    def whole(*_: Any, **how: Any) -> Any:
+        asked.append(json.loads(how["input"]))
+        return SimpleNamespace(returncode=0, stdout=json.dumps({**CHECKED, "n_tokens_checked": 5}).encode())
+
+    monkeypatch.setattr(verify, "_needed_bytes", lambda *_: 0.0)
+    monkeypatch.setattr("subprocess.run", whole)
+    (run.path / "logs").mkdir()
+    model = BlocksModel(BLOCKS, WeightSource({}))
+    found = verify.verify_tokens(run.path, run.experiment, model, lambda text: None)
+    assert [len(entry["tokens"]) for entry in asked[0]["requests"]] == [3, 1, 1]
+    assert found.n_tokens_checked == 5
 
 
 def test_an_altered_token_is_named_and_makes_the_exit_code_1(real: SyntheticRun) -> None:

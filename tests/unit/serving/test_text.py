@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from testbed.errors import UserError
+from testbed.serving.app import _Talk
+from testbed.serving.guests import Ended, Generated, Stream
+from testbed.serving.openai import CompletionBody
 from testbed.serving.text import (
     SMALL,
     IncrementalDetokenizer,
@@ -122,3 +125,20 @@ def test_a_small_tokenizer_gives_texts_of_letters_or_of_any_tokens(tmp_path: Pat
     assert (sorted(merging.words), merging.counts_again) == (["a", "aa"], False)
     with pytest.raises(UserError, match="has no token with a text"):
         codec({}, [])
+
+
+@pytest.mark.parametrize(
+    ("n_asked", "ends", "finish"), [(3, [9], "stop"), (4, [9], "stop"), (3, [], "length")]
+)
+async def test_a_text_that_the_model_ended_has_a_piece_per_token_and_stops(
+    n_asked: int, ends: list[int], finish: str
+) -> None:
+    stream = Stream(0)
+    body = CompletionBody(model="m", prompt="p")
+    talk = _Talk(stream, body, StubDetokenizer(StubCodec(SMALL), 0), n_asked, ends)
+    for event in (Generated(7), Generated(8), Generated(9), Ended(None)):
+        stream.put(event)
+    pieces = []
+    while talk.finish is None:
+        pieces.append(await talk.next())
+    assert (len(pieces), talk.n_tokens, talk.finish) == (3, 3, finish)

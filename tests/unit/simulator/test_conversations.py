@@ -14,6 +14,7 @@ from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.prompts import implied_reuse
 from testbed.records.requests import RequestRow
+from testbed.runs.serve import ServeOptions, experiment_to_serve
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import simulate
 
@@ -223,6 +224,12 @@ def test_bad_keys_of_kept_caches_are_refused_in_a_sentence(
     with pytest.raises(UserError) as refused:
         served(tmp_path, *HELD, *options)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("more", [[], ["workload.turns=2"]])
+def test_an_endpoint_refuses_chains_that_stay_open_and_says_what_to_take(more: list[str]) -> None:
+    with pytest.raises(UserError, match=r'requests from outside keep no chain open; take "shared"'):
+        experiment_to_serve("clustered", ["cache.prefix=session", *more], ServeOptions.local(0))
 
 
 def test_with_unlimited_room_a_trace_hits_exactly_what_its_ids_imply(tmp_path: Path) -> None:

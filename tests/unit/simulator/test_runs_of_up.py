@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from testbed.cli.main import app
@@ -78,6 +80,24 @@ def test_a_run_that_breaks_is_told_and_left_out(
     assert (row["n_runs"], row["n_feasible"], row["error"]) == (3, 2, "seed 1: the network is gone")
     assert "seed 1: the network is gone (2 of 3 runs)" in said
     assert command.comparison_text([row]).count("has no result in 1 of 3 runs: seed 1: the network") == 1
+
+
+def test_wrong_tokens_and_right_ones_are_told_of_each_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunSession.run
+
+    def with_blocks(session: RunSession) -> Any:
+        ended = run(session)
+        assert ended.summary is not None
+        checked = {"compute": "blocks", "n_tokens_checked": 12}
+        altered = {"n_tokens_altered": 12 if session.experiment.seed else 0}
+        return replace(ended, summary=msgspec.structs.replace(ended.summary, **checked, **altered))
+
+    monkeypatch.setattr(RunSession, "run", with_blocks)
+    _, said = ran(capsys, tmp_path / "runs", "--runs", "2", code=1)
+    assert "seed 0: 4 of 4 requests completed; all 12 tokens are those of the whole model" in said
+    assert "seed 1: 4 of 4 requests completed; 12 of 12 tokens are NOT those of the whole model" in said
 
 
 def test_where_every_run_breaks_there_is_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
