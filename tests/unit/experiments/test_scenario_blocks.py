@@ -12,7 +12,7 @@ import pytest
 from testbed.errors import ScenarioError
 from testbed.experiments import dump_toml, load_experiment
 from testbed.experiments.experiment import Experiment
-from testbed.experiments.families import make_config
+from testbed.experiments.families import FAMILIES, MIXTURES, make_config
 
 Checkpoint = Callable[..., str]
 NO_MODEL = "model={}"
@@ -164,6 +164,17 @@ def test_a_recorded_run_can_be_read_without_its_checkpoint(tmp_path: Path, check
 )
 def test_a_resolved_scenario_is_the_same_experiment_again(options: tuple[str, ...], tmp_path: Path) -> None:
     experiment = blocks(*options)
+    (tmp_path / "again.toml").write_text(dump_toml(experiment))
+    assert load_experiment(str(tmp_path / "again.toml")) == experiment
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_record_of_every_familys_checkpoint_can_be_read(
+    family: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    more = {"num_local_experts": 4, "num_experts_per_tok": 2} if family in MIXTURES else {}
+    folder = checkpoint(make_config(family, 4, 32, 4, 300, more=more))
+    experiment = blocks(f"compute.model={folder}", NO_MODEL)
     (tmp_path / "again.toml").write_text(dump_toml(experiment))
     assert load_experiment(str(tmp_path / "again.toml")) == experiment
 
