@@ -44,13 +44,17 @@ def verdict(fit: Fit, client: ClientFit | None = None, batches: BatchFit | None 
 def _batch_sentence(batches: BatchFit) -> str:
     most = max(point.n_decodes for point in batches.points)
     alone = BatchPoint(max(point.n_blocks for point in batches.points), 1, 0.0, 0, 0, 0.0, False)
-    ratio = batches.fitted_s(replace(alone, n_decodes=most)) / batches.fitted_s(alone)
+    alone_s, together_s = batches.fitted_s(alone), batches.fitted_s(replace(alone, n_decodes=most))
+    ratio = (
+        f"; by it {most} decodes together take {together_s / alone_s:.2f} times as long as one"
+        if alone_s
+        else ""
+    )
     mean, largest = _percent(batches.mean_error_ratio), _percent(batches.max_error_ratio)
     use = "do not use the batched profile: " if batches.mean_error_ratio > NOISE_RATIO else ""
     return (
         f"Batches: {use}the law of several sessions in one step is off by {mean} in the mean and {largest} at most on "
-        f"{len(batches.errors_ratio())} points that the fit has not seen (R² {batches.fit.r2:.4f} on the others); by it "
-        f"{most} decodes together take {ratio:.2f} times as long as one."
+        f"{len(batches.errors_ratio())} points that the fit has not seen (R² {batches.fit.r2:.4f} on the others){ratio}."
     )
 
 

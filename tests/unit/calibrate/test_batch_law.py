@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,10 @@ def test_a_profile_that_was_measured_for_another_model_warns(
         return
     assert len(caplog.messages) == 1 and words in caplog.messages[0]
     assert 'hardware "mine" was measured for small (fp32)' in caplog.messages[0]
+
+
+def test_a_law_by_which_a_decode_takes_no_time_is_said_without_a_ratio(calibrate: Calibrate) -> None:
+    found = batches()
+    nothing = replace(found, times=StepTimes(0.0, 1e-3, 1e-4))
+    (said,) = (line for line in verdict(calibrate(KNOWN), batches=nothing) if line.startswith("Batches"))
+    assert "on the others)." in said and "decodes together" not in said
