@@ -7,6 +7,7 @@ import functools
 import importlib
 import re
 import tomllib
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -223,3 +224,9 @@ def test_readme_and_classifiers_name_the_pythons_that_ci_tests() -> None:
     assert [c.removeprefix(prefix) for c in project["classifiers"] if c.startswith(prefix)] == tested
     assert f"(tested: {', '.join(tested)})" in readme
     assert project["requires-python"] == f">={tested[0]}"
+
+
+def test_no_two_files_of_tests_have_the_same_name() -> None:
+    """They are modules of their bare names: where both can be imported, pytest refuses one of them."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, n in names.items() if n > 1] == []
