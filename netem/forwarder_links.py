@@ -247,12 +247,12 @@ class Pipe:
             delay_s += self._jitter_s * (2 * self._draws[0].random() - 1)
         if self.repairs and self._losses is not None:
             delay_s += self._n_repairs(self._losses, n_segments) * self._retransmission_s
-        if self.route and not self._has_own_link:
+        if not self.route:
+            return self.arrive(through_at_s + delay_s), None
+        if not self._has_own_link:
             return start_s, Transit(self, size, segment_bytes, start_s, delay_s)
-        if self.route:
-            transit = Transit(self, size, segment_bytes, through_at_s, delay_s)
-            return self._through_s(start_s, segment_bytes), transit
-        return self.arrive(through_at_s + delay_s), None
+        transit = Transit(self, size, segment_bytes, through_at_s, delay_s)
+        return self._through_s(start_s, segment_bytes), transit
 
     def take(self, now_s: float, size: int) -> float:
         """As ``enter`` on a plain link that drops nothing; returns the arrival at the receiver."""

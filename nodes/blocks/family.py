@@ -18,6 +18,7 @@ from transformers import CONFIG_MAPPING, MODEL_MAPPING
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from nodes.blocks.files import ALIKE, check_config
+from nodes.blocks.text import invalid
 from nodes.compute import ComputeError
 
 MODEL_TYPES = (
@@ -166,8 +167,7 @@ def family_of(config: Mapping[str, Any]) -> tuple[Family, Any]:
         with torch.device("meta"):
             family.block_class(family.shell(parsed).config, 0)
     except Exception as error:  # the settings of an unknown file can cause any error in the model's code
-        reason = " ".join(str(error).split())
-        raise ComputeError(f"the configuration is invalid for a {model_type} model: {reason}") from error
+        raise invalid(config, error) from error
     # With what the configuration's class adds, and by the names that it has.
     check_config(
         {"rope_parameters": getattr(parsed, "rope_parameters", None), "layer_types": kinds_of(parsed)}

@@ -7,7 +7,6 @@ import random
 from collections import deque
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +21,9 @@ from transformers.generation.logits_process import (
 from nodes.blocks.device import from_bytes, open_device, to_bytes
 from nodes.blocks.drafts import DraftModel
 from nodes.blocks.family import family_of
-from nodes.blocks.files import read_generation_config
 from nodes.blocks.loading import fill
-from nodes.blocks.spec import HubSpec, Sampling, WeightSource
+from nodes.blocks.spec import HubSpec, Sampling
+from nodes.blocks.text import end_tokens
 from nodes.blocks.weights import opened
 from nodes.compute import ComputeError
 from nodes.drafting import continued
@@ -75,13 +74,6 @@ def processors(
     return chain
 
 
-def end_tokens(source: WeightSource, config: Any) -> frozenset[int]:
-    """Returns the tokens that end an output, by the checkpoint's generation settings, else by ``config``."""
-    settings = read_generation_config(Path(source.folder)) if source.folder else {}
-    ends = settings.get("eos_token_id", config.eos_token_id)
-    return frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
-
-
 class BlocksHub:
     """Implements ``nodes.hub.HubModel`` for a model of transformers. Raises ``ComputeError``."""
 
@@ -92,7 +84,7 @@ class BlocksHub:
         self.token_bytes: int = wire_bytes(self.config.hidden_size, self.dtype.itemsize, spec.wire)
         self.token_limit: int | None = getattr(self.config, family.token_limit, None)
         """Tokens of the longest sequence that the model is made for; ``None`` if that is unknown."""
-        self.end_tokens = end_tokens(spec.source, self.config)
+        self.end_tokens = end_tokens(spec.source)
         with torch.device("meta"):
             model = family.model_class(family.without_blocks(self.config))
         with opened(spec.source, family, self.config) as weights:

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoTokenizer
 
+from nodes.blocks.files import read_generation_config
+from nodes.blocks.spec import WeightSource
 from nodes.compute import ComputeError
+
+
+def invalid(config: Mapping[str, Any], error: Exception) -> ComputeError:
+    """Returns what is said of a ``config.json`` that a family's classes refuse."""
+    reason = " ".join(str(error).split())
+    return ComputeError(f"the configuration is invalid for a {config['model_type']} model: {reason}")
+
+
+def end_tokens(source: WeightSource) -> frozenset[int]:
+    """Returns the tokens that end an output: by the checkpoint's generation settings, else by its ``config.json``.
+
+    Raises ``ComputeError``.
+    """
+    settings = read_generation_config(Path(source.folder)) if source.folder else {}
+    if "eos_token_id" not in settings:
+        try:
+            parsed = CONFIG_MAPPING[source.config["model_type"]].from_dict(dict(source.config))
+        except Exception as error:  # the settings of an unknown file can cause any error in the model's code
+            raise invalid(source.config, error) from error
+        settings = {"eos_token_id": parsed.eos_token_id}
+    ends = settings["eos_token_id"]
+    return frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
 
 class Text:

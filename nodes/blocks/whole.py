@@ -19,9 +19,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from nodes.blocks.device import open_device
 from nodes.blocks.family import family_of, kinds_of
-from nodes.blocks.hub import end_tokens, prompt_of
+from nodes.blocks.hub import prompt_of
 from nodes.blocks.loading import fill, load_block
 from nodes.blocks.spec import BlocksSpec, Sampling, WeightSource
+from nodes.blocks.text import end_tokens
 from nodes.blocks.weights import opened
 from nodes.request import Generation, Request
 
@@ -178,7 +179,7 @@ def compare(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     spec = BlocksSpec(**{**job["spec"], "source": WeightSource(**job["spec"]["source"])})
     whole = WholeModel(spec)
-    ends = end_tokens(spec.source, whole.config)
+    ends = end_tokens(spec.source)
     n_checked = n_altered = n_tied = 0
     altered: list[dict[str, int]] = []
     said: dict[int, tuple[int, ...]] = {}

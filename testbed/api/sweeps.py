@@ -78,28 +78,17 @@ class Gains(tuple[Gain, ...]):
 
     def _repr_html_(self) -> str:
         keys = list(self[0].at) if self else []
+        is_part = any(one.n_failed_against or one.n_failed for one in self)
         rows = []
         for one in self:
             interval = "" if one.ci95 is None else f" ± {one.ci95:.2g}"
             ratio = "" if one.ratio is None else f"{100 * one.ratio:+.1f} %"
             words = [one.policy, one.against, one.metric, f"{one.gain:+.4g}{interval}", ratio]
-            left_out = f"{one.n_failed_against:,} and {one.n_failed:,}"
-            rows.append(
-                [*(str(one.at[key]) for key in keys), *words, one.verdict or "", str(one.n), left_out]
-            )
-        header = [
-            *keys,
-            "policy",
-            "against",
-            "metric",
-            "gain",
-            "relative",
-            "verdict",
-            "n",
-            "requests left out",
-        ]
-        if not any(one.n_failed_against or one.n_failed for one in self):
-            header, rows = header[:-1], [row[:-1] for row in rows]
+            left_out = [f"{one.n_failed_against:,} and {one.n_failed:,}"] if is_part else []
+            words += [one.verdict or "", str(one.n), *left_out]
+            rows.append([*(str(one.at[key]) for key in keys), *words])
+        header = [*keys, "policy", "against", "metric", "gain", "relative", "verdict", "n"]
+        header += ["requests left out"] if is_part else []
         return table_html("gains, paired seed by seed, with 95 % intervals", header, rows)
 
 

@@ -78,13 +78,12 @@ class BlocksModel:
         return checkpoint_sizes(self.source.config, self.source.folder or "the model")
 
     def end_tokens(self) -> frozenset[int]:
-        """Return the tokens that end an output. Imports torch; raises ``UserError``."""
-        from nodes.blocks.family import family_of
-        from nodes.blocks.hub import end_tokens
+        """Return the tokens that end an output. Imports torch, as a tokenizer does, but no model; raises ``UserError``."""
+        from nodes.blocks.text import end_tokens
         from nodes.compute import ComputeError
 
         try:
-            return end_tokens(self.source, family_of(self.source.config)[1])
+            return end_tokens(self.source)
         except ComputeError as error:
             raise UserError(str(error)) from error
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from nodes.messages import NewToken
@@ -91,13 +93,8 @@ class Guests:
         """
         if self.host is None or self.host.could_hold(client, n_prompt, most):
             return most
-        held, too_many = 0, most
-        while too_many - held > 1:
-            middle = (held + too_many) // 2
-            held, too_many = (
-                (middle, too_many) if self.host.could_hold(client, n_prompt, middle) else (held, middle)
-            )
-        return held or most
+        could_hold = partial(self.host.could_hold, client, n_prompt)
+        return bisect_left(range(1, most), True, key=lambda n_tokens: not could_hold(n_tokens)) or most
 
     def open(self, client: int, n_prompt: int, n_tokens: int, how: Generation, session: str = "") -> Stream:
         """Start a request at client number ``client``; ``n_prompt`` and ``n_tokens`` are in tokens. ``session``: its

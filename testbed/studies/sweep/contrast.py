@@ -13,7 +13,7 @@ from testbed.studies.sweep.runs import OK
 from testbed.studies.sweep.table import Row
 
 BETTER, WORSE = "better", "worse"
-FAILED = "n_failed"
+N_FAILED = "n_failed"
 
 
 class Difference(NamedTuple):
@@ -71,7 +71,7 @@ class Cell(NamedTuple):
         theirs, own = (
             {row.seed for row in cell.rows if row.record.status == OK} for cell in (baseline, self)
         )
-        return baseline.n_of(FAILED, theirs & own), self.n_of(FAILED, theirs & own)
+        return baseline.n_of(N_FAILED, theirs & own), self.n_of(N_FAILED, theirs & own)
 
     def mean(self, measure: str) -> Mean | None:
         """Returns the mean over the runs that have a value, or None if none has.

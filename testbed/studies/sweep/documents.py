@@ -14,7 +14,7 @@ from testbed.results.intervals import EQUAL, Mean
 from testbed.simulator.engine import MAX_STEPS
 from testbed.simulator.runs import drawn_text
 from testbed.studies.sweep.axes import words_of
-from testbed.studies.sweep.contrast import FAILED, Cell, Difference, baselines, holm, p_value
+from testbed.studies.sweep.contrast import N_FAILED, Cell, Difference, baselines, holm, p_value
 from testbed.studies.sweep.measures import label_of
 from testbed.studies.sweep.study import Study
 
@@ -48,7 +48,7 @@ def header_and_rows(study: Study, cells: Sequence[Cell]) -> tuple[list[str], lis
     is_compared = any(cell.policy != baseline for cell in cells)
     printed = {one.metric for one in study.published}
     header = [*map(words_of, study.keys), "policy", "runs"]
-    is_part = any(cell.n_of(FAILED) for cell in cells)
+    is_part = any(cell.n_of(N_FAILED) for cell in cells)
     header += ["of requests"] if is_part else []
     for metric in study.metrics:
         header += [label_of(metric), *(["published (deviation)"] if metric in printed else [])]
@@ -81,9 +81,9 @@ def _completed(cell: Cell) -> str:
 def notes(study: Study, cells: Sequence[Cell]) -> list[str]:
     """Returns sentences on what the means are of: recorded requests, completed ones where others failed, runs with energy."""
     found = [f"{text[0].upper()}{text[1:]}." for text in _draws(cells)] if study.n_runs > 1 else []
-    part = [cell for cell in cells if cell.n_of(FAILED)]
+    part = [cell for cell in cells if cell.n_of(N_FAILED)]
     if part:
-        worst = max(part, key=lambda cell: cell.n_of(FAILED) / cell.n_of("n_requests"))
+        worst = max(part, key=lambda cell: cell.n_of(N_FAILED) / cell.n_of("n_requests"))
         at = "".join(f", {words_of(key)} {value.strip(chr(34))}" for key, value in worst.point.items())
         text = (
             f"Not all requests completed, at worst {_completed(worst)} ({study.label(worst.policy)}{at}): means and "
