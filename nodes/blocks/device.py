@@ -38,7 +38,7 @@ def open_device(name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
     except (RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())
         raise ComputeError(
-            f'the device "{name}" cannot be used: {reason}; set compute.device to one that `testbed doctor` lists'
+            f'the device "{name}" cannot be used: {reason}; choose one that `testbed doctor` lists'
         ) from error
     if device.type not in ("cpu", "cuda"):
         raise ComputeError(f'the device "{name}" is not supported; supported devices: cpu, cuda')

@@ -101,7 +101,7 @@ def resolve_blocks(
         if not (is_real or scenario.resolved):
             _warn_of_windows(full)
     if not is_real:
-        return full, compute, None
+        return full, compute.model_copy(update={"model": checkpoint}), None
     if full.value_bytes != VALUE_BYTES[dtype]:
         raise KeyedError(
             ("model", "value_bytes"),

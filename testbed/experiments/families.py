@@ -237,6 +237,10 @@ def make_config(
     }
 
 
+_EVERY_FULL = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2}
+"""Every how many-th block attends to all tokens where a configuration with a window does not say (transformers 5.23)."""
+
+
 class _Config:
     """Reads whole numbers from the data of a ``config.json``."""
 
@@ -264,10 +268,12 @@ class _Config:
         kinds = self._config.get("layer_types")
         if isinstance(kinds, list) and number < len(kinds):
             return window if kinds[number] == "sliding_attention" else None
-        pattern = self.number("sliding_window_pattern", default=0)
-        if not self.has("use_sliding_window", True) or (pattern > 0 and (number + 1) % pattern == 0):
-            return None
-        return window
+        usual = _EVERY_FULL.get(str(self._config.get("model_type")), 0)
+        pattern = self.number("sliding_window_pattern", default=usual)
+        is_full = number < self.number("max_window_layers", default=0) or (
+            pattern and (number + 1) % pattern == 0
+        )
+        return window if self.has("use_sliding_window", True) and not is_full else None
 
     def is_mixture(self, number: int) -> bool:
         """Return whether block ``number`` of a model with experts has them."""

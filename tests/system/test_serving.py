@@ -390,8 +390,13 @@ def test_without_room_requests_wait_or_are_rejected(tmp_path: Path) -> None:
         assert (error["type"], error["code"]) == ("rate_limit_error", "no_room")
 
 
-def test_what_no_cache_can_hold_is_refused_at_once(tmp_path: Path) -> None:
+def test_what_no_cache_can_hold_is_refused_at_once_and_is_not_offered(tmp_path: Path) -> None:
     with serving(tmp_path / "run", "clustered", *SLOW, "--max-model-len", "70000") as testbed:
+        [row] = testbed.ask("/v1/models").json["data"]
+        most = row["max_model_len"]
+        assert 1000 < most < 60_000
+        begun = {"prompt": [1], "max_tokens": most, "model": row["id"]}
+        assert testbed.ask("/v1/completions", begun).status == 400
         answer = testbed.ask("/v1/completions", {**HELLO, "max_tokens": 60_000})
         assert (answer.status, answer.json["error"]["code"]) == (400, "context_length_exceeded")
         assert "more than any chain of these servers could hold" in answer.json["error"]["message"]

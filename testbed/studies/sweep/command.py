@@ -78,6 +78,7 @@ def sweep_command(
     rows, n_computed, own_s = results.rows, results.n_computed, results.own_s
     n_runs, statuses = len(rows), Counter(row.record.status for row in rows)
     engines = engines_of(row.record for row in rows)
+    about = notes(study, cells_of(rows)) if rows else []
     answer: dict[str, Any] = {
         "out": str(out),
         "scenario": str(study.target),
@@ -89,6 +90,7 @@ def sweep_command(
         "n_found": n_runs - n_computed,
         "statuses": dict(sorted(statuses.items())),
         "reasons": dict(_reasons(rows)),
+        "notes": about,
         "executor": executor,
         "jobs": workers.n_jobs,
         "own_s": round(own_s, 3),
@@ -101,7 +103,7 @@ def sweep_command(
     ]
     text += engines_text(engines)
     text += [f"{count} x {reason}" for reason, count in _reasons(rows)]
-    text += notes(study, cells_of(rows)) if rows else []
+    text += about
     text.append(f"{out / PAGE} shows the results; {out / RESULTS} has a row per run")
     return answer, "\n".join(text), 1 if statuses[FAILED] else 0
 

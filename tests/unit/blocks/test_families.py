@@ -25,7 +25,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
 
 from nodes.blocks import quantised
-from nodes.blocks.family import MODEL_TYPES, cache_layout, family_of, kinds_of, run_with
+from nodes.blocks.family import MODEL_TYPES, cache_layout, family_of, kinds_of, run_with, window_of
 from nodes.blocks.loading import empty_block, planned_bytes
 from nodes.blocks.whole import WholeModel
 from nodes.compute import ComputeError
@@ -226,6 +226,17 @@ def test_a_scenario_counts_the_bytes_of_every_block_as_servers_do(name: str, wei
     planned = [planned_bytes(block, torch.float32, weights) for block in blocks]
     assert planned == list(sizes_of(config).blocks_bytes(weights, 4))
     assert sizes_of(config).cache_values == 2 * math.prod(cache_layout(parsed))
+
+
+@pytest.mark.parametrize("is_stated", [True, False])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_scenario_sees_the_windows_that_servers_have(name: str, is_stated: bool) -> None:
+    config = {**_COMMON, **CONFIGS[name]}
+    if not is_stated:
+        config.pop("layer_types", None)
+    _, parsed = family_of(config)
+    found = [block.window for block in sizes_of(config).blocks]
+    assert found == [window_of(parsed, kind) for kind in kinds_of(parsed)]
 
 
 MIXED = ("mixtral", "qwen3_moe, first block dense")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed.experiments.families import ConfigError, make_config, sizes_of
+from testbed.experiments.families import SIZED, ConfigError, make_config, sizes_of
 
 
 def test_a_block_of_bloom_176b_has_as_many_values_as_the_paper_says() -> None:
@@ -20,6 +20,24 @@ def test_grouped_heads_take_less_cache_than_as_many_as_there_are_queries() -> No
     assert whole.cache_values == 2 * 64
     assert grouped.cache_values == 2 * 2 * 8
     assert grouped.block_bytes("plain", 4) < whole.block_bytes("plain", 4)
+
+
+@pytest.mark.parametrize(
+    ("family", "windows"),
+    [
+        ("gemma2", [64, None, 64, None, 64, None, 64]),
+        ("gpt_oss", [64, None, 64, None, 64, None, 64]),
+        ("gemma3_text", 5 * [64] + [None, 64]),
+        ("mistral", 7 * [64]),
+    ],
+)
+def test_a_configuration_that_does_not_say_which_blocks_have_a_window_has_those_of_its_family(
+    family: str, windows: list[int | None]
+) -> None:
+    config = make_config(family, 7, 64, 4, 300, more={"sliding_window": 64})
+    assert [block.window for block in sizes_of(config, SIZED).blocks] == windows
+    config["layer_types"] = 7 * ["full_attention"]
+    assert {block.window for block in sizes_of(config, SIZED).blocks} == {None}
 
 
 @pytest.mark.parametrize(

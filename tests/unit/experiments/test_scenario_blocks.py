@@ -100,6 +100,15 @@ def test_a_shipped_scenario_of_another_model_serves_a_checkpoint(
     assert "n_blocks 10 (not 70), hidden_size 64 (not 14336)" in said
 
 
+def test_a_record_of_the_stub_says_where_its_checkpoint_lies(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(checkpoint(make_config("bloom", 8, 64, 4, 512)))
+    monkeypatch.chdir(folder.parent)
+    experiment = load_experiment("clustered", [f"compute.model={folder.name}"])
+    assert f'model = "{folder}"' in dump_toml(experiment)
+
+
 def test_a_record_is_not_repeated_with_another_checkpoint(checkpoint: Checkpoint, tmp_path: Path) -> None:
     folder = checkpoint(make_config("bloom", 8, 64, 4, 512))
     record = tmp_path / "scenario.toml"

@@ -28,7 +28,7 @@ def endpoint() -> Iterator[ThreadingHTTPServer]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.answer(200, {"data": [{"id": "m"}]})
+            self.answer(200, {"data": [{"id": "m", "max_model_len": LIMIT}]})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

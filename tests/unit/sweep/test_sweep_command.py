@@ -257,7 +257,7 @@ def test_of_a_recording_every_seed_takes_other_requests() -> None:
 def test_tables_page_and_text_say_that_policies_served_other_requests(tmp_path: Path) -> None:
     overrides = ("workload.n_requests=60", "workload.rate=20", "backoff.give_up='1 s'")
     options = Options(over=("policy=petals,proposed",), overrides=overrides, n_runs=2)
-    _, said, _ = sweep_command("clustered", options, tmp_path, "local", 1)
+    answer, said, _ = sweep_command("clustered", options, tmp_path, "local", 1)
     of = {p: [row for row in rows(tmp_path) if row["policy"] == p] for p in ("petals", "proposed")}
     n_done = sum(row["n_completed"] for row in of["petals"])
     assert n_done < 120 == sum(row["n_completed"] for row in of["proposed"])
@@ -265,6 +265,7 @@ def test_tables_page_and_text_say_that_policies_served_other_requests(tmp_path: 
     note += ", and differences of times are not of the same requests."
     files = [(tmp_path / name).read_text(encoding="utf-8") for name in ("table.md", PAGE, "table.tex")]
     assert all(note in text for text in (said, *files))
+    assert answer["notes"] == [note]
     assert "| policy | runs | of requests |" in files[0] and f"| petals | 2 | {n_done} of 120 |" in files[0]
 
 
