@@ -40,6 +40,7 @@ _MARK = "@@status"
 
 _INIT = """#!/bin/busybox sh
 export PATH=/bin:{bin} HOME=/root PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH={lib} PYTHONHASHSEED=0
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 # each part would import them
 export PYTHONPATH=/tmp/code:{packages}
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mount -t tmpfs tmp /tmp
 mkdir -p /dev/shm /run; mount -t tmpfs shm /dev/shm
