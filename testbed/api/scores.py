@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Event
 from typing import Any
 
@@ -75,7 +75,7 @@ def score(
     suite: str | os.PathLike[str] = command.DEFAULT_SUITE,
     *,
     quick: bool = False,
-    seeds: str = command.FROZEN,
+    seeds: str | Sequence[int] = command.FROZEN,
     checks: bool = True,
     jobs: int | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -86,7 +86,7 @@ def score(
     - ``policy``: a pair by name or as objects (docs/python.md)
     - ``suite``: a shipped suite's name, or a folder with one
     - ``quick``: a few small settings, with one seed
-    - ``seeds``: "frozen", "fresh" (both are scored), or numbers as text, "20,21,22"
+    - ``seeds``: "frozen", "fresh" (both are scored), or numbers, [20, 21, 22] or "20,21,22"
     - ``checks``: serve some settings again, to find decisions that follow from more than what a policy is given
     - ``jobs``: worker processes; ``None``: one per CPU
     - ``out``: the folder that keeps runs, where a later call finds them; ``None``: nothing is kept
@@ -98,7 +98,7 @@ def score(
     found.best()
     if policy is None:
         raise UserError("None is no policy: give a name, a pair or objects")
-    stopped = Event()
+    stopped, given = Event(), _seeds_text(seeds)
 
     def do() -> Score:
         with heard(progress), chosen_of([policy]) as chosen, scratch("study") as temporary:
@@ -108,7 +108,7 @@ def score(
                 check_policy(name)
             folder = folder_of(out) or temporary / "score"
             options = command.Options(
-                os.fspath(suite), quick, seeds, whole(jobs, "jobs"), folder, chosen.objects, checks
+                os.fspath(suite), quick, given, whole(jobs, "jobs"), folder, chosen.objects, checks
             )
             answer, _ = command.score(found, name, options, folder, shown_to(progress, stopped))
             return Score(
@@ -116,3 +116,12 @@ def score(
             )
 
     return outside_loop(do, stopped.set)
+
+
+def _seeds_text(seeds: str | Sequence[int]) -> str:
+    """Return seeds as the command line has them. Raises ``UserError``."""
+    if isinstance(seeds, str):
+        return seeds
+    if not isinstance(seeds, Sequence):
+        raise UserError(f'seeds are "frozen", "fresh" or a list of numbers, not {seeds!r}')
+    return ",".join(str(whole(seed, "a seed")) for seed in seeds)

@@ -71,13 +71,17 @@ class Changes(Good):
 
     wants = ("requests",)
 
-    def bind(self, problem, placement):
+    def n_before(self):
         from pathlib import Path
 
         bound = Path("bound")
-        n_refused = len(bound.read_bytes()) if bound.exists() else 0
+        n_bound = len(bound.read_bytes()) if bound.exists() else 0
         with bound.open("ab") as file:
             file.write(b".")
+        return n_bound
+
+    def bind(self, problem, placement):
+        n_refused = self.n_before()
         router, asked = super().bind(problem, placement), {}
         found = router.route
 
@@ -87,6 +91,16 @@ class Changes(Good):
 
         router.route = route
         return router
+
+
+class Remembers(Changes):
+    """As often as it was bound before in its own process."""
+
+    bound = []
+
+    def n_before(self):
+        self.bound.append(self)
+        return len(self.bound) - 1
 
 
 class Peeks(Good):
@@ -122,6 +136,18 @@ class Hurries(Good):
 
 class Dawdles(Hurries):
     times = 9
+
+
+class Delegates(Good):
+    """Has another program search for its placement."""
+
+    def place(self, problem, design_concurrency=None):
+        import subprocess
+        import sys
+
+        search = "import time\\nwhile time.process_time() < 0.8: pass"
+        subprocess.run([sys.executable, "-S", "-c", search], check=True)
+        return super().place(problem, design_concurrency)
 
 
 class Exits(Good):

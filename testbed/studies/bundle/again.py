@@ -30,6 +30,7 @@ from testbed.simulator.engine import VIRTUAL, simulate
 from testbed.simulator.summary import summarize_simulation
 from testbed.simulator.tables import write_simulation
 from testbed.studies.score import command as score
+from testbed.studies.score.text import headline
 from testbed.studies.sweep import study as sweep
 from testbed.studies.sweep.command import TABLES, measured, workers_of, write_tables
 from testbed.studies.sweep.executors import LOCAL
@@ -115,8 +116,7 @@ def score_again(result: Path, call: Mapping[str, Any], out: Path, jobs: int | No
     notes = []
     for one in answer["policies"] if is_board else [answer]:
         valid = "valid" if one["valid"] else f"not valid: {one['why']}"
-        quick = " (quick)" if one["quick"] else ""
-        notes.append(f"{one['policy']} on {one['suite']}{quick}: score {one['combined_score']:.4f}, {valid}")
+        notes.append(f"{headline(one)}, {'' if one['checks'] else 'not checked, '}{valid}")
     measured = ("place_cpu_s", "route_cpu_ms", "out")
     return Again(result, out, (score.SCORE,), note="\n".join(notes), measured=measured)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from testbed.errors import UserError
 from testbed.experiments.filesread import FilesRead, files_read
 from testbed.experiments.inputs import keep_inputs
 from testbed.experiments.policy import PolicyChoice
-from testbed.experiments.provenance import PROVENANCE, provenance
+from testbed.experiments.provenance import PROVENANCE, provenance, source_digest
 from testbed.results.intervals import Mean, mean_of
 from testbed.rundir import write_json
 from testbed.studies.score import leaderboard
@@ -32,8 +33,11 @@ from testbed.studies.sweep.pool import Executor, digest_of, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import INFEASIBLE, OK, Record, Run, Setup
 from testbed.studies.sweep.store import KeptRuns, default_folder, kept_runs
+from testbed.studies.sweep.study import MAX_SEED
 
 RUNS, SCORE = "score.jsonl", "score.json"
+FRESH_SEEDS = "fresh.json"
+"""In a score's folder: its fresh seeds, so that a command that was stopped goes on with the same ones."""
 FROZEN, FRESH = "frozen", "fresh"
 FIRST_FRESH_SEED, N_FRESH_SEEDS = 1000, 1_000_000
 """Fresh seeds are drawn from this range, which no suite's frozen seeds reach."""
@@ -110,7 +114,7 @@ def score(
     ``score_command``.
     """
     with kept_runs(options.out, default, RUNS) as kept, files_read() as read:
-        (answer,), _ = _answers(suite, [policy], options, kept, shown)
+        (answer,), _ = _answers(suite, [policy], [policy], options, kept, shown)
         _keep(suite, [policy], options, answer, kept, read)
     return answer, kept.in_words
 
@@ -127,12 +131,16 @@ def _keep(
     if not kept.is_stored or options.objects:
         return
     read.files |= {suite.folder, suite.folder / SUITE, suite.folder / REFERENCE}
-    halves = [half for policy in policies for half in vars(PolicyChoice.of(policy)).values() if half]
-    read.policies |= {half for half in halves if ":" in half}
+    read.policies |= {half for half in _halves(policies) if ":" in half}
     with writing(kept.folder / SCORE):
         write_json(kept.folder / PROVENANCE, provenance())
         keep_inputs(kept.folder, call_of(policies, options, answer), read)
         write_json(kept.folder / SCORE, answer)
+
+
+def _halves(policies: Sequence[str]) -> list[str]:
+    """Return the names of placement and routing policies, or of pairs."""
+    return [half for policy in policies for half in vars(PolicyChoice.of(policy)).values() if half]
 
 
 def call_of(policies: Sequence[str], options: Options, answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +171,7 @@ def leaderboard_command(policies: Sequence[str], options: Options) -> tuple[dict
         check_policy(name)
     default = default_folder("leaderboard", suite.name, *policies)
     with sigterm_as_ctrl_c(), kept_runs(options.out, default, RUNS) as kept, files_read() as read:
-        answers, records = _answers(suite, names, options, kept)
+        answers, records = _answers(suite, names, policies, options, kept)
         leaderboard.save(kept.folder, suite, answers, records, asked_settings(suite, options))
         answer = {"suite": suite.name, "out": str(kept.folder), "policies": answers}
         _keep(suite, policies, options, answer, kept, read)
@@ -179,12 +187,18 @@ def asked_settings(suite: Suite, options: Options) -> tuple[Setting, ...]:
 
 
 def _answers(
-    suite: Suite, policies: Sequence[str], options: Options, kept: KeptRuns, shown: Shown = with_progress
+    suite: Suite,
+    policies: Sequence[str],
+    given: Sequence[str],
+    options: Options,
+    kept: KeptRuns,
+    shown: Shown = with_progress,
 ) -> tuple[list[dict[str, Any]], dict[str, dict[tuple[str, int], Record]]]:
-    """Return an answer per policy, and the records of all runs."""
+    """Return an answer per policy, and the records of all runs. ``given``: the policies that were asked for by name."""
     settings = asked_settings(suite, options)
-    frozen, fresh = _seeds(suite, options)
     shared = _setup(options)
+    code = [[half, shared.digests.get(half) or source_digest(half)] for half in _halves(given)]
+    frozen, fresh = _seeds(suite, options, kept, code)
     workers = executor_of(options.executor, options.jobs, is_apart=True)
     try:
         records = run_all(suite, settings, policies, (*frozen, *fresh), workers, kept, shared, shown)
@@ -211,9 +225,9 @@ def _answer(
     scored = scored_of(suite, settings, frozen, records)
     anew = scored_of(suite, settings, fresh, records) if fresh else None
     why = scored.why or ("" if anew is None else anew.why)
-    is_shipped = policy in suite.references  # tests hold these to the rules
+    is_shipped = policy in suite.references and ":" not in policy  # tests hold these to the rules
     if not why and options.has_checks and not is_shipped:
-        why = _checked(suite, settings, policy, frozen[0], records, options)
+        why = _checked(suite, settings, policy, (*frozen, *fresh)[-1], records, options)
     return {
         "suite": suite.name,
         "policy": policy,
@@ -225,31 +239,44 @@ def _answer(
         "fresh_interval": None if anew is None else _interval(anew.mean),
         "fresh_seeds": list(fresh),
         "valid": not why,
+        "checks": options.has_checks,
         "why": why,
         "settings": [{k: v for k, v in row.items() if k != "is_broken"} for row in scored.rows],
         "out": str(kept.folder),
     }
 
 
-def _seeds(suite: Suite, options: Options) -> tuple[Sequence[int], Sequence[int]]:
+def _seeds(
+    suite: Suite, options: Options, kept: KeptRuns, code: list[list[str]]
+) -> tuple[Sequence[int], Sequence[int]]:
     """Return the seeds in the place of the frozen ones, and the fresh ones. Raises ``UserError``."""
     frozen = suite.quick_seeds if options.is_quick else suite.seeds
     if options.seeds == FROZEN:
         return frozen, ()
     if options.seeds == FRESH:
-        drawn: dict[int, None] = dict.fromkeys(options.fresh_seeds)
-        while len(drawn) < len(frozen):
-            drawn[FIRST_FRESH_SEED + secrets.randbelow(N_FRESH_SEEDS)] = None
-        return frozen, tuple(drawn)
+        return frozen, options.fresh_seeds or _fresh(len(frozen), kept, code)
     try:
         found = tuple(int(seed) for seed in options.seeds.split(","))
     except ValueError:
         found = ()
-    if not found or min(found) < 0 or len(set(found)) < len(found):
+    if not found or min(found) < 0 or max(found) > MAX_SEED or len(set(found)) < len(found):
         raise UserError(
-            f"--seeds {options.seeds}: must be frozen, fresh, or different numbers such as 20,21,22"
+            f"--seeds {options.seeds}: must be frozen, fresh, or different numbers of at most {MAX_SEED}, such as 20,21,22"
         )
     return found, ()
+
+
+def _fresh(n_seeds: int, kept: KeptRuns, code: list[list[str]]) -> tuple[int, ...]:
+    """Draw fresh seeds. They stay those of the folder until other policies, or other ``code`` of theirs, are scored there."""
+    path = kept.folder / FRESH_SEEDS
+    known = json.loads(path.read_text(encoding="utf-8")) if kept.is_stored and path.exists() else {}
+    drawn: dict[int, None] = dict.fromkeys(known["seeds"] if known.get("code") == code else ())
+    while len(drawn) < n_seeds:
+        drawn[FIRST_FRESH_SEED + secrets.randbelow(N_FRESH_SEEDS)] = None
+    if kept.is_stored:
+        with writing(path):
+            write_json(path, {"code": code, "seeds": list(drawn)})
+    return tuple(drawn)[:n_seeds]
 
 
 def run_all(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import NamedTuple, TextIO
 
-from testbed.control.placing import deciding, interrupt_policy
+from testbed.control.placing import deciding, interrupt_policy, used_cpu_s
 from testbed.errors import RunError, UserError
 from testbed.experiments.probes import with_outputs_of_others
 from testbed.simulator.engine import TESTBED, VIRTUAL, simulate
@@ -62,10 +62,10 @@ class LimitedRunner:
 
 @contextmanager
 def _limited(limits: Limits, trace: TextIO) -> Iterator[None]:
-    began_cpu_s, began_s = time.process_time(), time.monotonic()
+    began_cpu_s, began_s = used_cpu_s(), time.monotonic()
 
     def check(number: int, frame: FrameType | None) -> None:
-        cpu_s, wall_s = time.process_time() - began_cpu_s, time.monotonic() - began_s
+        cpu_s, wall_s = used_cpu_s() - began_cpu_s, time.monotonic() - began_s
         is_placing = (deciding() or "").startswith("placement")
         if (
             is_placing and cpu_s > limits.placement_s + 1

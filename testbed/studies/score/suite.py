@@ -111,7 +111,7 @@ class Suite:
         if missing:
             raise UserError(
                 f"{self.folder / REFERENCE}: has no figures of {missing[0]}; make them with `python -m benchmarks "
-                f"suite {self.folder}`"
+                f"suite {self.folder} --out DIR`"
             )
         return found
 
@@ -145,6 +145,10 @@ def read_suite(name: str) -> Suite:
         table = SuiteTable.model_validate(read_toml(path))
     except ValidationError as error:
         raise UserError(f"{path}: {explain(error)}") from None
+    if table.name in shipped and folder.resolve() != shipped[table.name].resolve():
+        raise UserError(
+            f"{path}: name: {table.name} is a shipped suite, which is another one; give this one a name of its own"
+        )
     names = [setting.name for setting in table.setting]
     for i, setting in enumerate(names):
         if setting in names[:i]:

@@ -14,11 +14,29 @@ from testbed.terminal import console_to
 _WIDTH = 140
 
 
+def headline(answer: Mapping[str, Any]) -> str:
+    """Return a policy's score and its seeds in one line."""
+    quick = " (quick)" if answer["quick"] else ""
+    score = _score(answer["combined_score"], answer["interval"])
+    return f"{answer['policy']} on {answer['suite']}{quick}: score {score} on seeds {_seeds(answer['seeds'])}"
+
+
 def score_text(answer: dict[str, Any], best: Mapping[str, Best]) -> str:
     """Return the score, then a row per setting: its score, and the figures beside the best of the references."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("setting", no_wrap=True)
-    for title in ("score", "met", "best", "TTFT p95", "best", "TPOT p95", "best", "place CPU", "route CPU"):
+    for title in (
+        "score",
+        "met",
+        "best",
+        "given up",
+        "TTFT p95",
+        "best",
+        "TPOT p95",
+        "best",
+        "place CPU",
+        "route CPU",
+    ):
         table.add_column(title, justify="right", no_wrap=True)
     notes = []
     for row in answer["settings"]:
@@ -28,6 +46,7 @@ def score_text(answer: dict[str, Any], best: Mapping[str, Best]) -> str:
             f"{row['score']:.3f}",
             _percent(row["met_ratio"]),
             _percent(of.met_ratio),
+            _percent(row["given_up_ratio"]),
             _seconds(row["ttft_p95_s"]),
             _seconds(_p95_s(of.ttft_rate)),
             _seconds(row["tpot_p95_s"]),
@@ -39,10 +58,7 @@ def score_text(answer: dict[str, Any], best: Mapping[str, Best]) -> str:
             notes.append(f"{row['name']}: {row['why']}")
     buffer = io.StringIO()
     console = console_to(buffer, _WIDTH)
-    console.print(
-        f"{answer['policy']} on {answer['suite']}{' (quick)' if answer['quick'] else ''}: "
-        f"score {_score(answer['combined_score'], answer['interval'])} on seeds {_seeds(answer['seeds'])}"
-    )
+    console.print(headline(answer))
     if answer["fresh_score"] is not None:
         fresh = _score(answer["fresh_score"], answer["fresh_interval"])
         console.print(f"on fresh seeds {_seeds(answer['fresh_seeds'])}: {fresh}")

@@ -120,20 +120,46 @@ def test_a_policy_that_decides_by_more_than_what_it_is_given_is_found(suite: Pat
     assert not answer["valid"] and "other figures when it is repeated" in answer["why"]
 
 
+def test_a_policy_that_remembers_the_runs_before_is_found(suite: Path) -> None:
+    answer, _ = score(
+        suite, "scored:Remembers", jobs=2
+    )  # each setting has a process, which serves both seeds
+    assert not answer["valid"] and "other figures when it is repeated" in answer["why"]
+
+
+def test_the_time_of_programs_that_a_policy_begins_is_its_own(suite: Path) -> None:
+    answer, _ = score(suite, "scored:Delegates", is_quick=True, has_checks=False)
+    assert not answer["valid"] and "s of CPU time; at most 0.5 s are allowed" in answer["why"]
+
+
 def test_fresh_seeds_are_scored_beside_the_frozen_ones_and_kept_runs_are_not_run_again(suite: Path) -> None:
     answer, text = score(suite, "proposed", out=Path("kept"), seeds="fresh", is_quick=True)
     (fresh,) = answer["fresh_seeds"]
     assert fresh >= 1000 and answer["seeds"] == [0]
     assert answer["fresh_score"] > 0.5 and "on fresh seeds" in text
+    again, text = score(suite, "proposed", out=Path("kept"), seeds="fresh", is_quick=True)
+    assert again == answer and "0 computed, 2 found" in text
     again, text = score(suite, "proposed", out=Path("kept"), seeds=f"{fresh},0", is_quick=True)
     assert len(Path("kept/score.jsonl").read_text().splitlines()) == 2 and "0 computed, 2 found" in text
     expected = (answer["combined_score"] + answer["fresh_score"]) / 2
     assert again["seeds"] == [fresh, 0] and again["combined_score"] == pytest.approx(expected)
 
 
+def test_fresh_seeds_stay_until_the_policy_changes(suite: Path) -> None:
+    Path("of_seeds.py").write_text(POLICIES)
+    how = {"out": Path("kept"), "seeds": "fresh", "has_checks": False}
+    first, _ = score(suite, "of_seeds:Good", **how, is_quick=True)
+    both, _ = score(suite, "of_seeds:Good", **how)
+    assert both["fresh_seeds"][:1] == first["fresh_seeds"] and len(set(both["fresh_seeds"])) == 2
+    Path("of_seeds.py").write_text(POLICIES + "# as good\n")
+    changed, _ = score(suite, "of_seeds:Good", **how, is_quick=True)
+    assert changed["fresh_seeds"] != first["fresh_seeds"]  # one time in a million they are
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"seeds": "9" * 20}, "must be frozen, fresh, or different numbers of at most"),
         ({"seeds": "freesh"}, "must be frozen, fresh, or different numbers"),
         ({"seeds": "3,3"}, "must be frozen, fresh, or different numbers"),
         ({"jobs": 0}, "--jobs must be at least 1"),
@@ -154,6 +180,9 @@ def test_bad_suites_and_policies_get_a_sentence(suite: Path) -> None:
     (bare / "suite.toml").write_text((suite / "suite.toml").read_text().replace("own.toml", "clustered"))
     with pytest.raises(UserError, match="has no figures of few; make them with"):
         score(bare, "proposed")
+    (bare / "suite.toml").write_text((suite / "suite.toml").read_text().replace('"small"', '"geo-3"'))
+    with pytest.raises(UserError, match="geo-3 is a shipped suite, which is another one"):
+        read_suite("bare")
     (bare / "suite.toml").write_text('name = "x"\n')
     with pytest.raises(UserError, match=r"suite\.toml"):
         read_suite("bare")
@@ -192,6 +221,7 @@ def test_a_bundled_leaderboard_is_checked_by_one_command(
     answer, text, code = reproduce_bundle(tmp_path / "bundle", 1)
     assert (code, answer["kind"], answer["differences"]) == (0, "score", []), text
     assert "scored:Good on small (quick): score" in text and "the same figures: score.json" in text
+    assert "on seeds 0, not checked, valid" in text
     inputs = read_inputs(Path("bundled"))
     assert inputs is not None and str(suite.absolute()) in inputs.renamed
     assert sorted(path.name for path in Path("bundled/inputs/files").rglob("*.*")) == sorted(
@@ -234,3 +264,7 @@ def test_programs_score_objects(suite: Path, capfd: pytest.CaptureFixture[str]) 
     assert found.settings[0]["name"] == "few" and "few-sessions+ws-rr on small" in found._repr_html_()
     with pytest.raises(tb.UserError, match="None is no policy"):
         tb.score(None, suite)
+    with pytest.raises(tb.UserError, match="or a list of numbers, not 11"):
+        tb.score((Few, "ws-rr"), suite, seeds=11)  # type: ignore[arg-type]
+    listed = tb.score((Few, "ws-rr"), suite, quick=True, seeds=[0], jobs=1, checks=False)
+    assert listed.score == found.score and (found["checks"], listed["checks"]) == (True, False)
