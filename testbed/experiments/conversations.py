@@ -58,10 +58,6 @@ def draw_conversations(draws: Draws, n: int) -> list[Message]:
     return messages
 
 
-def begins_at_s(arrivals_s: list[float], messages: list[Message], rng: random.Random) -> list[float]:
-    """Return when each conversation begins: at some of the arrivals, chosen at random, the first at the first one.
-
-    So all messages together come at the workload's rate, if answers took no time.
-    """
-    n = messages[-1].conversation + 1
+def some_of(arrivals_s: list[float], n: int, rng: random.Random) -> list[float]:
+    """Return ``n`` of the arrivals, the first one and others that are chosen at random: of a Poisson process one at a lower rate."""
     return [arrivals_s[0], *sorted(rng.sample(arrivals_s[1:], n - 1))]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from policies.workload import RequestPlan, Turn
-from testbed.experiments.conversations import Draws, Message, begins_at_s, draw_conversations
+from testbed.experiments.conversations import Draws, Message, draw_conversations, some_of
 from testbed.experiments.demand import Demand
 from testbed.experiments.draws import Sample, drawn
 from testbed.experiments.filesread import note_file
@@ -58,6 +58,13 @@ def _gaps(table: WorkloadTable, rng: random.Random) -> Callable[[], float]:
         shape = table.shape or 1.0
         return lambda: rng.gammavariate(shape, 1 / (rate * shape))
     return lambda: 1 / rate
+
+
+def _arrivals_s(table: WorkloadTable, demand: Demand, gap: Callable[[], float], n: int) -> list[float]:
+    """Return ``n`` arrivals in s, the first at 0."""
+    if table.changes or not demand.is_constant:
+        return _warped(table, demand, gap, n)
+    return list(accumulate((gap() for _ in range(n - 1)), initial=0.0))
 
 
 def _warped(table: WorkloadTable, demand: Demand, gap: Callable[[], float], n: int) -> list[float]:
@@ -512,11 +519,7 @@ def _replay(table: WorkloadTable, seed: int, folder: Path, n_clients: int, keeps
 def _generate(table: WorkloadTable, seed: int, demand: Demand, folder: Path) -> _Coming:
     """Return requests with generated arrivals, and with the recorded lengths or conversations that they may have."""
     gap, n = _gaps(table, stream(seed, "arrivals")), table.n_requests or 1
-    if table.changes or not demand.is_constant:
-        arrives_at_s = _warped(table, demand, gap, n)
-    else:
-        arrives_at_s = list(accumulate((gap() for _ in range(n - 1)), initial=0.0))
-    coming = _Coming(arrives_at_s, {})
+    coming = _Coming([], {})
     if table.turns is not None:
         coming.messages = draw_conversations(_draws(table, seed), n)
     elif None in (table.n_input_tokens, table.n_output_tokens):
@@ -533,9 +536,15 @@ def _generate(table: WorkloadTable, seed: int, demand: Demand, folder: Path) -> 
         if coming.messages:
             rows = [[message.conversation, message.think_s] for message in coming.messages]
             coming.update |= {"conversations": rows, "think_time": None}
-    if coming.messages:
-        starts_s = begins_at_s(arrives_at_s, coming.messages, stream(seed, "conversations"))
-        coming.arrives_at_s = _earliest_s(starts_s, coming.messages)
+    if not coming.messages:
+        coming.arrives_at_s = _arrivals_s(table, demand, gap, n)
+        return coming
+    n_begun = coming.messages[-1].conversation + 1
+    if table.arrivals == "poisson":
+        starts_s = some_of(_arrivals_s(table, demand, gap, n), n_begun, stream(seed, "conversations"))
+    else:
+        starts_s = _arrivals_s(table, demand, lambda: gap() * n / n_begun, n_begun)
+    coming.arrives_at_s = _earliest_s(starts_s, coming.messages)
     return coming
 
 

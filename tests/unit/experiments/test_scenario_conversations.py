@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import pytest
 
@@ -33,6 +34,26 @@ def test_a_conversation_is_of_one_client_and_begins_at_an_arrival_of_the_workloa
     for before, after in pairwise(requests):
         assert after.turn is not None
         assert after.turn.number == 0 or after.client == before.client
+
+
+def begun_at_s(experiment: Experiment) -> list[float]:
+    return [r.arrival_at_s for r in experiment.workload.requests if r.turn is not None and r.turn.number == 0]
+
+
+def test_conversations_begin_as_the_arrivals_say(load: Load) -> None:
+    constant = begun_at_s(load(*TALK, "workload.arrivals=constant", "workload.rate=0.05", "workload.turns=4"))
+    assert constant == [0.0, 80.0]
+    cut_short = begun_at_s(load(*TALK, "workload.arrivals=constant", "workload.rate=0.05"))
+    assert cut_short == pytest.approx([0.0, 8 / 3 * 20, 16 / 3 * 20]), "three of them have eight requests"
+    many = "workload.arrivals=gamma", "workload.shape=4", "workload.rate=0.3", "workload.n_requests=3000"
+    gaps_s = [after - before for before, after in pairwise(begun_at_s(load(*TALK, *many)))]
+    assert fmean(gaps_s) == pytest.approx(10, rel=0.05)
+    assert pstdev(gaps_s) / fmean(gaps_s) == pytest.approx(0.5, rel=0.05), (
+        "a gamma distribution of that shape"
+    )
+    changing = "workload.arrivals=constant", "workload.changes=[{at='80 s', rate=0.1}]", "workload.rate=0.05"
+    changed = begun_at_s(load(*TALK, *changing, "workload.turns=4", "workload.n_requests=16"))
+    assert changed == pytest.approx([0.0, 80.0, 120.0, 160.0])
 
 
 def test_a_placement_is_designed_for_the_longest_prompt_of_a_conversation(load: Load) -> None:
