@@ -115,7 +115,9 @@ def _rate_bps(of: Mapping[str, Any]) -> float | None:
     return next(filter(None, map(speed_bps, texts)), None)
 
 
-def _nodes(labels: Sequence[str], places: Sequence[tuple[float | None, float | None]]) -> list[dict[str, Any]]:
+def _nodes(
+    labels: Sequence[str], places: Sequence[tuple[float | None, float | None]]
+) -> list[dict[str, Any]]:
     """Returns the rows of nodes, with their labels where these could not be their names.
 
     No place is known where both coordinates are 0, nor anywhere if one is no degree.

@@ -233,7 +233,9 @@ def topology_text(answer: Mapping[str, Any]) -> str:
         lines.append(f"without known place: {', '.join(found['without_place'])}")
     if other := [node["name"] for node in answer["nodes"] if not node["internal"]]:
         lines.append(f"no places of this network: {', '.join(other)}")
-    if changed := [f"{shown(node['label'])} is {node['name']}" for node in answer["nodes"] if "label" in node]:
+    if changed := [
+        f"{shown(node['label'])} is {node['name']}" for node in answer["nodes"] if "label" in node
+    ]:
         lines.append(f"names changed: {', '.join(changed)}")
     lines.append(f"nodes: {', '.join(node['name'] for node in answer['nodes'])}")
     for node in answer["nodes"]:

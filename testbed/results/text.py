@@ -348,7 +348,7 @@ def _model_lines(summary: RunSummary) -> list[str]:
     if text := model_lacks(summary):
         lines.append(f"{text}: most of the errors come from that" if has_errors else text)
     if summary.n_replays:
-        text = "the closed model has no failures: its columns have recovered requests as if nothing had failed"
+        text = "the closed model has no failures: its columns have recovered requests as if nothing failed"
         lines.append(f"{text}, and the errors leave them out" if summary.emulation_error_of else text)
     return lines
 

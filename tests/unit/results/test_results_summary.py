@@ -137,15 +137,19 @@ def test_what_the_model_leaves_out_stands_below_its_columns_also_without_errors(
     replays = {"n_replays": 1, "recovery_s": took, "recovery_floor_s": took}
     summary = changed(finish_run(run.path, run.experiment), closed_model_lacks=["jitter"], **replays)
     text = " ".join(summary_text(summary).split())
-    assert "model mean" in text and "no errors are stated: the run has no twin the closed model has no jitter" in text
+    assert "model mean" in text
+    assert "no errors are stated: the run has no twin the closed model has no jitter" in text
     assert "most of the errors" not in text
-    assert "its columns have recovered requests as if nothing had failed own overhead" in text
+    assert "its columns have recovered requests as if nothing failed own overhead" in text
     beside_twin = changed(summary, twin=data_of(summary)["metrics"])
     assert "twin mean" in summary_text(beside_twin) and "closed model" not in summary_text(beside_twin)
-    assert "<p>The closed model has no jitter.</p>" in report_body(beside_twin, [], [])  # below its parts of a hop
+    parts_of_a_hop = report_body(beside_twin, [], [])
+    assert "<p>The closed model has no jitter.</p>" in parts_of_a_hop
 
 
-def test_lost_packets_are_said_to_wait_for_timers_that_do_not_follow_the_time_scale(make_run: MakeRun) -> None:
+def test_lost_packets_are_said_to_wait_for_timers_that_do_not_follow_the_time_scale(
+    make_run: MakeRun,
+) -> None:
     run = make_run(time_scale=20.0)
     run.in_real_time()
     run.serve(0, 0.0, [(0, 0, 2), (1, 2, 4)])
