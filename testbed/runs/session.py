@@ -305,7 +305,7 @@ def finish(
 
 
 def report_command(run_dir: Path, *, trace: bool = True) -> RunSummary:
-    """Write tables, summary, report and, unless switched off, trace of a run that was ended; returns the summary.
+    """Write tables, summary, report and, unless switched off, trace of a run that has ended; returns the summary.
 
     Raises ``UserError`` if the run goes on or its folder holds none, and ``RunError`` if a file cannot be written.
     """
