@@ -32,12 +32,14 @@ class TopologyNode:
     """A site. Coordinates are in degrees, east and north positive; both are ``None`` if unknown.
 
     Unless ``is_internal`` it is no place of this network: a point where several links meet, or a node of another network.
+    ``label``: what its file calls it, where that could not be its name.
     """
 
     name: str
     longitude_deg: float | None = None
     latitude_deg: float | None = None
     is_internal: bool = True
+    label: str = ""
 
 
 @dataclass(frozen=True)

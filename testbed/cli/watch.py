@@ -52,16 +52,15 @@ def ps(as_json: JsonOption = False) -> None:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory of a run that has ended.")],
     trace: TraceOption = True,
     as_json: JsonOption = False,
 ) -> None:
     """Rebuild the tables, summary, trace and report of a run from its logs."""
     from testbed.records.base import data_of
-    from testbed.results import load_run
     from testbed.results.text import summary_text
-    from testbed.runs.session import exit_code, finish
+    from testbed.runs.session import exit_code, report_command
 
-    summary = finish(run, load_run(run), trace=trace)
+    summary = report_command(run, trace=trace)
     print_answer(data_of(summary), lambda: summary_text(summary), as_json)
     raise typer.Exit(exit_code(summary))

@@ -70,7 +70,7 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 def checked_name(value: str) -> str:
     """Return ``value`` if it can be a name; raise the broken rule otherwise."""
     if not (value.isascii() and value.replace("-", "").replace("_", "").replace(".", "").isalnum()):
-        raise rule(f'{shown(value)} must consist of letters, digits, ".", "_" and "-"')
+        raise rule(f'{shown(value)} must consist of letters (a to z, A to Z), digits, ".", "_" and "-"')
     if not value[0].isalnum() or len(value) > 64:
         raise rule(f"{shown(value)} must start with a letter or digit and have at most 64 characters")
     return value

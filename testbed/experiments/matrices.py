@@ -177,7 +177,7 @@ class _Table:
             return None
         text = cell.replace(",", ".") if self.has_decimal_commas else cell
         if (match := _QUANTITY.fullmatch(text)) is None:
-            return _number(text, where)
+            return _number(text, key, where)
         value, unit = match.groups()
         dimension, asked = self.asked[key]
         if unit not in dimension.units:
@@ -186,9 +186,9 @@ class _Table:
             )
         own = self.units.setdefault(key, asked or unit)
         if own == unit:
-            return _number(value, where)
+            return _number(value, key, where)
         try:
-            return dimension.of(_number(value, where), unit) / dimension.of(1.0, own)
+            return dimension.of(_number(value, key, where), unit) / dimension.of(1.0, own)
         except ValueError as error:
             raise _Wrong(f"{where}: {error}") from None
 
@@ -344,18 +344,19 @@ def _json_cells(key: str, matrix: Any, sites: list[str]) -> Iterator[tuple[tuple
     for a, row in zip(sites, matrix, strict=True):
         for b, cell in zip(sites, row, strict=True):
             if cell is not None:
-                yield (a, b), _number(cell, f"{key} row {a}, column {b}")
+                yield (a, b), _number(cell, key, f"{key} row {a}, column {b}")
 
 
-def _number(cell: Any, where: str) -> float:
+def _number(cell: Any, key: str, where: str) -> float:
     try:
         value = math.nan if isinstance(cell, bool) else float(cell)
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not math.isfinite(value):
         raise _Wrong(f"{where}: must be a number, not {shown(cell)}")
-    if value < 0:
-        raise _Wrong(f"{where}: must not be negative, but is {cell}")
+    if value < 0 or (value == 0 and key == "rate"):
+        must = "must be more than 0" if key == "rate" else "must not be negative"
+        raise _Wrong(f"{where}: {must}, but is {cell}")
     return value
 
 

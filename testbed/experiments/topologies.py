@@ -40,13 +40,14 @@ class NodeRow(Table):
     """A row of ``nodes``; coordinates are in degrees, east and north positive.
 
     ``internal`` is false for what is no place of this network, where no node is drawn: a point at which several links
-    meet, or a node of another network.
+    meet, or a node of another network. ``label`` is what another tool's file calls the node, where that could not be its name.
     """
 
     name: Name
     longitude: Annotated[float, Field(ge=-180, le=180)] | None = None
     latitude: Annotated[float, Field(ge=-90, le=90)] | None = None
     internal: bool = True
+    label: str = ""
 
 
 class LinkRow(Table):
@@ -132,7 +133,10 @@ def _topology(document: dict[str, Any], label: str, default_bps: float) -> Topol
                     raise KeyedError(("links", index, "nodes", end), unknown_node(name, file.name, names))
         return Topology(
             file.name,
-            tuple(TopologyNode(row.name, row.longitude, row.latitude, row.internal) for row in file.nodes),
+            tuple(
+                TopologyNode(row.name, row.longitude, row.latitude, row.internal, row.label)
+                for row in file.nodes
+            ),
             tuple(
                 TopologyLink(row.nodes[0], row.nodes[1], row.delay, row.rate or default_bps)
                 for row in file.links

@@ -28,6 +28,8 @@ _Line = tuple[int, list[str]]
 _Reader = Callable[[Path, str | None], dict[str, Any]]
 _GRAPH = re.compile(r"\bgraph\s*\[", re.IGNORECASE)
 _MULTIGRAPH = re.compile(r"^\s*multigraph\s+[01]\s*$|\[\s*multigraph\s+[01]\b", re.IGNORECASE | re.MULTILINE)
+_TEXT_OR_WHOLE = re.compile(r'"[^"]*"|(?<=\s)[+-]?\d+(?=[eE][+-]?\d+\b)')
+"""A text of GML, or the digits before an exponent: networkx reads 1.e9, but not 1e9."""
 _EAST, _NORTH = ("longitude", "long", "lon", "lng"), ("latitude", "lat")
 """Names of coordinates, in small letters."""
 
@@ -62,6 +64,7 @@ def _gml(path: Path, delay_unit: str | None) -> dict[str, Any]:
     import networkx as nx
 
     text = path.read_text(encoding="utf-8-sig", errors="replace")
+    text = _TEXT_OR_WHOLE.sub(lambda found: found[0] if found[0][0] == '"' else f"{found[0]}.", text)
     if not _MULTIGRAPH.search(text):  # as published, files with parallel links do not say that they have some
         text = _GRAPH.sub(r"\g<0> multigraph 1 ", text, count=1)
     return _of_graph(path, nx.parse_gml(text, label="id"), delay_unit)
@@ -69,12 +72,12 @@ def _gml(path: Path, delay_unit: str | None) -> dict[str, Any]:
 
 def _of_graph(path: Path, graph: Any, delay_unit: str | None) -> dict[str, Any]:
     """Returns the topology of a networkx graph with the attributes of the Topology Zoo, or the usual ones of others."""
-    labels = [(node, _named(data)) for node, data in graph.nodes(data=True)]
-    names = unique_names(str(_first(of, "label", "name") or node) for node, of in labels)
-    name_of = {node: name for (node, _), name in zip(labels, names, strict=True)}
-    places = [(_number(_first(of, *_EAST)), _number(_first(of, *_NORTH))) for _, of in labels]
-    nodes = _nodes(names, places)
-    for row, (_, of) in zip(nodes, labels, strict=True):
+    of_nodes = {node: _named(data) for node, data in graph.nodes(data=True)}
+    labels = [str(_first(of, "label", "name") or node) for node, of in of_nodes.items()]
+    places = [(_number(_first(of, *_EAST)), _number(_first(of, *_NORTH))) for of in of_nodes.values()]
+    nodes = _nodes(labels, places)
+    name_of = {node: row["name"] for node, row in zip(of_nodes, nodes, strict=True)}
+    for row, of in zip(nodes, of_nodes.values(), strict=True):
         if _number(of.get("hyperedge")) == 1 or _number(of.get("internal")) == 0:
             row["internal"] = False
     links = []
@@ -112,14 +115,21 @@ def _rate_bps(of: Mapping[str, Any]) -> float | None:
     return next(filter(None, map(speed_bps, texts)), None)
 
 
-def _nodes(names: Sequence[str], places: Sequence[tuple[float | None, float | None]]) -> list[dict[str, Any]]:
-    """Returns the rows of nodes. No place is known where both coordinates are 0, nor anywhere if one is no degree."""
+def _nodes(
+    labels: Sequence[str], places: Sequence[tuple[float | None, float | None]]
+) -> list[dict[str, Any]]:
+    """Returns the rows of nodes, with their labels where these could not be their names.
+
+    No place is known where both coordinates are 0, nor anywhere if one is no degree.
+    """
     known = [(x, y) for x, y in places if x is not None and y is not None]
     in_degrees = all(abs(x) <= 180 and abs(y) <= 90 for x, y in known)
     rows: list[dict[str, Any]] = []
-    for name, (x, y) in zip(names, places, strict=True):
-        is_known = in_degrees and x is not None and y is not None and (x, y) != (0.0, 0.0)
-        rows.append({"name": name, "longitude": x, "latitude": y} if is_known else {"name": name})
+    for label, name, (x, y) in zip(labels, unique_names(labels), places, strict=True):
+        row: dict[str, Any] = {"name": name} if name == label else {"name": name, "label": label}
+        if in_degrees and x is not None and y is not None and (x, y) != (0.0, 0.0):
+            row |= {"longitude": x, "latitude": y}
+        rows.append(row)
     return rows
 
 
@@ -149,7 +159,6 @@ def _repetita(path: Path, delay_unit: str | None) -> dict[str, Any]:
     ]
     node_rows, lines = _section(path, lines, "NODES", 3)
     link_rows, _ = _section(path, lines, "EDGES", 6)
-    names = unique_names(row[0] for _, row in node_rows)
     places = []
     for number, row in node_rows:
         east, north = _number(row[1]), _number(row[2])
@@ -158,7 +167,8 @@ def _repetita(path: Path, delay_unit: str | None) -> dict[str, Any]:
                 f"{path}:{number}: the node {row[0]} must have two numbers, its longitude and latitude"
             )
         places.append((east, north))
-    nodes = _nodes(names, places)
+    nodes = _nodes([row[0] for _, row in node_rows], places)
+    names = [row["name"] for row in nodes]
     links, waiting = [], dict[tuple[str, str, str, str], int]()
     for number, row in link_rows:
         _, source, target, _, rate, delay = row[:6]
@@ -199,9 +209,9 @@ def _sndlib(read: Callable[[Path], tuple[list[SndNode], list[SndLink]]]) -> _Rea
         if path.suffix.lower() == ".xml":
             _refuse_definitions(path)
         found_nodes, found_links = read(path)
-        names = unique_names(node.name for node in found_nodes)
-        name_of = dict(zip((node.name for node in found_nodes), names, strict=True))
-        nodes = _nodes(names, [node.place or (None, None) for node in found_nodes])
+        labels = [node.name for node in found_nodes]
+        nodes = _nodes(labels, [node.place or (None, None) for node in found_nodes])
+        name_of = {label: row["name"] for label, row in zip(labels, nodes, strict=True)}
         links = []
         for link in found_links:
             unknown = next((end for end in link.ends if end not in name_of), None)

@@ -16,7 +16,7 @@ from testbed.experiments.experiment import Experiment
 from testbed.experiments.matrices import matrix_of_file
 from testbed.experiments.network import site_links
 from testbed.experiments.network_tables import MatrixTable
-from testbed.experiments.problems import KeyedError
+from testbed.experiments.problems import KeyedError, shown
 from testbed.experiments.shared_links import own_links_in_words
 from testbed.experiments.topologies import DEFAULT_DETOUR, DEFAULT_RATE, load_topology, without_rate
 from testbed.experiments.units import counted
@@ -167,6 +167,8 @@ def topology_answer(
             "latitude": node.latitude_deg,
             "internal": node.is_internal,
         }
+        if node.label:
+            entry["label"] = node.label
         if node.name in places:
             entry["runs"] = list(places[node.name])
         nodes.append(entry)
@@ -231,6 +233,10 @@ def topology_text(answer: Mapping[str, Any]) -> str:
         lines.append(f"without known place: {', '.join(found['without_place'])}")
     if other := [node["name"] for node in answer["nodes"] if not node["internal"]]:
         lines.append(f"no places of this network: {', '.join(other)}")
+    if changed := [
+        f"{shown(node['label'])} is {node['name']}" for node in answer["nodes"] if "label" in node
+    ]:
+        lines.append(f"names changed: {', '.join(changed)}")
     lines.append(f"nodes: {', '.join(node['name'] for node in answer['nodes'])}")
     for node in answer["nodes"]:
         if "runs" in node:

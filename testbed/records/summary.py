@@ -13,7 +13,7 @@ from testbed.records.base import Record, column
 
 EMULATION, SIMULATION = "emulation", "simulation"
 SIMULATED = "simulated"
-"""The network in the plan and the summary of a simulation without nodes."""
+"""The network in the plan and the summary of a simulation without nodes; of one with nodes, the reason for its clock."""
 _EMULATED = "emulation"
 _SIMULATED = "simulation"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from testbed.records.links import link_name
 from testbed.records.summary import LinkRow, RunSummary
-from testbed.results.text import VIRTUAL_TIME, summary_text
+from testbed.results.text import VIRTUAL_TIME, model_lacks, summary_text
 
 
 def report_title(summary: RunSummary) -> str:
@@ -27,6 +27,8 @@ def report_body(summary: RunSummary, figures: list[tuple[Path, str]], failures: 
         "<h2>Parts of a hop</h2>",
         _parts_table(summary),
     ]
+    if text := model_lacks(summary):
+        parts.append(f"<p>{html.escape(text[0].upper() + text[1:])}.</p>")
     if summary.links:
         parts += ["<h2>Busiest links</h2>", _links_table(summary.links)]
     if failures:

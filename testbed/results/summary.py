@@ -50,6 +50,8 @@ from testbed.results.unused import unused_blocks
 
 _MOST_REASONS = 3
 """Number of reasons of failed requests in the summary, the commonest first."""
+RANDOM_LOSS = "random loss"
+"""How ``closed_model_lacks`` names packets that links lose at random."""
 
 
 def summarize(
@@ -246,7 +248,7 @@ def _lacks(experiment: Experiment, records: RunRecords, hops: HopTable) -> list[
     links = [*experiment.network.links.values(), *(x for change in changes for x in change.links.values())]
     found = {
         "jitter": any(x.jitter_s for x in links),
-        "random loss": any(0 < x.loss_ratio < 1 for x in links),
+        RANDOM_LOSS: any(0 < x.loss_ratio < 1 for x in links),
         "caches filled from the hub's history": any(r.n_filled_tokens for r in records.requests),
         "rounds of drafts that were sent ahead in vain": any(
             round_.given_up for r in records.requests for round_ in r.rounds

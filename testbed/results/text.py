@@ -18,6 +18,7 @@ from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
 from testbed.results.slo import objectives_of
 from testbed.results.speculation import speculation_text
+from testbed.results.summary import RANDOM_LOSS
 from testbed.results.unused import unused_text
 from testbed.results.verified import verdict
 from testbed.terminal import console_to
@@ -230,6 +231,12 @@ def _footer(summary: RunSummary) -> str:
             f"{summary.time_scale:g} ms"
         )
     network = NETWORKS.get(summary.network)  # none if simulated
+    has_loss = RANDOM_LOSS in summary.closed_model_lacks
+    if summary.time_scale != 1 and has_loss and network is not None and network.has_packets:
+        lines.append(
+            "links lose packets, and TCP's timers do not follow the time scale: the shortest, 0.2 s (real), counts as "
+            f"{0.2 * summary.time_scale:g} s; use a time scale of 1, or virtual time, where no timer fires"
+        )
     if network is not None and network.caveat is not None:
         lines.append(f"{network.name} network: {network.caveat}")
     lines += _machine_lines(summary)
@@ -266,7 +273,7 @@ def _footer(summary: RunSummary) -> str:
             "packets that no link lost"
         )
     carries_bps = _CARRIES_BETWEEN_BPS if summary.machines else _CARRIES_BPS
-    if forwarder and forwarder.get("asked_max_bps", 0) > carries_bps:
+    if summary.clock == "real" and forwarder and forwarder.get("asked_max_bps", 0) > carries_bps:
         lines.append(
             f"links of up to {forwarder['asked_max_bps'] / 1e9:g} Gbit/s (real) were asked: long transfers "
             f"there run at about {carries_bps / 1e9:g} Gbit/s, what the forwarder carries on a machine such "
@@ -308,15 +315,6 @@ def _error_lines(summary: RunSummary) -> list[str]:
                 "messages overtake each other or share links, so the model has the simulator's links; network memory has "
                 "the same code, fabric the kernel's TCP"
             )
-        if summary.closed_model_lacks:
-            text = f"the closed model has no {' and no '.join(summary.closed_model_lacks)}"
-            has_errors = any(map(_is_shown, (summary.emulation_error or {}).values()))
-            lines.append(f"{text}: most of the errors come from that" if has_errors else text)
-        if summary.n_replays:
-            lines.append(
-                "the closed model has no failures: its columns have recovered requests as if nothing had "
-                "failed, and the errors leave them out"
-            )
     elif summary.emulation_error_of == "twin":
         text = "error: against the run's twin in virtual time"
         if summary.emulation_error_pairing == DISTRIBUTIONS:
@@ -332,6 +330,26 @@ def _error_lines(summary: RunSummary) -> list[str]:
         )
     else:
         lines.append("no errors are stated: the run has no twin")
+    if not summary.twin:
+        lines += _model_lines(summary)
+    return lines
+
+
+def model_lacks(summary: RunSummary) -> str:
+    """Return in words what the run has and the closed model has not; empty if there is nothing."""
+    lacks = summary.closed_model_lacks
+    return f"the closed model has no {' and no '.join(lacks)}" if lacks else ""
+
+
+def _model_lines(summary: RunSummary) -> list[str]:
+    """Return lines on what the closed model, which the table's columns have, leaves out."""
+    lines = []
+    has_errors = any(map(_is_shown, (summary.emulation_error or {}).values()))
+    if text := model_lacks(summary):
+        lines.append(f"{text}: most of the errors come from that" if has_errors else text)
+    if summary.n_replays:
+        text = "the closed model has no failures: its columns have recovered requests as if nothing failed"
+        lines.append(f"{text}, and the errors leave them out" if summary.emulation_error_of else text)
     return lines
 
 

@@ -90,7 +90,7 @@ def _row(target: str, choice: PolicyChoice, options: Options, folder: str | None
     seen: list[dict[str, Any]] = []
     drawn, first, is_same_run = None, None, True
     for case in _cases(target, choice, options):
-        row = _one(case, options, folder)
+        row = _one(case, options, folder, is_first=not seen)
         seen.append(row)
         if options.n_runs > 1:
             if first is None:
@@ -163,15 +163,25 @@ def _cases(target: str, choice: PolicyChoice, options: Options) -> Iterator[Case
     yield from cases_of(target, choice, overrides, options.seed, options.n_runs)
 
 
-def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
-    """Simulate one case, write its tables if asked for, and return its object.
+def _one(case: Case, options: Options, target: str | None, *, is_first: bool) -> dict[str, Any]:
+    """Simulate one case, the first or a further run, write its tables if asked for, and return its object.
 
     With several targets or policies the tables are in the folder ``target``.
     """
     mode = options.mode or (REFERENCE if case.source is not None else TESTBED)
     folder = _folder(case, options, target)
     is_virtual = options.clock == "virtual"
-    announce = _say_once if options.n_runs == 1 else _say_once_of_all_runs
+    of = "" if target is None else f"{target}, {case.policy}: "
+
+    def announce(engine: str) -> None:
+        """Say which engine serves the case and why, unless an earlier run of these had the same reason.
+
+        Of several runs, without the use of the busiest link, which each would have another of.
+        """
+        text = engine if options.n_runs == 1 else engine.partition(BUSIEST)[0]
+        if unsaid([of + text]):
+            say(of + text if is_first else f"{of}seed {case.experiment.seed}: {text}")
+
     simulation = simulate(case, mode, is_virtual=is_virtual, folder=folder, announce=announce)
     row = answer(simulation)
     objectives = case.experiment.objectives if options.objectives is None else options.objectives
@@ -202,16 +212,6 @@ def _folder(case: Case, options: Options, target: str | None) -> Path | None:
     if folder is not None and options.n_runs > 1:
         folder = folder / f"{SEED}{case.experiment.seed}"
     return folder
-
-
-def _say_once(text: str) -> None:
-    for new in unsaid([text]):
-        say(new)
-
-
-def _say_once_of_all_runs(engine: str) -> None:
-    """Say which engine serves a run and why, without the use of its busiest link, which every run would have another of."""
-    _say_once(engine.partition(BUSIEST)[0])
 
 
 def _slug(name: str) -> str:

@@ -15,7 +15,7 @@ from testbed.errors import RunError, UserError
 from testbed.experiments.experiment import Experiment
 from testbed.records.plan import read_plan
 from testbed.records.requests import COMPLETED, FAILED
-from testbed.records.summary import RunSummary
+from testbed.records.summary import SIMULATED, RunSummary
 from testbed.results import finish_run, read_tables
 from testbed.results.errors import Tables
 from testbed.rundir import make_run_dir, scratch
@@ -27,7 +27,7 @@ from testbed.runtime.stage import Stage
 from testbed.runtime.wiring import check_frames
 from testbed.simulator.cases import Case, Served
 
-_STAGE = Stage("virtual", IN_PROCESS, "simulated")
+_STAGE = Stage("virtual", IN_PROCESS, SIMULATED)
 
 
 def serve_virtually(

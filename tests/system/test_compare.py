@@ -46,6 +46,14 @@ def test_an_emulation_is_compared_with_its_simulation(testbed: Testbed, tmp_path
     assert {path.name for path in out.iterdir()} == names
 
 
+def test_a_simulation_with_the_testbeds_own_nodes_is_called_one(testbed: Testbed) -> None:
+    fast, by_nodes = simulated(testbed, "fast"), simulated(testbed, "nodes", "--clock", "virtual")
+    lines = testbed("compare", fast, by_nodes).stdout.splitlines()
+    assert lines[0].startswith(f"A {fast}: clustered, simulation; mode testbed;")
+    how = "simulation with the testbed's own nodes; clock virtual, network memory, compute stub;"
+    assert lines[1].startswith(f"B {by_nodes}: clustered, {how}")
+
+
 def test_another_policy_is_shown_as_what_differs(testbed: Testbed) -> None:
     one, other = simulated(testbed, "one"), simulated(testbed, "other", "--policy", "petals")
     outcome = testbed("compare", one, other)

@@ -19,6 +19,7 @@ from testbed import rundir
 from testbed.errors import RunError, UserError
 from testbed.experiments import load_experiment
 from testbed.page.report import write_report
+from testbed.records.events import EVENTS
 from testbed.records.plan import is_simulated
 from testbed.results import finish_run, load_run
 from testbed.rundir import (
@@ -231,6 +232,19 @@ def test_an_interrupt_while_tables_are_made_names_what_completes_them(
     experiment = load_experiment("clustered", TINY)
     with pytest.raises(KeyboardInterrupt, match=rf"`testbed report {tmp_path}/run` completes"):
         session.RunSession(experiment, tmp_path / "run").run()
+
+
+def test_a_run_that_goes_on_is_not_reported_but_one_that_ended_in_a_living_process_is(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    session.run_quietly(load_experiment("clustered", TINY), run)
+    assert owner_alive(run)  # as in a notebook
+    assert session.report_command(run).n_interrupted == 0
+    lines = (run / EVENTS).read_text(encoding="utf-8").splitlines(keepends=True)
+    (run / EVENTS).write_text("".join(line for line in lines if '"stopped"' not in line), encoding="utf-8")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    with pytest.raises(UserError, match=rf"{run} is still running: watch it with `testbed view {run}`"):
+        session.report_command(run)
+    assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
 
 
 def test_a_killed_process_s_temporary_folders_are_removed_and_no_others(

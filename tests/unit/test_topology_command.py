@@ -52,6 +52,21 @@ def test_nodes_that_no_path_connects_have_no_rtt(tmp_path: Path, capsys: pytest.
     assert found["statistics"]["n_components"] == 2
 
 
+def test_names_that_sites_cannot_have_are_listed_with_what_they_become(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "A 7.4 46.9\nZürich 8.5 47.4\n東京 139.7 35.7\n"
+    links = "e1 0 1 1 1000000 100\ne2 1 2 1 1000000 100\n"
+    path = tmp_path / "cities.graph"
+    path.write_text(
+        f"NODES 3\nlabel x y\n{rows}\nEDGES 2\nlabel src dest weight bw delay\n{links}", encoding="utf-8"
+    )
+    found = answer(capsys, str(path))
+    assert [node.get("label") for node in found["nodes"]] == [None, "Zürich", "東京"]
+    app(["topology", str(path)], standalone_mode=False)
+    assert 'names changed: "Zürich" is Zurich, "東京" is node\n' in capsys.readouterr().out
+
+
 def test_a_scenario_marks_what_runs_where(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "abovenet", "--scenario", "abovenet")
     runs = [name for node in found["nodes"] for name in node.get("runs", [])]

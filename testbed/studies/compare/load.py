@@ -179,7 +179,7 @@ def _hops(table: pa.Table) -> Hops:
 def _about(path: Path, summary: RunSummary) -> dict[str, Any]:
     keys = (
         *("scenario", "engine", "mode", "compute", "time_scale", "seed", "policy"),
-        *("overhead_per_hop_s", "n_requests", "n_completed", "clock", "code"),
+        *("overhead_per_hop_s", "n_requests", "n_completed", "clock", "clock_why", "code"),
     )
     known = {key: summary.get(key) for key in keys} | {"policy": dict(summary.policy)}
     # With real blocks it would be the measured time minus that of another machine's profile: not an overhead.

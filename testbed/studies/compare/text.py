@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
+from testbed.records.summary import SIMULATED
 from testbed.studies.compare.contrast import STATISTICS
 from testbed.studies.compare.load import PARTS
 from testbed.studies.compare.notes import notes
@@ -63,7 +64,8 @@ def comparison_text(answer: dict[str, Any], width: int = 200) -> str:
 
 def _about(about: dict[str, Any]) -> str:
     policy = about["policy"] or {}
-    parts = [f"{about['engine']}"]
+    is_simulated = about["clock_why"] == SIMULATED  # by the engine ``virtual``
+    parts = ["simulation with the testbed's own nodes" if is_simulated else about["engine"]]
     if about["mode"]:
         parts.append(f"mode {about['mode']}")
     elif about["network"]:

@@ -297,6 +297,16 @@ def test_coordinates_have_several_names(tmp_path: Path, spelling: str) -> None:
     assert {node.latitude_deg for node in load_topology(str(tmp_path / "pixels.gml")).nodes} == {None}
 
 
+@pytest.mark.parametrize(("number", "rate_bps"), [("2e9", 2e9), ("+25E+8", 2.5e9), ("2.0e9", 2e9)])
+def test_a_number_of_gml_needs_no_point_before_its_exponent(
+    tmp_path: Path, number: str, rate_bps: float
+) -> None:
+    text = ZOO_AS_PUBLISHED.replace("    target 1\n", f"    target 1\n    LinkSpeedRaw {number}\n")
+    (tmp_path / "pair.gml").write_text(text.replace('"Genf"', '"Genf 1e9"'))
+    link = load_topology(str(tmp_path / "pair.gml")).links[0]
+    assert (link.b, link.rate_bps) == ("Genf-1e9", rate_bps)
+
+
 def test_a_latency_counts_once_its_unit_is_stated(tmp_path: Path) -> None:
     text = ZOO_AS_PUBLISHED.replace('LinkLabel "Green Link"', "latency 1.5")
     (tmp_path / "delays.gml").write_text(text)

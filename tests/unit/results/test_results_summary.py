@@ -10,8 +10,11 @@ from testbed.experiments.slo import Objectives
 from testbed.records.base import data_of
 from testbed.records.summary import ErrorFigures, RunSummary, Stats, read_summary
 from testbed.results import finish_run
+from testbed.results.report import report_body
 from testbed.results.slo import parse_slo, parse_slo_statistics
+from testbed.results.summary import RANDOM_LOSS
 from testbed.results.text import summary_text
+from tests.support.records import changed
 from tests.support.runs import rows_of
 from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
 
@@ -124,6 +127,43 @@ def test_a_slow_token_shows_as_error_and_as_overhead_in_real_seconds(make_run: M
     assert summary["overhead_per_hop_s"] == pytest.approx(0.021 / 4)
     assert summary["metrics"]["hop_client_s"]["max"] == pytest.approx(0.034)
     assert "4 times faster" in summary_text(summary)
+
+
+def test_what_the_model_leaves_out_stands_below_its_columns_also_without_errors(make_run: MakeRun) -> None:
+    run = make_run()
+    run.in_real_time()
+    run.serve(0, 0.0, [(0, 0, 2), (1, 2, 4)])
+    took = {"p50": 1.0, "max": 1.0}
+    replays = {"n_replays": 1, "recovery_s": took, "recovery_floor_s": took}
+    summary = changed(finish_run(run.path, run.experiment), closed_model_lacks=["jitter"], **replays)
+    text = " ".join(summary_text(summary).split())
+    assert "model mean" in text
+    assert "no errors are stated: the run has no twin the closed model has no jitter" in text
+    assert "most of the errors" not in text
+    assert "its columns have recovered requests as if nothing failed own overhead" in text
+    beside_twin = changed(summary, twin=data_of(summary)["metrics"])
+    assert "twin mean" in summary_text(beside_twin) and "closed model" not in summary_text(beside_twin)
+    parts_of_a_hop = report_body(beside_twin, [], [])
+    assert "<p>The closed model has no jitter.</p>" in parts_of_a_hop
+
+
+def test_lost_packets_are_said_to_wait_for_timers_that_do_not_follow_the_time_scale(
+    make_run: MakeRun,
+) -> None:
+    run = make_run(time_scale=20.0)
+    run.in_real_time()
+    run.serve(0, 0.0, [(0, 0, 2), (1, 2, 4)])
+    lossy = {"closed_model_lacks": [RANDOM_LOSS], "network": "fabric"}
+    for differs, is_said in (
+        ({}, True),
+        ({"network": "netem"}, True),
+        ({"network": "loopback"}, False),
+        ({"closed_model_lacks": []}, False),
+        ({"time_scale": 1.0}, False),
+    ):
+        summary = changed(finish_run(run.path, run.experiment), **(lossy | differs))
+        text = " ".join(summary_text(summary).split())
+        assert ("the shortest, 0.2 s (real), counts as 4 s" in text) == is_said, differs
 
 
 def test_the_closed_form_knows_nothing_of_queueing_on_links(make_run: MakeRun) -> None:

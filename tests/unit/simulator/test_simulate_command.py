@@ -75,6 +75,21 @@ def test_the_engine_is_said_once_for_all_runs_and_the_busiest_link_only_of_one(
     )
 
 
+def test_the_engine_is_said_with_its_policy_and_seed_where_these_differ(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "_SAID", set())
+    some = ("--set", "workload.n_requests=5", "--set", "workload.n_output_tokens=4")
+    assert run("churn", "--policy", "proposed", "--policy", "petals", "--runs", "2", *some) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "engine" in line]
+    assert [line.partition("engine ")[0] for line in said] == [
+        "churn, proposed: ",
+        "churn, proposed: seed 1: ",
+        "churn, petals: ",
+        "churn, petals: seed 1: ",
+    ]
+
+
 def test_a_long_run_says_now_and_then_how_many_requests_have_ended(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
