@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from policies.feasibility import block_list, gigabytes
@@ -14,11 +15,12 @@ from policies.waiting import ROUNDING_RATIO, waiting_s
 from policies.workload import RequestPlan
 
 
-def check_placement(problem: Problem, placement: Placement, name: str | None = None) -> None:
+def check_placement(problem: Problem, placement: Placement, name: str | None = None) -> Placement:
     """Checks that every block is held, ranges lie in ``[0, L)``, and s_m m_j + cache_j <= M_j on every server.
 
-    ``name`` is the policy's name, if it is not ``placement.policy``. Raises ``PolicyError`` that names the
-    policy and the rule that it broke.
+    Returns the placement with Python's own numbers, because those of numpy cannot be written to a run's plan. ``name`` is
+    the policy's name, if it is not ``placement.policy``. Raises ``PolicyError`` that names the policy and the rule that it
+    broke.
     """
     model = problem.model
     who = f"placement policy {name or getattr(placement, 'policy', '?')}"
@@ -39,7 +41,7 @@ def check_placement(problem: Problem, placement: Placement, name: str | None = N
         zip(problem.servers, placement.ranges, placement.cache_bytes, strict=True)
     ):
         first, last = _ints(held, who, server.name)
-        if not _is_number(cache_bytes):
+        if not is_number(cache_bytes):
             raise PolicyError(
                 f"{who} leaves {cache_bytes!r} bytes for caches on {server.name}; it must be a number"
             )
@@ -58,23 +60,38 @@ def check_placement(problem: Problem, placement: Placement, name: str | None = N
                 f"{who} leaves {cache_bytes} bytes for caches on {server.name}; it must be >= 0"
             )
     designed: Any = placement.design_concurrency
-    bounds: Mapping[str, Any] = placement.bounds
+    bounds: Any = placement.bounds
+    if not isinstance(placement.policy, str):
+        raise PolicyError(f"{who} states policy = {placement.policy!r}; it must be a text")
     if designed is not None and not isinstance(designed, numbers.Integral):
         raise PolicyError(
             f"{who} states design_concurrency = {designed!r}; it must be a whole number or None"
         )
+    if not isinstance(bounds, Mapping):
+        raise PolicyError(f"{who} states bounds = {bounds!r}; they must be a dict")
     for key, bound in bounds.items():
-        if bound is not None and not isinstance(bound, numbers.Real):
-            raise PolicyError(f"{who} states the bound {key} = {bound!r}; it must be a number or None")
+        if bound is not None and not (is_number(bound) and math.isfinite(bound)):
+            raise PolicyError(f"{who} states the bound {key} = {bound!r}; it must be a finite number or None")
     missing = placement.uncovered(model.n_blocks)
     if missing:
         raise PolicyError(f"{who} leaves blocks {block_list(missing)} on no server; blocks count from 0")
+    stated: Mapping[str, Any] = {
+        key: bound if bound is None or type(bound) is bool else plain(bound) for key, bound in bounds.items()
+    }
+    return replace(
+        placement,
+        ranges=tuple(BlockRange(int(held.first), int(held.last)) for held in placement.ranges),
+        cache_bytes=tuple(map(plain, placement.cache_bytes)),
+        design_concurrency=None if designed is None else int(designed),
+        bounds=stated,
+    )
 
 
 def check_route(problem: Problem, placement: Placement, route: Route, name: str) -> None:
     """Checks that a chain covers ``[0, L)`` in order and leaves servers at the end of their ranges (Lemma 1).
 
-    Raises ``PolicyError`` that names the policy ``name`` and the rule that it broke.
+    Checks its seconds, too (``check_times``). Raises ``PolicyError`` that names the policy ``name`` and the rule that it
+    broke.
     """
     if not isinstance(route, Route):
         raise PolicyError(f"routing policy {name} must return a Route or None, not {type(route).__name__}")
@@ -104,6 +121,19 @@ def check_route(problem: Problem, placement: Placement, route: Route, name: str)
         raise PolicyError(
             f"routing policy {name} stops before block {position}; the model has {problem.model.n_blocks}"
         )
+    check_times(route, name)
+
+
+def check_times(route: Route, name: str) -> None:
+    """Checks that a route's ``wait_s`` and ``cost_s`` are numbers, and that the wait is at least 0 and finite.
+
+    Raises ``PolicyError`` that names the policy ``name`` and the value.
+    """
+    for key, value in (("wait_s", route.wait_s), ("cost_s", route.cost_s)):
+        if not is_number(value):
+            raise PolicyError(
+                f"routing policy {name} returns a Route whose {key} is {value!r}; it must be a number of seconds"
+            )
     if not 0 <= route.wait_s < math.inf:
         raise PolicyError(
             f"routing policy {name} expects a wait of {route.wait_s} s; it must be >= 0 and finite, or the route None"
@@ -149,7 +179,7 @@ def check_made_up(requests: Sequence[RequestPlan], n_clients: int, name: str) ->
             raise PolicyError(
                 f"{who} from client {plan.client!r}; it must be a whole number from 0 to {n_clients - 1}"
             )
-        if not _is_number(plan.arrival_at_s) or not before_s <= plan.arrival_at_s < math.inf:
+        if not is_number(plan.arrival_at_s) or not before_s <= plan.arrival_at_s < math.inf:
             raise PolicyError(
                 f"{who}, which arrives at {plan.arrival_at_s!r} s; arrivals must be finite, at least 0, and ascending"
             )
@@ -187,5 +217,11 @@ def _ints(held: Any, who: str, server: str) -> tuple[int, int]:
     )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real)
+def is_number(value: Any) -> bool:
+    """Whether it is a real number, of Python or of a library."""
+    return isinstance(value, (float, numbers.Real))  # the first takes a tenth of the second's time
+
+
+def plain(number: float) -> float:
+    """Returns a number as one of Python's own, which can be sent and written, unlike those of numpy."""
+    return number if type(number) in (float, int) else float(number)

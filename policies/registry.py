@@ -322,7 +322,8 @@ def how_failed(error: BaseException) -> str:
     ours = (__file__, importlib.__file__)
     own = [f for f in frames if f.filename not in ours and not f.filename.startswith("<frozen ")]
     where = f" at {own[-1].filename.rpartition('/')[2]}:{own[-1].lineno}" if own else ""
-    return f"failed{where} with {type(error).__name__}: {' '.join(str(error).split())}"
+    text = " ".join(str(error).split())
+    return f"failed{where} with {type(error).__name__}{f': {text}' if text else ', which has no text'}"
 
 
 def _not_imported(module: str, error: BaseException) -> str:

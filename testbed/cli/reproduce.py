@@ -131,7 +131,7 @@ class _OrFolder(Group):
 
 reproduce_app = group(
     "Compute a bundle's results again, or a paper's evaluation, and put its printed numbers beside ours "
-    "(docs/validation.md).",
+    "(docs/validation.md).\n\n`testbed reproduce FOLDER` is short for `testbed reproduce bundle FOLDER`.",
     {_BUNDLE: of_bundle, "paper": paper, "chain": chain, "helix": helix},
     cls=_OrFolder,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from policies.checks import check_placement, check_route, check_waiting
+from policies.checks import check_placement, check_route, check_times, check_waiting, plain
 from policies.interfaces import PlacementPolicy, Router, RoutingPolicy, Want, trait, wants_of
 from policies.joining import among, spread
 from policies.outcomes import Outcome
@@ -76,7 +75,7 @@ class CheckedRouter:
         self._problem = problem
         self._placement = placement
         self._name = name
-        self._checked: set[tuple[Hop, ...]] = set()
+        self._checked: dict[tuple[Hop, ...], tuple[Hop, ...]] = {}
         self._observe: Callable[[Outcome], None] | None = getattr(router, "observe", None)
         self._n_observed = 0
         self.decisions_s: list[float] = []
@@ -99,11 +98,7 @@ class CheckedRouter:
         self.decisions_s.append(time.perf_counter() - started_at)
         if route is None:
             return None
-        if not self._is_known(route):
-            check_route(self._problem, self._placement, route, self._name)
-            if len(self._checked) >= _MAX_CHECKED:
-                self._checked.clear()
-            self._checked.add(route.hops)
+        route = self._in_order(route)
         if self.check_waits:
             check_waiting(self._problem, request, route, state, now_s, self._name)
         return route
@@ -113,11 +108,20 @@ class CheckedRouter:
         """Whether the policy learns from what became of requests."""
         return self._observe is not None
 
-    def _is_known(self, route: Any) -> bool:
-        """Whether it is a route whose chain has been checked, and whose wait is in order."""
-        if not isinstance(route, Route) or type(route.hops) is not tuple:
-            return False
-        return 0 <= route.wait_s < math.inf and route.hops in self._checked
+    def _in_order(self, route: Route) -> Route:
+        """Returns the route with its chain as it was checked, and Python's own numbers. Raises ``PolicyError``."""
+        try:
+            hops = self._checked.get(route.hops)
+        except (AttributeError, TypeError):  # not a route, or no tuple of hops: ``check_route`` says so
+            hops = None
+        if hops is None:
+            check_route(self._problem, self._placement, route, self._name)
+            if len(self._checked) >= _MAX_CHECKED:
+                self._checked.clear()
+            hops = self._checked[route.hops] = route.hops
+        else:
+            check_times(route, self._name)
+        return Route(hops, plain(route.wait_s), plain(route.cost_s))
 
 
 class _BrokenInTrial(BaseException):
@@ -184,7 +188,11 @@ def policy_code(kind: str, name: str) -> Iterator[None]:
     try:
         with PrintsToStderr():
             yield
-    except PolicyError:
+    except PolicyError as error:
+        if not str(error).strip():
+            error.args = (
+                f"{kind} policy {name} raises {type(error).__name__} without a text; have it name the reason",
+            )
         raise
     except _Interrupt as why:
         raise PolicyInterrupted(f"{kind} policy {name} was interrupted while it decided{why}") from None
@@ -329,8 +337,7 @@ def place(
 
     def place_in_trial(problem: Problem, concurrency: int | None) -> Placement:
         placement = policy.place(problem, concurrency)
-        check_placement(problem, placement, experiment.policy.placement)
-        return placement
+        return check_placement(problem, placement, experiment.policy.placement)
 
     def bind_in_trial(problem: Problem, placement: Placement) -> Router:
         name = experiment.policy.routing
@@ -346,7 +353,7 @@ def place(
             return Decided(search(), used_cpu_s() - began_at)
 
     placement, cpu_s = decide() if placements is None else placements.get(experiment, there, decide)
-    check_placement(there, placement, experiment.policy.placement)
+    placement = check_placement(there, placement, experiment.policy.placement)
     if not is_whole:
         placement = spread(placement, present, problem.n_servers)
     for j in experiment.faults.absent:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
-from policies.checks import check_placement
+from policies.checks import check_placement, is_number, plain
 from policies.interfaces import trait
 from policies.online import OnlinePolicy, SystemView, TwoTimeScale, moves, rolling_order
 from policies.problem import BlockRange, Placement, PolicyError, Problem
@@ -92,16 +93,21 @@ class Steering:
     def next_check_at_s(self) -> float:
         """Returns the instant of the next check, infinite if there is none.
 
-        On a busy machine it may have passed already. Raises ``PolicyError`` if it is not after the last one.
+        On a busy machine it may have passed already. Raises ``PolicyError`` if it is no number, or not after the last one.
         """
-        at_s = self._controller.next_check_at_s
+        with policy_code("online", self.policy.name):
+            at_s: Any = self._controller.next_check_at_s
+        if not is_number(at_s):
+            raise PolicyError(
+                f"online policy {self.policy.name} states next_check_at_s = {at_s!r}; it must be a number of seconds"
+            )
         if not at_s > self._asked_for_s:
             raise PolicyError(
                 f"online policy {self.policy.name} wants to be asked at {at_s} s after it was at "
                 f"{self._asked_for_s} s; next_check_at_s must be later after every check"
             )
-        self._asked_for_s = at_s
-        return at_s
+        self._asked_for_s = plain(at_s)
+        return self._asked_for_s
 
     def check(
         self, now_s: float, load: Load, moving: Iterable[int], alive: frozenset[int] | None = None
@@ -119,7 +125,7 @@ class Steering:
             new = self._controller.check(now_s, view)
         if new is None:
             return []
-        check_placement(self._problem, new, name)
+        new = check_placement(self._problem, new, name)
         changing = moves(self.target, new)
         names = [self._problem.servers[j].name for j in changing if j in moving]
         if names:

@@ -85,3 +85,8 @@ def test_commands_are_in_groups_by_what_a_user_wants() -> None:
     names = [name for group in COMMANDS.values() for name in group]
     assert len(names) == len(set(names)) == len(ALL) - 1 - sum(len(path) == 2 for path in ALL)
     assert all(re.search(rf"^  {name}  ", text, re.MULTILINE) for name in names)
+
+
+def test_the_short_form_of_reproduce_stands_in_its_help() -> None:
+    text = CliRunner().invoke(app, ["reproduce", "--help"]).output
+    assert "testbed reproduce FOLDER" in " ".join(text.split())

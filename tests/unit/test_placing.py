@@ -6,20 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import testbed as tb
 from policies.cgbp import CgBp
-from policies.problem import InfeasiblePlacement, Placement, Problem, RequestSpec, Route
+from policies.problem import Hop, InfeasiblePlacement, Placement, PolicyError, Problem, RequestSpec, Route
 from policies.registry import PLACEMENTS, resolve_placement
 from policies.state import SystemState
 from policies.wsrr import WsRr
 from testbed import terminal
-from testbed.control.placing import RememberedPlacements, place, place_experiment
+from testbed.control.placing import CheckedRouter, RememberedPlacements, place, place_experiment, policy_code
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
 from tests.support.own_modules import write_module
-from tests.support.problems import make_problem
+from tests.support.problems import make_problem, placed
 
 POLICY = """
 from policies.problem import BlockRange, Placement
@@ -179,3 +180,74 @@ def test_a_search_says_what_is_wrong_with_the_routing(routing: WsRr, reason: str
     searched = tb.scenario("clustered", {"policy.design_concurrency": "searched", "workload.n_requests": 2})
     with pytest.raises(tb.UserError, match=reason):
         tb.simulate(searched, policy=(CgBp(), routing))
+
+
+class _Replays:
+    """A router that returns the given routes, one after another."""
+
+    def __init__(self, routes: list[Any]) -> None:
+        self._routes = iter(routes)
+
+    def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Any:
+        return next(self._routes)
+
+
+def checked(*routes: Any) -> list[Route | None]:
+    problem = make_problem([44.0, 30.0])
+    placement = placed(problem, [(0, 3), (2, 4)], [14.0, 10.0])
+    router = CheckedRouter(_Replays(list(routes)), problem, placement, "mine")
+    return [router.route(RequestSpec(0, 1, 1), SystemState((1.0, 1.0)), 0.0) for _ in routes]
+
+
+CHAIN = (Hop(0, 0, 3), Hop(1, 3, 4))
+
+
+def test_a_chain_that_equals_a_checked_one_is_the_checked_one() -> None:
+    equal: list[Any] = [
+        ((0, 0, 3), (1, 3, 4)),
+        (Hop(0.0, 0, 3), Hop(1, 3, 4)),  # type: ignore[arg-type]
+        (Hop(np.int64(0), 0, 3), Hop(1, 3, 4)),  # type: ignore[arg-type]
+    ]
+    found = checked(*(Route(hops, 0.0, 1.0) for hops in (CHAIN, *equal)))
+    assert [repr(route) for route in found] == [repr(Route(CHAIN, 0.0, 1.0))] * 4
+
+
+def test_a_routes_seconds_become_pythons_own_numbers() -> None:
+    waits: list[Any] = [np.float64(0.5), np.float32(0.5), 0.5]
+    assert [repr(route) for route in checked(*(Route(CHAIN, wait, wait) for wait in waits))] == [
+        repr(Route(CHAIN, 0.5, 0.5))
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (Route(CHAIN, "soon", 0.0), "wait_s is 'soon'"),  # type: ignore[arg-type]
+        (Route(CHAIN, 0.0, None), "cost_s is None"),  # type: ignore[arg-type]
+        (Route(CHAIN, -1.0, 0.0), r"a wait of -1\.0 s"),
+        (Route(([0, 0, 3], [1, 3, 4]), 0.0, 0.0), "hops are a tuple of Hop"),  # type: ignore[arg-type]
+        (Route(list(CHAIN), 0.0, 0.0), "hops are a tuple of Hop"),  # type: ignore[arg-type]
+        (CHAIN, "must return a Route or None, not tuple"),
+    ],
+)
+def test_a_wrong_route_after_a_good_one_is_refused(wrong: Any, reason: str) -> None:
+    with pytest.raises(PolicyError, match=f"routing policy mine .*{reason}"):
+        checked(Route(CHAIN, 0.0, 1.0), wrong)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (InfeasiblePlacement(""), "raises InfeasiblePlacement without a text; have it name the reason"),
+        (ValueError(), r"failed at test_placing\.py:\d+ with ValueError, which has no text"),
+    ],
+)
+def test_a_policy_that_refuses_without_a_reason_is_named(error: Exception, reason: str) -> None:
+    with (
+        pytest.raises(
+            InfeasiblePlacement if isinstance(error, PolicyError) else PolicyError,
+            match=f"^placement policy mine {reason}$",
+        ),
+        policy_code("placement", "mine"),
+    ):
+        raise error

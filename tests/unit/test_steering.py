@@ -106,6 +106,12 @@ def test_a_controller_for_which_time_stands_still_is_refused() -> None:
         steer.next_check_at_s()
 
 
+def test_a_time_of_the_next_check_that_is_no_number_is_refused() -> None:
+    steer = Steering(PROBLEM, START, Scripted({"soon": None}))  # type: ignore[dict-item]
+    with pytest.raises(PolicyError, match="states next_check_at_s = 'soon'; it must be a number of seconds"):
+        steer.next_check_at_s()
+
+
 def test_a_check_that_comes_late_does_not_lose_the_next_one() -> None:
     steer = Steering(PROBLEM, START, PetalsRebalancing(period_s=1.0))
     asked_for_s = [steer.next_check_at_s()]

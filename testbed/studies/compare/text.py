@@ -134,7 +134,10 @@ def _cells(sample: dict[str, Any]) -> Iterator[str]:
             apart = sample["difference_s"][name]
             yield "-" if apart is None else _signed(apart, digits)
         yield percent(sample["difference_ratio"][name])
-    yield _seconds(sample["paired"]["mean_abs_s"], digits)
+    paired = sample["paired"]
+    n_most = max(sample["a"]["n"], sample["b"]["n"])
+    of = f" ({paired['n']} of {n_most})" if paired["n"] < n_most else ""
+    yield _seconds(paired["mean_abs_s"], digits) + of
 
 
 def _server_rows(hops: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

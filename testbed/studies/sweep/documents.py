@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from io import StringIO
@@ -158,11 +159,11 @@ def latex(study: Study, cells: Sequence[Cell]) -> str:
             if mean is not None and not table.intervals:
                 mean = mean._replace(half_width=math.nan)
             text = number(mean) if table.digits is None or mean is None else rounded(mean, table.digits)
-            row.append(text.translate(_LATEX))
+            row.append(_in_latex(text))
             if is_compared:
                 is_other = base is not None and base is not cell
                 found = difference(cell.against(base, metric)) if base is not None and is_other else ""
-                row.append(found.translate(_LATEX))
+                row.append(_in_latex(found))
         rows.append(row)
     lines = [
         "% needs \\usepackage{booktabs}",
@@ -174,6 +175,15 @@ def latex(study: Study, cells: Sequence[Cell]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _in_latex(text: str) -> str:
+    """Returns numbers as LaTeX, exponents as powers of ten."""
+    return re.sub(
+        r"([-+]?[\d.]+)e([-+]\d+)",
+        lambda found: rf"${found[1]}\cdot10^{{{int(found[2])}}}$",
+        text.translate(_LATEX),
+    )
+
+
 def rounded(mean: Mean, digits: int) -> str:
     """Returns a mean with so many significant digits, and the half-width with as many decimals, or else one digit of it."""
     size = abs(mean.mean)
@@ -183,7 +193,7 @@ def rounded(mean: Mean, digits: int) -> str:
         return text
     half = f"{mean.half_width:.{decimals}f}"
     is_nothing = mean.half_width <= _ROUNDING_RATIO * size
-    return f"{text} ± {half if float(half) or is_nothing else f'{mean.half_width:.0e}'}"
+    return f"{text} ± {half if float(half) or is_nothing else f'{mean.half_width:.1g}'}"
 
 
 def many_text(study: Study, cells: Sequence[Cell]) -> str:
@@ -256,7 +266,7 @@ def number(mean: Mean | Difference | None, sign: str = "") -> str:
         max(1 - math.floor(math.log10(mean.half_width)), 0), max(3 - math.floor(math.log10(size)), 0)
     )
     half = f"{mean.half_width:.{digits}f}"
-    return f"{mean.mean:{sign}.{digits}f} ± {half if float(half) else f'{mean.half_width:.0e}'}"
+    return f"{mean.mean:{sign}.{digits}f} ± {half if float(half) else f'{mean.half_width:.1g}'}"
 
 
 def difference(found: Difference | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
+from policies.registry import PLACEMENTS, ROUTINGS, pair_name
 from testbed.control.choice import check_policy
 from testbed.errors import ScenarioError, UserError
 from testbed.experiments import Target, load_experiment
@@ -275,11 +276,11 @@ def read_study(target: str, options: Options) -> Study:
     ``UserError`` for invalid options and files.
     """
     with files_read() as read:
-        table, where, folder = _table(target)
+        table, where, folder, names = _table(target)
         if table is None:
             study = study_of(StudyTable(scenario=target), options, target)
         else:
-            study = study_of(table, options, _beside(folder, table.scenario), where, folder)
+            study = study_of(table, options, _beside(folder, table.scenario), where, folder, names)
     return replace(study, given=(target, options), read=read)
 
 
@@ -311,10 +312,12 @@ def study_of(
     target: Target,
     where: str | None = None,
     folder: Path | None = None,
+    names: Collection[str] = (),
 ) -> Study:
     """Returns the study of the scenario ``target`` that ``table`` and the command line describe.
 
-    ``where``: the study's file, ``folder``: what paths in it are relative to, if it has one. Raises ``UserError``.
+    ``where``: the study's file, ``folder``: what paths in it are relative to, if it has one. ``names``: keys and policies
+    of all parts of the file. Raises ``UserError``.
     """
     title, where = Path(where or str(target)).stem, where or str(target)
     if options.keep not in (None, KEEP_REQUESTS):
@@ -324,12 +327,12 @@ def study_of(
     replaced = {axis.keys for axis in new}
     axes = [axis for axis in _axes(table, where, folder) if axis.keys not in replaced] + new
     policies = tuple(table.policies)
-    for what, names in (
+    for what, given_to in (
         ("labels", table.labels),
         ("every", table.every),
         ("published", [one.policy for one in table.published]),
     ):
-        if other := next((name for name in names if name not in policies), None):
+        if other := next((name for name in given_to if name not in policies), None):
             raise UserError(f"{where}: {what}: {unknown('policy', other, policies)}")
     if options.policies and any(axis.keys == (POLICY,) for axis in given):
         raise UserError(
@@ -340,6 +343,9 @@ def study_of(
         if axis.keys == (POLICY,):
             policies = tuple(value for (value,) in axis.values)
     _check_axes(axes, policies)
+    shown = [table.labels.get(name, name) for name in policies]
+    if twice := next((label for i, label in enumerate(shown) if label in shown[:i]), None):
+        raise UserError(f"{where}: labels: two policies are called {twice}; give one another label")
     objectives_text = options.slo or table.slo
     study = Study(
         title=title,
@@ -375,14 +381,34 @@ def study_of(
     default = (*DEFAULT_METRICS, GOODPUT) if study.has_goodput else DEFAULT_METRICS
     study = replace(study, metrics=tuple(measure_of(study, name) for name in metrics) or default)
     if pareto is not None:
-        names = [measure_of(study, name) for name in pareto]
-        if len(names) != 2 or names[0] == names[1]:
+        both = [measure_of(study, name) for name in pareto]
+        if len(both) != 2 or both[0] == both[1]:
             raise UserError(f"a Pareto front needs two metrics, not {', '.join(pareto)}")
-        study = replace(study, pareto=(names[0], names[1]))
+        study = replace(study, pareto=(both[0], both[1]))
+    own = study.policies or [
+        pair_name(placement, routing)
+        for placement in (experiment.policy.placement, *PLACEMENTS)
+        for routing in (experiment.policy.routing, *ROUTINGS)
+    ]
+    known = dict.fromkeys((POLICY, *study.keys, *own, *names))
     latex = table.latex.model_copy(
-        update={"columns": [measure_of(study, name) for name in table.latex.columns]}
+        update={
+            "names": {_named(name, known, where): text for name, text in table.latex.names.items()},
+            "columns": [measure_of(study, name) for name in table.latex.columns],
+        }
     )
     return replace(study, latex=latex, published=tuple(_published(study, one) for one in table.published))
+
+
+def _named(name: str, known: Collection[str], where: str) -> str:
+    """Returns what ``name`` in ``[latex] names`` names: one of ``known``, a measure, which the study may be without, or a user's policy.
+
+    Raises ``UserError`` if it names nothing.
+    """
+    metrics = (*TIMES, *MEASURES, *UNDER_OBJECTIVES, *COSTS)
+    if name not in known and name not in metrics and ":" not in name:
+        raise UserError(f"{where}: latex.names: {unknown('key, metric or policy', name, [*known, *metrics])}")
+    return _mean_of(name)
 
 
 def _published(study: Study, one: PublishedTable) -> Published:
@@ -398,11 +424,11 @@ def _beside(folder: Path | None, scenario: str) -> str:
     return str(folder / scenario) if folder is not None and (folder / scenario).is_file() else scenario
 
 
-def _table(target: str) -> tuple[StudyTable | None, str, Path | None]:
-    """Returns the content of the study file, its path (with the part), and its folder (None for a shipped
-    study).
+def _table(target: str) -> tuple[StudyTable | None, str, Path | None, tuple[str, ...]]:
+    """Returns the content of the study file, its path (with the part), its folder (None for a shipped study), and the keys
+    and policies of all its parts.
 
-    Returns (None, ``target``, None) if ``target`` is not a study file: it is a scenario then.
+    Returns (None, ``target``, None, no names) if ``target`` is not a study file: it is a scenario then.
     """
     whole = target
     target, _, part = (target, "", "") if Path(target).exists() else target.partition(":")
@@ -411,19 +437,34 @@ def _table(target: str) -> tuple[StudyTable | None, str, Path | None]:
     if path.suffix == ".toml" and path.is_file():
         document = read_toml(path)
         if "scenario" not in document and "part" not in document:
-            return None, whole, None
+            return None, whole, None, ()
     else:
         shipped = shipped_studies()
         if path.is_file() or target not in shipped or target in {name for name, _ in shipped_documents()}:
-            return None, whole, None
+            return None, whole, None, ()
         path, folder = shipped[target], None
         document = read_toml(path)
-    document = _part(document, str(path), part)
+    table = _checked(path, document, part)
+    others = (_checked(path, document, name) for name in document.get("part", {}) if name != part)
+    names = tuple(chain.from_iterable(map(_names, (table, *others))))
+    return table, f"{path}:{part}" if part else str(path), folder, names
+
+
+def _checked(path: Path, document: dict[str, Any], part: str) -> StudyTable:
+    """Returns one part of a study file, or all of one without parts. Raises ``UserError``."""
     try:
-        return StudyTable.model_validate(document), f"{path}:{part}" if part else str(path), folder
+        return StudyTable.model_validate(_part(document, str(path), part))
     except ValidationError as error:
         wrong = explain(error)
         raise ScenarioError(f"{path}: {'.'.join(map(str, wrong.key))}: {wrong.what}") from None
+
+
+def _names(table: StudyTable) -> Iterator[str]:
+    """Yields the keys of a study's axes, and its policies."""
+    for axis in table.axis:
+        yield from (axis.zip or {}) if axis.key is None else (axis.key,)
+    yield from table.design.over if table.design else ()
+    yield from table.policies
 
 
 def _part(document: dict[str, Any], where: str, name: str) -> dict[str, Any]:
@@ -431,6 +472,7 @@ def _part(document: dict[str, Any], where: str, name: str) -> dict[str, Any]:
 
     A part's keys replace shared ones; its tables (``[set]``, ``[labels]``) and lists of tables extend them.
     """
+    document = dict(document)
     parts = document.pop("part", {})
     if not name and not parts:
         return document
@@ -535,13 +577,16 @@ def _check(study: Study) -> None:
         raise UserError(f"the baseline {study.baseline} is none of the policies compared; {given}")
 
 
+def _mean_of(name: str) -> str:
+    return f"{name}_{STATISTICS[0]}" if name in TIMES else name
+
+
 def measure_of(study: Study, name: str) -> str:
     """Returns the measure called ``name``; the name of a time alone means its mean.
 
     Raises ``UserError`` if there is no such measure, or if it needs objectives and there are none.
     """
-    if name in TIMES:
-        return f"{name}_{STATISTICS[0]}"
+    name = _mean_of(name)
     if name in UNDER_OBJECTIVES and not study.has_goodput:
         raise UserError(f"the metric {name} needs objectives: add --slo, for example --slo ttft=5s")
     if name in COSTS and name not in study.measures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,16 @@ def test_a_server_that_served_in_one_run_only_is_shown(make_run: MakeRun) -> Non
     assert hops["y", "decode"]["n_blocks"] == {"a": None, "b": 4.0}
     assert hops["all", "decode"]["hop_compute_s"]["paired"]["n"] == 0
     assert "y " in text
+
+
+def test_the_text_says_of_how_many_hops_a_paired_difference_is(make_run: MakeRun) -> None:
+    rows = [request(0), request(1)]
+    a = make_run("a", rows, hops_of(rows, "x"))
+    b = make_run("b", rows, [*hops_of(rows[:1], "x"), *hops_of(rows[1:], "y")])
+    _, text = compare_command(a, b, None)
+    assert re.search(r"^hop compute, prefill .* \(1 of 2\)$", text, re.MULTILINE)
+    _, same = compare_command(a, a, None)
+    assert " of 2)" not in same
 
 
 def test_servers_with_other_blocks_are_named_and_their_hops_not_paired(make_run: MakeRun) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from policies import BlockRange, Hop, Placement, PolicyError, Route
@@ -78,3 +80,36 @@ def test_answers_of_another_kind_are_refused() -> None:
     negative = Route((Hop(0, 0, 3), Hop(1, 3, 4)), -1.0, 1.0)
     with pytest.raises(PolicyError, match=r"a wait of -1\.0 s"):
         check_route(PROBLEM, GOOD, negative, "mine")
+
+
+@pytest.mark.parametrize("wrong", ["soon", None, [1.0], np.array([0.0, 1.0])])
+@pytest.mark.parametrize("key", ["wait_s", "cost_s"])
+def test_a_route_whose_seconds_are_no_number_is_refused(key: str, wrong: Any) -> None:
+    route = Route((Hop(0, 0, 3), Hop(1, 3, 4)), 0.0, 1.0)._replace(**{key: wrong})
+    with pytest.raises(PolicyError, match=rf"(?s)routing policy mine .* {key} is .*; it must be a number"):
+        check_route(PROBLEM, GOOD, route, "mine")
+
+
+def test_a_placements_numbers_become_pythons_own() -> None:
+    numbers: dict[str, Any] = {
+        "cache_bytes": (np.float32(14), True),
+        "design_concurrency": np.int64(2),
+        "bounds": {"least_s": np.float64(0.5), "is_best": True, "unknown": None},
+    }
+    found = check_placement(PROBLEM, replace(GOOD, **numbers))
+    assert list(map(repr, found.cache_bytes)) == ["14.0", "1.0"]
+    assert repr(found.design_concurrency) == "2"
+    assert repr(found.bounds) == "{'least_s': 0.5, 'is_best': True, 'unknown': None}"
+
+
+@pytest.mark.parametrize(
+    ("stated", "rule"),
+    [
+        ({"bounds": None}, "states bounds = None; they must be a dict"),
+        ({"bounds": {"least_s": float("nan")}}, "states the bound least_s = nan; it must be a finite number"),
+        ({"policy": 7}, "states policy = 7; it must be a text"),
+    ],
+)
+def test_what_a_placement_states_beside_its_ranges_is_checked(stated: dict[str, Any], rule: str) -> None:
+    with pytest.raises(PolicyError, match=f"placement policy mine {rule}"):
+        check_placement(PROBLEM, replace(GOOD, **stated), "mine")

@@ -25,7 +25,7 @@ from testbed.studies.sweep.engines import engines_of, engines_text
 from testbed.studies.sweep.kept import REQUESTS, STORED
 from testbed.studies.sweep.runs import Record, Run, Runner, Setup, case_of, key_of
 from testbed.studies.sweep.store import Lines
-from testbed.studies.sweep.study import Options
+from testbed.studies.sweep.study import Options, read_study
 from testbed.studies.sweep.table import RESULTS
 from tests.support.full_disk import files_no_longer_than
 
@@ -339,6 +339,49 @@ def test_a_table_for_a_paper_has_the_names_columns_and_digits_that_the_study_sta
     assert lines[-2:] == ["\\bottomrule", "\\end{tabular}"]
     page = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     assert "Many comparisons: of 6 differences" in page and "With Holm's correction" in page
+
+
+def test_names_for_latex_are_of_keys_metrics_and_policies(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+
+    def named(name: str, part: str = "") -> Any:
+        text = PAPER.replace("tpot_s_mean", name)
+        parts = (
+            "[part.a]\n[part.b]\n[[part.b.axis]]\nkey = 'clients.0.count'\nvalues = [1, 2]\n" if part else ""
+        )
+        file.write_text(text + parts, encoding="utf-8")
+        return read_study(str(file) + part, Options(over=("servers.0.count=3,4",))).latex.names
+
+    assert named("tpot_s")["tpot_s_mean"] == named("tpot_s_mean")["tpot_s_mean"] == "TPOT (s)"
+    for name in ("policy", "goodput_rps", '"servers.0.count"'):
+        assert named(name)[name.strip('"')] == "TPOT (s)"
+    assert named('"clients.0.count"', ":a")["clients.0.count"] == "TPOT (s)"
+    for name, meant in (
+        ('"worklod.rate"', "workload.rate"),
+        ("propsed", "proposed"),
+        ('"clients.0.count"', ""),
+    ):
+        with pytest.raises(UserError, match=f"latex.names: unknown key, metric or policy .*{meant}"):
+            named(name)
+
+
+def test_a_study_without_policies_names_the_scenarios_own(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text('scenario = "clustered"\n[latex]\nnames = { proposed = "Ours" }\n', encoding="utf-8")
+    assert read_study(str(file), Options()).latex.names == {"proposed": "Ours"}
+
+
+@pytest.mark.parametrize("labels", ['proposed = "A", petals = "A"', 'proposed = "petals"'])
+def test_two_policies_of_one_label_are_refused(tmp_path: Path, labels: str) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(
+        f'scenario = "clustered"\npolicies = ["petals", "proposed"]\nlabels = {{ {labels} }}\n',
+        encoding="utf-8",
+    )
+    with pytest.raises(
+        UserError, match=r"labels: two policies are called (A|petals); give one another label"
+    ):
+        read_study(str(file), Options())
 
 
 def test_runs_that_are_all_the_same_have_no_interval(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from testbed.results.intervals import Mean, mean_of
 from testbed.studies.sweep.axes import parse_over
 from testbed.studies.sweep.contrast import Cell, Difference, holm, p_value
-from testbed.studies.sweep.documents import difference, markdown, number, rounded
+from testbed.studies.sweep.documents import _in_latex, difference, markdown, number, rounded
 from testbed.studies.sweep.figures import _undominated
 from testbed.studies.sweep.runs import Record
 from testbed.studies.sweep.table import Row, typed
@@ -117,7 +117,19 @@ def test_the_front_has_what_no_other_beats() -> None:
 
 @pytest.mark.parametrize(
     ("half_width", "text"),
-    [(0.03, "2.90 ± 0.03"), (0.00085, "2.90 ± 8e-04"), (0.0, "2.90 ± 0.00"), (math.nan, "2.90")],
+    [(0.03, "2.90 ± 0.03"), (0.00085, "2.90 ± 0.0008"), (0.0, "2.90 ± 0.00"), (math.nan, "2.90")],
 )
 def test_no_interval_is_rounded_to_nothing_by_the_digits_of_a_study(half_width: float, text: str) -> None:
     assert rounded(Mean(2.9, half_width, 3), 3) == text
+
+
+@pytest.mark.parametrize(
+    ("mean", "text"),
+    [
+        (Mean(3.0, 1e-7, 4), r"3.000 $\pm$ $1\cdot10^{-7}$"),
+        (Mean(3.0, 4e-4, 4), r"3.000 $\pm$ 0.0004"),
+        (Mean(-123456.0, math.nan, 1), r"$-1.235\cdot10^{5}$"),
+    ],
+)
+def test_numbers_with_exponents_are_powers_of_ten_in_latex(mean: Mean, text: str) -> None:
+    assert _in_latex(number(mean)) == text
