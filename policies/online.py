@@ -222,17 +222,17 @@ class TwoTimeScaleController:
         others = None if view.moving or view.alive == self._placed_for else view.alive
         self._members.note(others, elapsed_s, view.mean_active)
         patience_s = self._policy.patience_s
-        if others is not None and (
-            self._members.lasted_s >= patience_s or self._n_unserved(view.placement.ranges, others)
-        ):
-            return self._placed(self.design_concurrency, view)
-        if not side or self._load.lasted_s < patience_s:
-            return None
-        return self._placed(self._wanted(self._load.integral / self._load.lasted_s), view)
+        is_placed_for_others = others is not None and (
+            self._members.lasted_s >= patience_s or self._n_unserved(view.placement.ranges, others) > 0
+        )
+        wanted = self.design_concurrency
+        if is_outside := side != 0 and self._load.lasted_s >= patience_s:
+            wanted = self._wanted(self._load.integral / self._load.lasted_s)
+            self._load = _Outside()
+        return self._placed(wanted, view) if is_outside or is_placed_for_others else None
 
     def _placed(self, wanted: int, view: SystemView) -> Placement | None:
         """Returns a placement for ``wanted`` sessions, or ``None`` if the old one must stay."""
-        self._load = _Outside()
         old, n_blocks = view.placement, self._problem.model.n_blocks
         try:
             if view.alive is None:

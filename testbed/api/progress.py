@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from testbed.errors import UserError
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -41,7 +43,14 @@ class _ToListener(logging.Handler):
 
 @contextmanager
 def heard(listener: Listener | None) -> Iterator[Callable[[str], None]]:
-    """Yield a function that tells ``listener`` a text; warnings that the body logs are told, too."""
+    """Yield a function that tells ``listener`` a text; warnings that the body logs are told, too.
+
+    Raises ``UserError`` if ``listener`` cannot be called.
+    """
+    if listener is not None and not callable(listener):
+        raise UserError(
+            f"progress is a function that is called with a Progress, such as print, not {listener!r}"
+        )
     handler, logger = _ToListener(listener), logging.getLogger("testbed")
 
     def tell(text: str) -> None:

@@ -27,7 +27,7 @@ from testbed.records.plan import REFERENCE, Plan, find_plan
 from testbed.records.requests import METRICS
 from testbed.records.summary import SIMULATION, RunSummary, read_summary
 from testbed.results.slo import parse_slo
-from testbed.results.tables import hop_rows_table, read_requests, request_table
+from testbed.results.tables import hop_rows_table, read_requests, request_table, unreadable, without_table
 from testbed.rundir import check_new_folder, not_a_run, parquet_path, scratch
 from testbed.runs.session import Announce, Ended, RunOptions, RunSession
 from testbed.runtime.signals import Interruption, outside_loop
@@ -233,7 +233,7 @@ async def up_async(
 def load(path: str | os.PathLike[str]) -> Run:
     """Return the run in a directory of `testbed up` or `testbed simulate --out`, of this or an earlier version.
 
-    Raises ``UserError`` if it is not one, or has no tables (yet).
+    Raises ``UserError`` if it is not one; ``requests`` and ``hops`` of the run do, if it has no such table (yet).
     """
     folder = path_of(path, "a run is its directory's path")
     plan = find_plan(folder)
@@ -246,9 +246,19 @@ def load(path: str | os.PathLike[str]) -> Run:
         summary=summary,
         plan=plan,
         path=folder,
-        _requests=lambda: request_table(read_requests(folder / REQUESTS)),
-        _hops=lambda: pq.read_table(parquet_path(folder / HOPS)),
+        _requests=lambda: _read(folder, REQUESTS, lambda path: request_table(read_requests(path))),
+        _hops=lambda: _read(folder, HOPS, lambda path: pq.read_table(parquet_path(path))),
     )
+
+
+def _read(folder: Path, name: str, read: Callable[[Path], pa.Table]) -> pa.Table:
+    """Return a table of a run. Raises ``UserError``."""
+    if not (folder / name).is_file():
+        raise without_table(folder, name)
+    try:
+        return read(folder / name)
+    except (OSError, ValueError) as error:
+        raise unreadable(folder, name, error) from error
 
 
 def _session(

@@ -88,17 +88,30 @@ def scenario(source: Given, changes: Mapping[str, Any] | None = None) -> Scenari
     return made
 
 
+_DEEPEST = 50
+"""No scenario has tables within so many others."""
+
+
 def plain(value: Any, key: str) -> Any:
     """Return ``value`` as TOML data: numbers of numpy, tuples and paths are made plain.
 
     ``key`` names it in messages. Raises ``UserError`` for what no scenario file can hold.
     """
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{key}: {value!r} is no text that a file can hold: it has half of a character"
+            ) from None
     if isinstance(value, bool | int | float | str):
         return value
+    if key.count(".") > _DEEPEST:
+        raise UserError(f"{key[:60]}...: tables are nested too deep, or contain themselves")
     if isinstance(value, Mapping):
         return {str(name): plain(one, f"{key}.{name}") for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one, key) for one in value]
+        return [plain(one, f"{key}.{number}") for number, one in enumerate(value)]
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "tolist"):  # numbers and arrays of numpy

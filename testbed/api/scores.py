@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed.api.choices import PolicyLike, chosen_of
 from testbed.api.html import table_html
-from testbed.api.paths import folder_of
+from testbed.api.paths import folder_of, path_of
 from testbed.api.progress import Listener, heard
 from testbed.api.scenarios import whole
 from testbed.api.sweeps import shown_to
@@ -94,7 +94,8 @@ def score(
 
     A policy that fails, loops or breaks a rule has a score that is not ``valid``. Raises ``UserError`` for wrong input.
     """
-    found = read_suite(os.fspath(suite))
+    of = str(path_of(suite, "suite is a shipped suite's name, or a folder"))
+    found = read_suite(of)
     found.best()
     if policy is None:
         raise UserError("None is no policy: give a name, a pair or objects")
@@ -107,9 +108,7 @@ def score(
             if not chosen.objects:
                 check_policy(name)
             folder = folder_of(out) or temporary / "score"
-            options = command.Options(
-                os.fspath(suite), quick, given, whole(jobs, "jobs"), folder, chosen.objects, checks
-            )
+            options = command.Options(of, quick, given, whole(jobs, "jobs"), folder, chosen.objects, checks)
             answer, _ = command.score(found, name, options, folder, shown_to(progress, stopped))
             return Score(
                 {**answer, "policy": chosen.label(name), "out": None if out is None else str(folder)}

@@ -279,7 +279,7 @@ def sweep(
                 engine=engine,
                 baseline=next((name for name in names if base in (name, label_of(name))), base),
                 slo=slo_text(slo),
-                metrics=",".join(_listed(metrics, "metrics")) or None,
+                metrics=_names(metrics),
             )
             study = _study(scenario, options)
             folder = folder_of(out) or temporary / "sweep"
@@ -310,6 +310,14 @@ def _listed(values: Any, name: str) -> list[Any]:
         return list(values)
     except TypeError:
         raise UserError(f"{name} must be a list, not {values!r}") from None
+
+
+def _names(metrics: Any) -> str | None:
+    """Return metrics as ``--metrics`` has them; ``None``: none. Raises ``UserError``."""
+    names = _listed(metrics, "metrics")
+    if other := next((name for name in names if not isinstance(name, str)), None):
+        raise UserError(f"metrics are names such as ttft_s, not {other!r}")
+    return ",".join(names) or None
 
 
 def _study(source: Given, options: Options) -> Study:

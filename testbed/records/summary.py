@@ -528,6 +528,7 @@ class RunSummary(Record, kw_only=True):
         ),
     ] = UNSET
     n_link_changes_by_hand: Annotated[int, column("changes of links by `testbed link`")] = 0
+    n_faults_by_hand: Annotated[int, column("those of `n_faults` that are by `testbed fault`")] = 0
     dropped_log_bytes: Annotated[int, column("size of unfinished log records", "bytes")] = 0
     n_faults: Annotated[
         int,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from testbed.experiments.units import counted
 from testbed.faultkinds import KINDS
-from testbed.records.events import BY_SCENARIO, Event, FaultHappened, Replayed
+from testbed.records.events import BY_HAND, BY_SCENARIO, Event, FaultHappened, Replayed
 from testbed.records.plan import Plan
 from testbed.records.summary import RunSummary
 from testbed.results.logs import RunRecords
@@ -35,6 +35,7 @@ def add_faults(summary: RunSummary, events: Iterable[Event], n_planned: int) -> 
     ends = {kind.name for kind in KINDS.values() if kind.only_by_hand}  # they end a fault
     faults = [event for event in events if isinstance(event, FaultHappened) and event.kind not in ends]
     summary.n_faults = sum(fault.applies for fault in faults)
+    summary.n_faults_by_hand = sum(fault.applies and fault.by == BY_HAND for fault in faults)
     summary.n_faults_without_effect = len(faults) - summary.n_faults
     summary.n_faults_never_came = max(0, n_planned - sum(fault.by == BY_SCENARIO for fault in faults))
 

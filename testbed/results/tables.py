@@ -12,13 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from testbed.errors import UserError
 from testbed.experiments.experiment import Experiment
 from testbed.records.hops import hop_columns
 from testbed.records.links import LinksUsed, link_columns
+from testbed.records.plan import is_simulated
 from testbed.records.requests import RequestRow, flat, left_out, request_columns, row_of
 from testbed.records.summary import read_summary
 from testbed.results.hop_table import HopTable
-from testbed.rundir import parquet_path, replacing
+from testbed.rundir import owner_alive, parquet_path, replacing
 
 LINKS = "links.parquet"
 _ARROW: dict[Any, pa.DataType] = {
@@ -56,6 +58,22 @@ def read_requests(path: Path) -> list[RequestRow]:
     Raises ``OSError``, or ``ValueError`` (``pa.ArrowInvalid``, too) if it is no such table.
     """
     return [row_of(columns) for columns in pq.read_table(parquet_path(path)).to_pylist()]
+
+
+def without_table(run_dir: Path, name: str) -> UserError:
+    """Return the error for a run that has no table ``name``: how to get it."""
+    if is_simulated(run_dir):
+        return UserError(f"{run_dir} has no {name}: simulate it again with --out")
+    if owner_alive(run_dir):
+        return UserError(f"{run_dir} is still running and has no {name} yet; wait until it has ended")
+    return UserError(f"{run_dir} has no {name}: write its tables with `testbed report {run_dir}`")
+
+
+def unreadable(run_dir: Path, name: str, error: Exception) -> UserError:
+    """Return the error for a file of a run that cannot be read: how to get it again."""
+    remedy = "simulate it again" if is_simulated(run_dir) else f"`testbed report {run_dir}` writes it again"
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error.args[0])
+    return UserError(f"cannot read {run_dir / name} ({reason}); {remedy}")
 
 
 def hop_rows_table(experiment: Experiment, hops: HopTable) -> pa.Table:

@@ -299,6 +299,9 @@ def _clock_lines(summary: RunSummary) -> list[str]:
     if n_by_hand := summary.n_link_changes_by_hand:
         text = f"{counted(n_by_hand, 'changes')} of links by hand: the closed model has them"
         lines.append(f"{text}, the twin does not" if summary.emulation_error_of == "twin" else text)
+    if summary.n_faults_by_hand and summary.emulation_error_of == "twin":
+        n_faults = counted(summary.n_faults_by_hand, "faults")
+        lines.append(f"{n_faults} by hand, which the twin does not have: the errors contain what it changed")
     return lines
 
 

@@ -111,7 +111,9 @@ def outside_loop(function: Callable[[], R], interrupt: Callable[[], object]) -> 
     with ThreadPoolExecutor(1, "run") as thread:
         running = thread.submit(copy_context().run, function)
         try:
-            return running.result()
+            # The loop's own handler only tells the loop, which waits here.
+            with handling(signal.default_int_handler, signal.SIGINT):
+                return running.result()
         except BaseException:
             interrupt()
             raise

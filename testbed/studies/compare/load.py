@@ -15,11 +15,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from testbed.errors import UserError
-from testbed.records.plan import is_simulated
 from testbed.records.requests import RequestRow
 from testbed.records.summary import RunSummary, read_summary
-from testbed.results.tables import read_requests
-from testbed.rundir import not_a_run, owner_alive, parquet_path
+from testbed.results.tables import read_requests, unreadable, without_table
+from testbed.rundir import not_a_run, parquet_path
 
 METRICS = ("per_token_s", "ttft_s", "tpot_s", "e2e_s", "queue_s")
 PARTS = ("hop_compute_s", "hop_network_s", "hop_client_s")
@@ -87,7 +86,7 @@ def load_run(path: Path) -> Run:
         raise not_a_run(path)
     missing = [name for name in ("requests.parquet", "summary.json") if not (path / name).exists()]
     if missing:
-        raise UserError(_without_tables(path, missing[0]))
+        raise without_table(path, missing[0])
     summary = read_summary(path)
     requests = {row.request: row for row in _requests(path)}
     form, settings = _settings(path)
@@ -95,22 +94,8 @@ def load_run(path: Path) -> Run:
     if (path / "hops.parquet").exists():
         hops = _hops(_table(path, "hops.parquet", _HOP_COLUMNS))
     elif not summary.hops_left_out:
-        raise UserError(_without_tables(path, "hops.parquet"))
+        raise without_table(path, "hops.parquet")
     return Run(path, _about(path, summary), form, settings, requests, hops)
-
-
-def _without_tables(path: Path, name: str) -> str:
-    if is_simulated(path):
-        return f"{path} has no {name}: simulate it again with --out"
-    if owner_alive(path):
-        return f"{path} is still running and has no {name} yet; compare it when it has ended"
-    return f"{path} has no {name}: write its tables with `testbed report {path}`"
-
-
-def _unreadable(path: Path, name: str, error: Exception) -> UserError:
-    remedy = "simulate it again" if is_simulated(path) else f"`testbed report {path}` writes it again"
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error.args[0])
-    return UserError(f"cannot read {path / name} ({reason}); {remedy}")
 
 
 def _json(path: Path, name: str) -> dict[str, Any]:
@@ -119,7 +104,7 @@ def _json(path: Path, name: str) -> dict[str, Any]:
         if not isinstance(data, dict):
             raise ValueError("no JSON object")
     except (OSError, ValueError) as error:
-        raise _unreadable(path, name, error) from error
+        raise unreadable(path, name, error) from error
     return data
 
 
@@ -146,14 +131,14 @@ def _table(path: Path, name: str, columns: Mapping[str, str | None]) -> pa.Table
         ]
         return table.cast(pa.schema(types))
     except (OSError, pa.ArrowException) as error:
-        raise _unreadable(path, name, error) from error
+        raise unreadable(path, name, error) from error
 
 
 def _requests(path: Path) -> list[RequestRow]:
     try:
         return read_requests(path / "requests.parquet")
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise _unreadable(path, "requests.parquet", error) from error
+        raise unreadable(path, "requests.parquet", error) from error
 
 
 def _hops(table: pa.Table) -> Hops:

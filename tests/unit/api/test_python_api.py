@@ -151,6 +151,12 @@ def test_values_of_numpy_tuples_and_paths_are_values_of_a_scenario() -> None:
     assert made.tables["workload"]["n_requests"] == 3
 
 
+def contains_itself() -> dict[str, Any]:
+    table: dict[str, Any] = {"name": "x"}
+    table["model"] = [table]
+    return table
+
+
 @pytest.mark.parametrize(
     ("ask", "sentence"),
     [
@@ -185,6 +191,14 @@ def test_values_of_numpy_tuples_and_paths_are_values_of_a_scenario() -> None:
         (lambda: tb.up("clustered", network="memory", out="a\0b"), "out is a folder's path, which"),
         (lambda: tb.sweep("clustered", out="a\0b"), "out is a folder's path, which can have no NUL"),
         (lambda: tb.score("proposed", out=3), "out is a folder's path, not 3"),
+        (lambda: tb.score("proposed", 5), "suite is a shipped suite's name, or a folder, not 5"),
+        (lambda: tb.sweep("clustered", metrics=[5]), "metrics are names such as ttft_s, not 5"),
+        (lambda: tb.simulate("clustered", progress=5), "progress is a function that is called with"),
+        (
+            lambda: tb.scenario("clustered", {"name": "a\ud800"}),
+            r"name: 'a\\ud800' is no text that a file can",
+        ),
+        (lambda: tb.scenario(contains_itself()), "tables are nested too deep, or contain themselves"),
         (lambda: tb.sweep("clustered", {3: [1]}), "give a list of values for a key"),
         (lambda: tb.sweep("clustered", runs="3"), "runs must be a whole number, not '3'"),
         (lambda: tb.sweep("clustered", seed=10**30), "--seed must be at most"),
@@ -241,6 +255,19 @@ def test_a_simulation_is_the_commands(small: tb.Scenario, engine: str, tmp_path:
     assert loaded.plan.placement == ran.plan.placement == by_command.plan.placement
     assert loaded.summary.metrics == by_command.summary.metrics
     assert dict(ran.summary)["n_completed"] == 6 and dict(ran.plan)["servers"][0] == "mig-1g-0"
+
+
+def test_a_run_whose_tables_are_gone_or_broken_says_how_to_get_them(
+    small: tb.Scenario, tmp_path: Path
+) -> None:
+    tb.simulate(small, out="run")
+    (tmp_path / "run" / "requests.parquet").write_bytes(b"PAR1")
+    (tmp_path / "run" / "hops.parquet").unlink()
+    run = tb.load("run")
+    with pytest.raises(tb.UserError, match=r"cannot read run/requests\.parquet \(.*\); simulate it again"):
+        _ = run.requests
+    with pytest.raises(tb.UserError, match=r"run has no hops\.parquet: simulate it again with --out"):
+        _ = run.hops
 
 
 @pytest.mark.parametrize("engine", ["fast", "virtual"])
@@ -378,8 +405,8 @@ def test_a_cancelled_task_interrupts_its_run() -> None:
     assert tb.load("cut").summary.n_completed < 2000
 
 
-def test_ctrl_c_in_a_notebook_ends_what_another_thread_does() -> None:
-    """A notebook's loop leaves Ctrl-C to Python, unlike that of ``asyncio.run``."""
+def test_ctrl_c_where_a_loop_runs_ends_what_another_thread_does() -> None:
+    """A notebook's loop leaves Ctrl-C to Python; that of ``asyncio.run`` takes it, and cannot act while it waits."""
 
     async def notebook(call: Any) -> None:
         threading.Timer(1.0, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
@@ -390,10 +417,10 @@ def test_ctrl_c_in_a_notebook_ends_what_another_thread_does() -> None:
     try:
         much = tb.scenario("clustered", {"workload.n_requests": 5000})
         loop.run_until_complete(notebook(lambda: tb.simulate(much, engine="virtual")))
-        often = tb.scenario("clustered", {"workload.n_requests": 5})  # a run that has begun is kept
-        loop.run_until_complete(notebook(lambda: tb.sweep(often, runs=100_000, jobs=1)))
     finally:
         loop.close()
+    often = tb.scenario("clustered", {"workload.n_requests": 5})  # a run that has begun is kept
+    asyncio.run(notebook(lambda: tb.sweep(often, runs=100_000, jobs=1)))
 
 
 def test_warnings_reach_the_callback_and_the_callers_logging(caplog: pytest.LogCaptureFixture) -> None:

@@ -84,6 +84,20 @@ def test_a_server_that_has_joined_is_placed_with_the_others_after_patience() -> 
     assert answers[2].ranges[3].n_blocks > 0
 
 
+@pytest.mark.parametrize(("quiet_looks", "asked"), [(0, [9]), (2, [2, 9])])
+def test_a_load_that_is_another_one_counts_from_when_it_was_whoever_joins(
+    quiet_looks: int, asked: list[int]
+) -> None:
+    start = replace(placed(SMALL, [(0, 2), (2, 4), (0, 2), (0, 0)], [20.0] * 3 + [0.0]), design_concurrency=2)
+    recorded = Recorded(dict.fromkeys((2, 9), start))
+    controller = TwoTimeScale(recorded, period_s=10, patience_s=30).bind(SMALL, start)
+    looks(controller, start, [EVERYBODY] * quiet_looks, mean_active=1.0)
+    looks(controller, start, [EVERYBODY] * 3, mean_active=6.3)
+    assert recorded.asked == asked, (
+        "placing for a server that joined, which moves nobody, is no reason to wait on"
+    )
+
+
 def test_if_too_few_servers_are_left_for_the_design_it_is_for_fewer_sessions() -> None:
     alive = frozenset({1, 3})
     controller = TwoTimeScale(period_s=10, patience_s=30).bind(

@@ -8,6 +8,7 @@ from testbed.errors import UserError
 from testbed.experiments.experiment import Calibration
 from testbed.experiments.slo import Objectives
 from testbed.records.base import data_of
+from testbed.records.events import BY_HAND, BY_SCENARIO, EventWriter, FaultHappened
 from testbed.records.summary import ErrorFigures, RunSummary, Stats, read_summary
 from testbed.results import finish_run
 from testbed.results.report import report_body
@@ -256,6 +257,20 @@ def test_the_summary_says_what_was_run_and_how(make_run: MakeRun) -> None:
     assert summary["decision"]["control_plane_s"]["mean"] == 0.002
     text = summary_text(summary)
     assert "network fabric, compute stub, time scale 2, seed 7" in text
+
+
+def test_faults_by_hand_are_counted_and_named_where_errors_contain_them(make_run: MakeRun) -> None:
+    run = make_run()
+    run.serve(0, 0.0, CHAIN)
+    writer = EventWriter(run.path)
+    for kind, by, applies in (("slow", BY_HAND, True), ("stop", BY_SCENARIO, True), ("kill", BY_HAND, False)):
+        writer.write(FaultHappened(at_s=0.1, server="s0", kind=kind, by=by, applies=applies, factor=2.0))
+    writer.close()
+    summary = finish(run)
+    assert (summary["n_faults"], summary["n_faults_by_hand"]) == (2, 1)
+    assert "by hand" not in summary_text(summary)
+    text = " ".join(summary_text(changed(summary, emulation_error_of="twin")).split())
+    assert "1 fault by hand, which the twin does not have: the errors contain what it changed" in text
 
 
 def test_who_gives_up_counts_in_the_waiting_and_not_in_the_queue(make_run: MakeRun) -> None:
