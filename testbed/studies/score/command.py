@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -266,16 +266,24 @@ def _seeds(
     return found, ()
 
 
+class _Fresh(msgspec.Struct):
+    """``FRESH_SEEDS``: the seeds, and the policies for which they were drawn, each with the digest of its code."""
+
+    code: list[list[str]]
+    seeds: list[int]
+
+
 def _fresh(n_seeds: int, kept: KeptRuns, code: list[list[str]]) -> tuple[int, ...]:
     """Draw fresh seeds. They stay those of the folder until other policies, or other ``code`` of theirs, are scored there."""
-    path = kept.folder / FRESH_SEEDS
-    known = json.loads(path.read_text(encoding="utf-8")) if kept.is_stored and path.exists() else {}
-    drawn: dict[int, None] = dict.fromkeys(known["seeds"] if known.get("code") == code else ())
+    path, known = kept.folder / FRESH_SEEDS, _Fresh(code, [])
+    with contextlib.suppress(OSError, msgspec.MsgspecError):  # there are none yet, or none that can be read
+        known = msgspec.json.decode(path.read_bytes(), type=_Fresh)
+    drawn: dict[int, None] = dict.fromkeys(known.seeds if known.code == code else ())
     while len(drawn) < n_seeds:
         drawn[FIRST_FRESH_SEED + secrets.randbelow(N_FRESH_SEEDS)] = None
     if kept.is_stored:
         with writing(path):
-            write_json(path, {"code": code, "seeds": list(drawn)})
+            write_json(path, msgspec.to_builtins(_Fresh(code, list(drawn))))
     return tuple(drawn)[:n_seeds]
 
 

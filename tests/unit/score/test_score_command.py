@@ -151,9 +151,12 @@ def test_fresh_seeds_stay_until_the_policy_changes(suite: Path) -> None:
     first, _ = score(suite, "of_seeds:Good", **how, is_quick=True)
     both, _ = score(suite, "of_seeds:Good", **how)
     assert both["fresh_seeds"][:1] == first["fresh_seeds"] and len(set(both["fresh_seeds"])) == 2
+    Path("kept/fresh.json").write_text(Path("kept/fresh.json").read_text()[:-9])
+    torn, _ = score(suite, "of_seeds:Good", **how, is_quick=True)
+    assert torn["fresh_seeds"] != first["fresh_seeds"]
     Path("of_seeds.py").write_text(POLICIES + "# as good\n")
     changed, _ = score(suite, "of_seeds:Good", **how, is_quick=True)
-    assert changed["fresh_seeds"] != first["fresh_seeds"]  # one time in a million they are
+    assert changed["fresh_seeds"] != torn["fresh_seeds"]  # one time in a million they are
 
 
 @pytest.mark.parametrize(
