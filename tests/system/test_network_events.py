@@ -75,7 +75,8 @@ def assert_the_outage_delays_exactly_the_tokens_in_it(outcome: Outcome, late_s: 
     hops = rows_of(outcome.run_dir / "hops.parquet")
     finished_at_s = {(row["request"], row["token"]): row["received_at_s"] for row in hops}
     delayed = {key: s for key, (s, _) in logged_tokens(outcome.run_dir).items() if s > middle_s - cut["at_s"]}
-    assert sorted(request for request, _ in delayed) == [0, 1]
+    ends = {key: finished_at_s[key] for key in delayed}
+    assert sorted(request for request, _ in delayed) == [0, 1], (delayed, ends, cut["at_s"], mended["at_s"])
     assert all(
         token > 0 and finished_at_s[request, token] > mended["planned_at_s"] for request, token in delayed
     )
