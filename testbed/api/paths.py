@@ -10,12 +10,18 @@ from testbed.errors import UserError
 
 
 def path_of(given: Any, rule: str) -> Path:
-    """Return a path. Raises ``UserError``, which begins with ``rule``, such as "out is a folder's path", for what can be none."""
+    """Return a path, with a user's folder for a leading ``~``.
+
+    Raises ``UserError``, which begins with ``rule``, such as "out is a folder's path", for what can be none.
+    """
     if not isinstance(given, str | os.PathLike):
         raise UserError(f"{rule}, not {given!r}")
     if "\0" in os.fspath(given):
         raise UserError(f"{rule}, which can have no NUL character as {given!r} has")
-    return Path(given)
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:
+        raise UserError(f"{rule}, but {given!r} begins with the name of no user") from None
 
 
 def folder_of(out: Any) -> Path | None:

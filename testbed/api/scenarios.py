@@ -136,7 +136,8 @@ def slo_text(slo: str | Mapping[str, float] | None) -> str | None:
         return slo or None
     if not isinstance(slo, Mapping):
         raise UserError(f"slo must be a text or a dict of seconds by metric, not {slo!r}")
-    wrong = next((metric for metric, limit in slo.items() if not isinstance(limit, int | float)), None)
-    if wrong is not None:
-        raise UserError(f"slo: {wrong} must be a number of seconds, not {slo[wrong]!r}")
-    return ",".join(f"{metric}={limit_s}s" for metric, limit_s in slo.items()) or None
+    limits_s = {metric: plain(limit, f"slo: {metric}") for metric, limit in slo.items()}
+    for metric, limit in limits_s.items():
+        if isinstance(limit, bool) or not isinstance(limit, int | float):
+            raise UserError(f"slo: {metric} must be a number of seconds, not {slo[metric]!r}")
+    return ",".join(f"{metric}={limit_s}s" for metric, limit_s in limits_s.items()) or None

@@ -282,6 +282,7 @@ def sweep(
                 metrics=_names(metrics),
             )
             study = _study(scenario, options)
+            study = replace(study, labels={**{name: chosen.label(name) for name in names}, **study.labels})
             folder = folder_of(out) or temporary / "sweep"
             workers = workers_of(study, LOCAL, whole(jobs, "jobs"))
             with measured(study, folder, workers, shown_to(progress, stopped)) as results:
@@ -289,12 +290,11 @@ def sweep(
                     raise KeyboardInterrupt(results.stopped)
                 if out is not None:
                     write_study(folder, study, results)
-                labels = {name: chosen.label(name) for name in names}
                 return Table(
                     runs=_labelled(results_table(results.rows, study.axes, study.measures), chosen),
                     requests=_requests(folder, study, results, chosen),
                     path=None if out is None else folder,
-                    _study=replace(study, labels={**labels, **study.labels}),
+                    _study=study,
                     _cells=cells_of(results.rows),
                     _chosen=chosen,
                 )
@@ -335,10 +335,14 @@ def _axis(key: str | tuple[str, ...], values: Sequence[Any] | str) -> Axis:
     where = f"over {key}"
     if key == POLICY:
         raise UserError("policies are no axis here: give them as policies=[...]")
-    if isinstance(values, str):
-        return checked_axis((str(key),), [(text,) for text in value_range(values, where)], where)
+    if isinstance(key, str) and isinstance(values, str):
+        return checked_axis((key,), [(text,) for text in value_range(values, where)], where)
     keys = key if isinstance(key, tuple) else (key,)
-    if not isinstance(key, str | tuple) or isinstance(values, bytes) or not isinstance(values, Iterable):
+    if (
+        not isinstance(key, str | tuple)
+        or isinstance(values, str | bytes)
+        or not isinstance(values, Iterable)
+    ):
         raise UserError(
             f"{where}: give a list of values for a key, or tuples for several keys, not {values!r}"
         )

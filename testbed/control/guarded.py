@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from nodes.control import ControlError
 from policies.problem import PolicyError
@@ -13,8 +15,14 @@ from testbed.errors import RunError, TestbedError, UserError
 log = logging.getLogger(__name__)
 
 
-async def guarded(work: Awaitable[None], broke: Callable[[TestbedError], None]) -> None:
-    """Await ``work``, and call ``broke`` with its exception, if any, as a ``TestbedError``."""
+def guarded(work: Coroutine[Any, Any, None], broke: Callable[[TestbedError], None]) -> asyncio.Task[None]:
+    """Begin ``work`` and return its task; it calls ``broke`` with the exception of ``work``, if any, as a ``TestbedError``."""
+    task = asyncio.create_task(_guarded(work, broke))
+    task.add_done_callback(lambda _: work.close())  # a task that is cancelled before it begins awaits nothing
+    return task
+
+
+async def _guarded(work: Coroutine[Any, Any, None], broke: Callable[[TestbedError], None]) -> None:
     try:
         await work
     except PolicyInterrupted:  # whatever interrupted the policy ends the run itself

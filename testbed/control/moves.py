@@ -78,7 +78,7 @@ class Moves:
         self._start(self._move(move))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(guarded(work, self._nodes.broke))
+        task = guarded(work, self._nodes.broke)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

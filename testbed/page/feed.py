@@ -37,9 +37,9 @@ class Feed:
     ``header`` is None until the run has written its plan, shortly after it begins.
     """
 
-    def __init__(self, run_dir: Path, others: bytes = b"[]") -> None:
+    def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self.others = others
+        self.others = b"[]"
         """Histories of other runs as a JSON list, for intervals in charts."""
         self.name = os.urandom(6).hex()
         """Names this feed: a page's position is valid in the feed that sent it only."""

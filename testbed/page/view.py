@@ -46,8 +46,9 @@ def view_command(
         return
     for folder in (run_dir, *others):
         check_run_dir(folder)
-    feed = Feed(run_dir.resolve(), read_others(run_dir, others))
+    feed = Feed(run_dir.resolve())
     feed.open()
+    feed.others = read_others(run_dir, others)
     listener = bind_somewhere(port)
     token = new_token()
     url = address_of(listener, token)

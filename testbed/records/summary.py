@@ -475,7 +475,7 @@ class RunSummary(Record, kw_only=True):
         float | None,
         column(
             "completed requests that met all objectives of their client, per second from the first arrival to the last end "
-            "of any request, also of one that failed; null: none ended",
+            "of any request, also of one that failed or was cut short; null: none ended otherwise",
             "1/s",
         ),
     ] = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from testbed.errors import UserError
 from testbed.experiments.slo import Objective, Objectives, parse_objectives, parse_statistics
-from testbed.records.requests import COMPLETED, FAILED, RequestRow
+from testbed.records.requests import RequestRow
 from testbed.records.summary import RunSummary
 
 
@@ -56,15 +56,11 @@ def goodput_rps(rows: Sequence[RequestRow], objectives: Objectives) -> float | N
 
 
 def served_span_s(rows: Sequence[RequestRow]) -> float | None:
-    """Return the seconds from the first arrival of any request to the last end, also of one that failed.
+    """Return the seconds from the first arrival of any request to the last end, also of one that failed or was cut short.
 
-    None if no request ended. Those that an interruption ended do not count.
+    None if no request ended but those that the run's end cut short.
     """
-    ends_at_s = [
-        row.ended_at_s
-        for row in rows
-        if row.status in (COMPLETED, FAILED, "cancelled") and row.ended_at_s is not None
-    ]
-    if not ends_at_s:
+    ends = [(row.ended_at_s, row.status) for row in rows if row.ended_at_s is not None]
+    if all(status in ("interrupted", "unfinished") for _, status in ends):
         return None
-    return max(ends_at_s) - min(row.arrived_at_s for row in rows if row.arrived_at_s is not None)
+    return max(ends)[0] - min(row.arrived_at_s for row in rows if row.arrived_at_s is not None)

@@ -89,7 +89,7 @@ class _BareNetwork:
         self._clock.origin_at = self._clock.instant()
         await self._processes.guard(self._programs.start())
         changing = self._links.run(follows_courses=network.network.follows_courses)
-        self._changing = asyncio.create_task(guarded(changing, self._processes.give_up))
+        self._changing = guarded(changing, self._processes.give_up)
         await self._socket.open()
         self._events.write(Holding(at_s=self._clock.now_s()))
         self._announce(

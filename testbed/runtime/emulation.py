@@ -265,7 +265,7 @@ class Emulation:
         ]
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        self._background.append(asyncio.create_task(guarded(work, self.processes.give_up)))
+        self._background.append(guarded(work, self.processes.give_up))
 
     def _has_served_until_now(self) -> None:
         if self._serving_since is not None and self.wall_s is None:
@@ -303,7 +303,7 @@ class Emulation:
             await self.clock.sleep_until_s(on_tick(at_s))
             what()
 
-        task = asyncio.create_task(guarded(later(), self.processes.give_up))
+        task = guarded(later(), self.processes.give_up)
         self._later.add(task)
         task.add_done_callback(self._later.discard)
 

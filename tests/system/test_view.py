@@ -94,6 +94,19 @@ def test_view_of_a_simulation_reads_its_tables(testbed: Testbed, tmp_path: Path)
     assert [len(row[3]) for row in hops] == [len(row[3]) for row in hops[:1]] * 4
 
 
+def test_view_reads_others_of_the_same_scenario_with_other_seeds_alone(
+    finished: Outcome, testbed: Testbed, tmp_path: Path
+) -> None:
+    simulated, same_seed = tmp_path / "simulated", tmp_path / "same-seed"
+    for out, seed in ((simulated, "1"), (same_seed, "0")):
+        assert testbed("simulate", "clustered", "--seed", seed, "--out", str(out), *FAST[:6]).code == 0
+    shown = str(finished.run_dir)
+    url = address(testbed.start("view", shown, str(simulated), "--port", "0", "--no-browser"))
+    assert len(ask(url, "/api/others")[1]) == 1
+    refused = testbed("view", shown, str(simulated), str(same_seed), "--no-browser")
+    assert_one_sentence(refused, "have the same seed, 0", "other seeds")
+
+
 def test_a_report_of_a_hundred_requests_is_small_enough_to_send(testbed: Testbed) -> None:
     run = testbed.up("abovenet", *MEMORY, "--no-trace", "--set", "workload.n_output_tokens=16", renders=True)
     assert (run.run_dir / "report.html").stat().st_size < 2_000_000

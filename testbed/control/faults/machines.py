@@ -76,7 +76,7 @@ class Machines:
         await self._nodes.clock.sleep_until_s(at_s)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(guarded(work, self._nodes.broke))
+        task = guarded(work, self._nodes.broke)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -200,6 +200,8 @@ def set_scales(axes: Any, x: Sequence[float], y: Sequence[float]) -> None:
         axes.yaxis.set_major_formatter(plain)
         axes.yaxis.set_minor_formatter(NullFormatter())
     elif y and min(y) >= 0:
+        axes.update_datalim([(0, 0)], updatex=False)  # the margin at the top is a part of the way from 0
+        axes.autoscale_view(scalex=False)
         axes.set_ylim(bottom=0)
 
 
@@ -248,6 +250,8 @@ def _map(plt: Any, study: Study, cells: Sequence[Cell], metric: str, across: Axi
         image = axes.pcolormesh(rows, cmap=colours, edgecolors="white", linewidth=0.5, **limits)
         bar = figure.colorbar(image, ax=axes)
         bar.ax.tick_params(labelsize=7)
+        if is_base:
+            bar.set_label(label_of(metric), fontsize=8)
         name = study.label(policy)
         axes.set_title(name if is_base else f"{name}: % against {study.label(baseline)}", fontsize=9)
         if len(across.values) * len(up.values) <= MOST_LABELLED:
@@ -258,7 +262,7 @@ def _map(plt: Any, study: Study, cells: Sequence[Cell], metric: str, across: Axi
         axes.tick_params(axis="x", rotation=45 if len(across.values) > 6 else 0)
         axes.set_xlabel(_words(across))
     grid[0][0].set_ylabel(_words(up))
-    figure.tight_layout()
+    figure.tight_layout(w_pad=2)
     caption = f"{_upper(label_of(metric))} over {_words(across)} and {_words(up)}"
     if len(policies) > 1:
         caption += (

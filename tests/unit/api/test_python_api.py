@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import pickle
@@ -190,6 +191,7 @@ def contains_itself() -> dict[str, Any]:
         (lambda: tb.simulate("clustered", out="a\0b"), "out is a folder's path, which can have no NUL"),
         (lambda: tb.up("clustered", network="memory", out="a\0b"), "out is a folder's path, which"),
         (lambda: tb.sweep("clustered", out="a\0b"), "out is a folder's path, which can have no NUL"),
+        (lambda: tb.sweep("clustered", out="~nobody-here/a"), "out is a folder's path, but .* of no user"),
         (lambda: tb.score("proposed", out=3), "out is a folder's path, not 3"),
         (lambda: tb.score("proposed", 5), "suite is a shipped suite's name, or a folder, not 5"),
         (lambda: tb.sweep("clustered", metrics=[5]), "metrics are names such as ttft_s, not 5"),
@@ -200,11 +202,16 @@ def contains_itself() -> dict[str, Any]:
         ),
         (lambda: tb.scenario(contains_itself()), "tables are nested too deep, or contain themselves"),
         (lambda: tb.sweep("clustered", {3: [1]}), "give a list of values for a key"),
+        (
+            lambda: tb.sweep("clustered", {("a", "b"): "0.1:1:0.1"}),
+            "or tuples for several keys, not '0.1:1:0.1'",
+        ),
         (lambda: tb.sweep("clustered", runs="3"), "runs must be a whole number, not '3'"),
         (lambda: tb.sweep("clustered", seed=10**30), "--seed must be at most"),
         (lambda: tb.scenario(3), "a scenario is a name, a file, a dict"),
         (lambda: tb.scenario("clustered", "a=1"), "changes are a dict"),
         (lambda: tb.simulate("clustered", slo={"ttft": "5s"}), "ttft must be a number of seconds"),
+        (lambda: tb.simulate("clustered", slo={"ttft": True}), "must be a number of seconds, not True"),
         (lambda: tb.simulate("clustered", seed=1.5), "seed must be a whole number, not 1.5"),
         (
             lambda: tb.simulate("clustered", Nonsense(Placement("x", None, ()))),
@@ -308,6 +315,14 @@ def test_an_object_runs_on_the_testbed_and_is_gone_with_its_program(small: tb.Sc
         tb.simulate(ran.path / "scenario.toml")
 
 
+def test_the_files_of_a_sweep_call_an_object_by_its_name(small: tb.Scenario, tmp_path: Path) -> None:
+    table = tb.sweep(small, policies=["petals", Both()], jobs=1, baseline="both", out=tmp_path / "study")
+    assert table.policies == ("petals", "both")
+    for name in ("table.md", "table.tex", "index.html"):
+        text = (tmp_path / "study" / name).read_text()
+        assert "both" in text and "object:" not in text, name
+
+
 def test_two_objects_of_one_name_are_told_apart(small: tb.Scenario) -> None:
     one = Both(1)
     table = tb.sweep(small, policies=[one, Both(2)], jobs=1, baseline=one)
@@ -403,6 +418,35 @@ def test_a_cancelled_task_interrupts_its_run() -> None:
 
     asyncio.run(cancelled())
     assert tb.load("cut").summary.n_completed < 2000
+
+
+def test_a_callback_that_raises_ends_its_run_and_leaves_no_warning(
+    small: tb.Scenario, recwarn: pytest.WarningsRecorder
+) -> None:
+    def told(progress: tb.Progress) -> None:
+        if progress.text.startswith("clock"):
+            raise ValueError("mine")
+
+    async def raised() -> None:
+        with pytest.raises(ValueError, match="mine"):
+            await tb.up_async(small, network="memory", progress=told)
+
+    asyncio.run(raised())
+    gc.collect()
+    assert [str(one.message) for one in recwarn] == []
+
+
+def test_a_folder_may_begin_with_the_user_s_home(
+    small: tb.Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tb.simulate(small, out="~/run").path == tmp_path / "run"
+    assert tb.load("~/run").path == tmp_path / "run"
+
+
+def test_objectives_may_be_numbers_of_numpy(small: tb.Scenario) -> None:
+    ours, numpys = (tb.simulate(small, slo={"ttft": limit}).summary for limit in (5, np.int64(5)))
+    assert ours.objectives == numpys.objectives == {"ttft": 5.0}
 
 
 def test_ctrl_c_where_a_loop_runs_ends_what_another_thread_does() -> None:

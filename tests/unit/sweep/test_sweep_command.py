@@ -14,15 +14,17 @@ from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.provenance import read_provenance
 from testbed.experiments.slo import Objectives
 from testbed.records.requests import OPTIONAL, request_columns
+from testbed.results.plots import save_both
 from testbed.rundir import STUDY, not_a_run
 from testbed.simulator import engine
 from testbed.simulator.cases import scenario_case
 from testbed.simulator.engine import simulate
 from testbed.simulator.summary import summarize_simulation
-from testbed.studies.sweep import command, executors, runs
+from testbed.studies.sweep import command, executors, figures, runs
 from testbed.studies.sweep.command import PAGE, RUNS, TABLES, sweep_command
 from testbed.studies.sweep.engines import engines_of, engines_text
 from testbed.studies.sweep.kept import REQUESTS, STORED
+from testbed.studies.sweep.measures import FAIRNESS, label_of
 from testbed.studies.sweep.runs import Record, Run, Runner, Setup, case_of, key_of
 from testbed.studies.sweep.store import Lines
 from testbed.studies.sweep.study import Options, read_study
@@ -80,6 +82,26 @@ def test_lines_a_map_and_the_front_are_drawn(tmp_path: Path) -> None:
     assert sorted(drawn) == sorted(f"{name}.{ending}" for name in names for ending in ("pdf", "png"))
     for name, content in drawn.items():
         assert len(content) > 5_000 and content.startswith(b"%PDF" if name.endswith("pdf") else b"\x89PNG")
+
+
+def test_a_map_states_the_metric_and_marks_at_the_top_of_a_figure_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels: dict[str, list[str]] = {}
+    limits: dict[str, tuple[float, float]] = {}
+
+    def save(plt: Any, figure: Any, folder: Path, name: str, **options: Any) -> Path:
+        labels[name] = [axes.get_ylabel() for axes in figure.axes]
+        limits[name] = figure.axes[0].get_ylim()
+        return save_both(plt, figure, folder, name, **options)
+
+    monkeypatch.setattr(figures, "save_both", save)
+    axes = ("workload.rate=0.1,0.11", "workload.n_output_tokens=4,8")
+    sweep(tmp_path, *axes, metrics=f"ttft_s,{FAIRNESS}", overrides=("workload.n_requests=12",))
+    assert label_of("ttft_s_mean") in labels["ttft_s_mean-map"]
+    low, high = limits[f"{FAIRNESS}-over-workload.rate"]
+    most = max(row[FAIRNESS] for row in rows(tmp_path))
+    assert low == 0 and high >= 1.04 * most
 
 
 def test_goodput_is_under_the_scenario_s_own_objectives_where_none_are_given(tmp_path: Path) -> None:

@@ -90,7 +90,9 @@ def test_a_request_meets_objectives_that_it_has_a_value_for_and_only_if_it_compl
     objectives = Objectives({"ttft": 2.0, "tpot": 1.0})
     assert n_met(rows, objectives) == 1 and goodput_rps(rows, objectives) == 1 / 12.5
     assert goodput_rps([failed], objectives) == 0.0
-    assert goodput_rps([row(status="interrupted", ttft_s=None, e2e_s=None)], objectives) is None
+    interrupted = row(status="interrupted", ttft_s=None, e2e_s=None, ended_at_s=20.0)
+    assert goodput_rps([*rows, interrupted], objectives) == 1 / 20
+    assert goodput_rps([interrupted], objectives) is None
 
 
 def test_with_few_requests_there_is_no_fairness() -> None:
