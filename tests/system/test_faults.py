@@ -38,7 +38,7 @@ def assert_broken(outcome: Outcome, *expected: str) -> None:
         assert text in last
 
 
-@pytest.mark.usefixtures("fabric")
+@pytest.mark.usefixtures("orphans", "fabric")
 def test_a_node_that_dies_at_the_start_is_named_with_its_last_lines(testbed: Testbed) -> None:
     for _ in range(10):  # until it is killed in time: all nodes begin within half a second
         run = testbed.start_up("clustered", *LONG)
