@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from policies.registry import PLACEMENTS, ROUTINGS, pair_name
+from policies.registry import PAIRS
 from testbed.control.choice import check_policy
 from testbed.errors import ScenarioError, UserError
 from testbed.experiments import Target, load_experiment
@@ -385,12 +385,7 @@ def study_of(
         if len(both) != 2 or both[0] == both[1]:
             raise UserError(f"a Pareto front needs two metrics, not {', '.join(pareto)}")
         study = replace(study, pareto=(both[0], both[1]))
-    own = study.policies or [
-        pair_name(placement, routing)
-        for placement in (experiment.policy.placement, *PLACEMENTS)
-        for routing in (experiment.policy.routing, *ROUTINGS)
-    ]
-    known = dict.fromkeys((POLICY, *study.keys, *own, *names))
+    known = dict.fromkeys((POLICY, *study.keys, *study.policies, *names, *PAIRS))
     latex = table.latex.model_copy(
         update={
             "names": {_named(name, known, where): text for name, text in table.latex.names.items()},
@@ -401,12 +396,12 @@ def study_of(
 
 
 def _named(name: str, known: Collection[str], where: str) -> str:
-    """Returns what ``name`` in ``[latex] names`` names: one of ``known``, a measure, which the study may be without, or a user's policy.
+    """Returns what ``name`` in ``[latex] names`` names: one of ``known``, a policy in two halves or of the user's, or a measure.
 
     Raises ``UserError`` if it names nothing.
     """
     metrics = (*TIMES, *MEASURES, *UNDER_OBJECTIVES, *COSTS)
-    if name not in known and name not in metrics and ":" not in name:
+    if name not in known and name not in metrics and not {"+", ":"} & set(name):
         raise UserError(f"{where}: latex.names: {unknown('key, metric or policy', name, [*known, *metrics])}")
     return _mean_of(name)
 
