@@ -319,7 +319,7 @@ def test_the_files_of_a_sweep_call_an_object_by_its_name(small: tb.Scenario, tmp
     table = tb.sweep(small, policies=["petals", Both()], jobs=1, baseline="both", out=tmp_path / "study")
     assert table.policies == ("petals", "both")
     for name in ("table.md", "table.tex", "index.html"):
-        text = (tmp_path / "study" / name).read_text()
+        text = (tmp_path / "study" / name).read_text(encoding="utf-8")
         assert "both" in text and "object:" not in text, name
 
 
