@@ -27,7 +27,7 @@ from testbed.records.plan import REFERENCE, Plan, find_plan
 from testbed.records.requests import METRICS
 from testbed.records.summary import SIMULATION, RunSummary, read_summary
 from testbed.results.slo import parse_slo
-from testbed.results.tables import hop_rows_table, read_requests, request_table, unreadable, without_table
+from testbed.results.tables import hop_rows_table, read_requests, reading, request_table
 from testbed.rundir import check_new_folder, not_a_run, parquet_path, scratch
 from testbed.runs.session import Announce, Ended, RunOptions, RunSession
 from testbed.runtime.signals import Interruption, outside_loop
@@ -253,12 +253,8 @@ def load(path: str | os.PathLike[str]) -> Run:
 
 def _read(folder: Path, name: str, read: Callable[[Path], pa.Table]) -> pa.Table:
     """Return a table of a run. Raises ``UserError``."""
-    if not (folder / name).is_file():
-        raise without_table(folder, name)
-    try:
-        return read(folder / name)
-    except (OSError, ValueError) as error:
-        raise unreadable(folder, name, error) from error
+    with reading(folder, name) as path:
+        return read(path)
 
 
 def _session(

@@ -16,6 +16,9 @@ from testbed.experiments import Change, Target, dump_toml, load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.sources import Document
 
+_DEEPEST = 50
+"""No scenario has tables within so many others."""
+
 
 @dataclass(frozen=True, repr=False)
 class Scenario:
@@ -86,10 +89,6 @@ def scenario(source: Given, changes: Mapping[str, Any] | None = None) -> Scenari
     made = Scenario(target, (*before, *new))
     _ = made.name  # which checks it
     return made
-
-
-_DEEPEST = 50
-"""No scenario has tables within so many others."""
 
 
 def plain(value: Any, key: str) -> Any:

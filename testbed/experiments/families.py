@@ -23,6 +23,8 @@ _SCALED_ROWS = 128
 """FP8 has a scale for each square of so many rows and columns, int4 one for so many values of a row."""
 _MXFP4_VALUES = 32
 """Values with one scale in MXFP4."""
+_EVERY_FULL = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2}
+"""Every how many-th block attends to all tokens where a configuration with a window does not say (transformers 5.23)."""
 
 Matrices = tuple[tuple[int, int], ...]
 
@@ -235,10 +237,6 @@ def make_config(
         "max_position_embeddings": _MAX_TOKENS,
         **(more or {}),
     }
-
-
-_EVERY_FULL = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2}
-"""Every how many-th block attends to all tokens where a configuration with a window does not say (transformers 5.23)."""
 
 
 class _Config:

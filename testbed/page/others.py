@@ -15,9 +15,9 @@ from testbed.page.follow import Follower
 from testbed.page.header import header
 from testbed.page.history import History, Position
 from testbed.page.simulated import read_simulation
+from testbed.records.events import goes_on
 from testbed.records.plan import is_simulated, read_plan
 from testbed.results import load_run
-from testbed.rundir import owner_alive
 
 _NOT_COMPARED = {"name", "description", "seed", "clock", "time_scale"}
 _DRAWN_REQUESTS = {
@@ -58,7 +58,7 @@ def read_others(run_dir: Path, others: Sequence[Path]) -> bytes:
         if (known := seen.get(other.resolve())) is not None:
             raise UserError(f"{other} is given twice, also as {known}; leave one out")
         seen[other.resolve()] = other
-        if owner_alive(other):
+        if goes_on(other):
             raise UserError(
                 f"{other} has not ended, and only the first run may still be running; give it first, or "
                 "leave it out"

@@ -12,7 +12,7 @@ from testbed.page.header import header
 from testbed.page.history import History
 from testbed.records.plan import read_plan
 from testbed.records.requests import RequestRow
-from testbed.results.tables import read_requests
+from testbed.results.tables import read_requests, reading
 from testbed.rundir import parquet_path
 
 _HOPS = (
@@ -28,8 +28,6 @@ def read_simulation(run_dir: Path) -> tuple[dict[str, Any], History]:
             f"{run_dir} was simulated from an instance file, which has neither sites nor links to show; "
             "give the run directory of a scenario"
         )
-    if not (run_dir / "requests.parquet").is_file():
-        raise UserError(f"{run_dir} has no requests.parquet; simulate it again with --out")
     experiment = load_experiment(str(run_dir / "scenario.toml"))
     head = header(experiment, read_plan(run_dir))
     n_tokens = sum(request.n_output_tokens for request in experiment.workload.requests)
@@ -39,15 +37,14 @@ def read_simulation(run_dir: Path) -> tuple[dict[str, Any], History]:
 
 
 def _read_requests(run_dir: Path, history: History, experiment: Experiment) -> None:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        rows = read_requests(run_dir / "requests.parquet")
-        table = run_dir / "hops.parquet"
-        hops = pq.read_table(parquet_path(table), columns=list(_HOPS)) if table.is_file() else None
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"cannot read the tables of {run_dir} ({error}); simulate it again") from error
+    with reading(run_dir, "requests.parquet") as path:
+        rows = read_requests(path)
+    hops = None
+    if (run_dir / "hops.parquet").is_file():
+        with reading(run_dir, "hops.parquet") as path:
+            hops = pq.read_table(parquet_path(path), columns=list(_HOPS))
     number = {name: i for i, name in enumerate(experiment.problem.clients)}
     for row in rows:
         _take_request(history, row, number)

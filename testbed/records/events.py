@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from testbed.records.summary import MoveRow
+from testbed.rundir import owner_alive
 
 EVENTS = "events.jsonl"
 BY_HAND, BY_SCENARIO, BY_ITSELF = "hand", "scenario", "itself"
@@ -357,6 +358,11 @@ def read_events(run_dir: Path, kinds: type[EventT] | Sequence[type[EventT]]) -> 
         return []
     wanted = (kinds,) if isinstance(kinds, type) else tuple(kinds)
     return [event for event in events_in(lines) if isinstance(event, wanted)]
+
+
+def goes_on(run_dir: Path) -> bool:
+    """Whether the run in a directory has not ended: its process lives, and has not written its end."""
+    return owner_alive(run_dir) and not read_events(run_dir, Stopped)
 
 
 class EventWriter:

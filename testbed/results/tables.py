@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -69,11 +70,22 @@ def without_table(run_dir: Path, name: str) -> UserError:
     return UserError(f"{run_dir} has no {name}: write its tables with `testbed report {run_dir}`")
 
 
-def unreadable(run_dir: Path, name: str, error: Exception) -> UserError:
-    """Return the error for a file of a run that cannot be read: how to get it again."""
-    remedy = "simulate it again" if is_simulated(run_dir) else f"`testbed report {run_dir}` writes it again"
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error.args[0])
-    return UserError(f"cannot read {run_dir / name} ({reason}); {remedy}")
+@contextmanager
+def reading(run_dir: Path, name: str) -> Iterator[Path]:
+    """Yield the path of a run's file to a body that reads it.
+
+    Raises ``UserError`` if there is none, or if it cannot be read, with how to get it.
+    """
+    if not (run_dir / name).is_file():
+        raise without_table(run_dir, name)
+    try:
+        yield run_dir / name
+    except (OSError, ValueError, pa.ArrowException) as error:
+        remedy = (
+            "simulate it again" if is_simulated(run_dir) else f"`testbed report {run_dir}` writes it again"
+        )
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error.args[0])
+        raise UserError(f"cannot read {run_dir / name} ({reason}); {remedy}") from error
 
 
 def hop_rows_table(experiment: Experiment, hops: HopTable) -> pa.Table:

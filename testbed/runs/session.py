@@ -24,11 +24,11 @@ from testbed.experiments.slo import Objectives
 from testbed.fast.rehearsal import rehearsal
 from testbed.page.beside import bind_page, page_beside
 from testbed.page.report import write_report
-from testbed.records.events import Stopped, read_events
+from testbed.records.events import goes_on
 from testbed.records.summary import RunSummary
 from testbed.results import finish_run, load_run, read_tables
 from testbed.results.verified import too_many_ties
-from testbed.rundir import make_run_dir, owner_alive
+from testbed.rundir import make_run_dir
 from testbed.runs.twin import run_twin
 from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import BlocksModel, blocks_model, check_fits, check_model, require_blocks
@@ -309,7 +309,7 @@ def report_command(run_dir: Path, *, trace: bool = True) -> RunSummary:
 
     Raises ``UserError`` if the run goes on or its folder holds none, and ``RunError`` if a file cannot be written.
     """
-    if owner_alive(run_dir) and not read_events(run_dir, Stopped):
+    if goes_on(run_dir):
         raise UserError(
             f"{run_dir} is still running: watch it with `testbed view {run_dir}`, and report it when it has ended"
         )

@@ -232,31 +232,33 @@ class Endpoint:
             )
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": self._model_rows()})
+        rows = [self._model_row(name, client) for name, client in self._models_and_clients().items()]
+        return web.json_response({"object": "list", "data": rows})
 
     async def _one_model(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        for row in self._model_rows():
-            if row["id"] == name:
-                return web.json_response(row)
-        raise ApiError(404, f"there is no model {name[:200]!r} here", "model", "model_not_found")
+        client = self._models_and_clients().get(name)
+        if client is None:
+            raise ApiError(404, f"there is no model {name[:200]!r} here", "model", "model_not_found")
+        return web.json_response(self._model_row(name, client))
 
-    def _model_rows(self) -> list[dict[str, Any]]:
-        most = self._experiment.workload.endpoint_tokens
+    def _models_and_clients(self) -> dict[str, int]:
+        """Return the names of the model, each with the number of the client that it stands for."""
         names = {self._model: 0}
         if len(self._clients) > 1:
             names |= {f"{self._model}@{client}": number for number, client in enumerate(self._clients)}
-        return [
-            {
-                "id": name,
-                "object": "model",
-                "created": self._begun_at,
-                "owned_by": "testbed",
-                "root": self._model,
-                "max_model_len": 1 + self.guests.most_tokens(client, 1, most - 1),
-            }
-            for name, client in names.items()
-        ]
+        return names
+
+    def _model_row(self, name: str, client: int) -> dict[str, Any]:
+        most = self._experiment.workload.endpoint_tokens
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._begun_at,
+            "owned_by": "testbed",
+            "root": self._model,
+            "max_model_len": 1 + self.guests.most_tokens(client, 1, most - 1),
+        }
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()

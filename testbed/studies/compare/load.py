@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from testbed.errors import UserError
 from testbed.records.requests import RequestRow
 from testbed.records.summary import RunSummary, read_summary
-from testbed.results.tables import read_requests, unreadable, without_table
+from testbed.results.tables import read_requests, reading, without_table
 from testbed.rundir import not_a_run, parquet_path
 
 METRICS = ("per_token_s", "ttft_s", "tpot_s", "e2e_s", "queue_s")
@@ -99,12 +99,10 @@ def load_run(path: Path) -> Run:
 
 
 def _json(path: Path, name: str) -> dict[str, Any]:
-    try:
-        data = json.loads((path / name).read_text(encoding="utf-8"))
+    with reading(path, name) as file:
+        data = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
             raise ValueError("no JSON object")
-    except (OSError, ValueError) as error:
-        raise unreadable(path, name, error) from error
     return data
 
 
@@ -120,8 +118,8 @@ def _settings(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _table(path: Path, name: str, columns: Mapping[str, str | None]) -> pa.Table:
-    try:
-        table = pq.read_table(parquet_path(path / name))
+    with reading(path, name) as file:
+        table = pq.read_table(parquet_path(file))
         lacking = [column for column in columns if column not in table.column_names]
         if lacking:
             raise pa.ArrowKeyError(f"it has no column {lacking[0]}")
@@ -130,15 +128,11 @@ def _table(path: Path, name: str, columns: Mapping[str, str | None]) -> pa.Table
             table.schema.field(column) if kind is None else (column, kind) for column, kind in columns.items()
         ]
         return table.cast(pa.schema(types))
-    except (OSError, pa.ArrowException) as error:
-        raise unreadable(path, name, error) from error
 
 
 def _requests(path: Path) -> list[RequestRow]:
-    try:
-        return read_requests(path / "requests.parquet")
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise unreadable(path, "requests.parquet", error) from error
+    with reading(path, "requests.parquet") as file:
+        return read_requests(file)
 
 
 def _hops(table: pa.Table) -> Hops:
