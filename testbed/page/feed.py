@@ -132,7 +132,7 @@ class Feed:
         if follower is None:
             return {
                 **{"phase": "simulated", "is_live": False, "faults": False, "twin": False, "why": ""},
-                "links": (self.run_dir / LINKS).exists(),
+                "links": self._has_links,
             }
         is_live = owner_alive(self.run_dir)
         return {
@@ -140,9 +140,14 @@ class Feed:
             "is_live": is_live,
             "faults": is_live and (self.run_dir / SOCKET).exists(),
             "twin": (self.run_dir / TWIN / "summary.json").exists(),
-            "links": (self.run_dir / LINKS).exists(),
+            "links": self._has_links,
             "why": follower.failure,
         }
+
+    @property
+    def _has_links(self) -> bool:
+        """Whether the use of links can be read: of its summary, too, which a run writes last."""
+        return all((self.run_dir / name).exists() for name in (LINKS, "summary.json"))
 
     def links(self) -> bytes:
         """Return the use of links as JSON, once the run has left it. Raises ``UserError``, ``OSError``, ``ValueError``."""

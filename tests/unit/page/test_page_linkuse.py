@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import testbed as tb
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.sources import Document
+from testbed.page.feed import Feed
+from testbed.page.history import Position
 from testbed.page.linkuse import use_between_sites
 from testbed.records.base import data_of
 from testbed.records.links import LinksUsed, LinkUse
@@ -99,6 +102,22 @@ def test_a_way_shows_its_busiest_link_and_those_it_shares_where_anything_goes(
     assert [sites[to_c]["use"][at // 2] for at in (0, 98, 150)] == [1, 1, 1]
     assert sites[to_b]["name"] == sites[to_c]["name"] == "home up"
     assert sites[to_b]["over"] == sites[to_c]["over"] == 0.25
+
+
+def test_a_page_is_offered_the_use_of_links_when_all_of_it_can_be_read(tmp_path: Path) -> None:
+    """The summary, which has the busiest links, is the last file that a run writes."""
+    tb.simulate("clustered", out=tmp_path / "run")
+    summary = tmp_path / "run" / "summary.json"
+    summary.rename(tmp_path / "not-yet")
+
+    def is_offered() -> bool:
+        feed = Feed(tmp_path / "run")
+        feed.open()
+        return bool(feed.everything(Position())["status"]["links"])
+
+    assert not is_offered()
+    (tmp_path / "not-yet").rename(summary)
+    assert is_offered()
 
 
 def test_a_run_without_the_file_has_no_links(experiment: Experiment, tmp_path: Path) -> None:
