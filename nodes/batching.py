@@ -7,12 +7,15 @@ determine when each step ends. Real blocks take the time that they need.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from nodes.clock import on_tick
 from policies.decoding import MOST_TOKENS
+
+FactorAt = Callable[[float], float]
+"""How many times as long as its law says a server takes for what it begins at an instant, in scenario seconds."""
 
 
 class BatchTimes(Protocol):
@@ -49,8 +52,6 @@ class Step:
     position: int
     n_tokens: int
     blocks: range
-    factor: float = 1.0
-    """How many times as long as usual the server takes."""
     n_done: int = 0
     """Tokens of a prompt that earlier chunks have computed."""
 
@@ -145,17 +146,23 @@ class Batches:
     law says of all of them together, and a batch has as many blocks as the longest of its steps.
     """
 
-    def __init__(self, times: BatchTimes | None, chunk_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        times: BatchTimes | None,
+        chunk_tokens: int | None = None,
+        factor_at: FactorAt = lambda at_s: 1.0,
+    ) -> None:
         """Without ``times``, the caller computes what ``take`` returns, and passes its end to ``end``."""
         self._times = times
         self._chunk_tokens = chunk_tokens
+        self._factor_at = factor_at
         self._decodes: deque[Step] = deque()
         self._prompts: deque[Step] = deque()
         self._free_at_s = 0.0
 
     def anew(self) -> Batches:
         """Returns those of the same server after it has ended and begun again."""
-        return Batches(self._times, self._chunk_tokens)
+        return Batches(self._times, self._chunk_tokens, self._factor_at)
 
     def add(self, step: Step) -> None:
         """Adds a step that waits. Steps are added in the order of their arrival."""
@@ -220,7 +227,7 @@ class Batches:
         blocks = max((step.blocks for step in work.steps), key=lambda blocks: (len(blocks), -blocks.start))
         positions, sizes = [s.position for s in work.decodes], [s.n_tokens for s in work.decodes]
         busy_s = self._times.batch_s(blocks, positions, work.chunk, sizes)
-        return on_tick(work.start_at_s + busy_s * max(step.factor for step in work.steps))
+        return on_tick(work.start_at_s + busy_s * self._factor_at(work.start_at_s))
 
     def end(self, work: Work, end_at_s: float) -> Batch:
         """Ends ``work`` at ``end_at_s``: the server is free from then on. Returns its batch."""
@@ -231,8 +238,8 @@ class Batches:
 class OneByOne(Batches):
     """A server's steps one after another, in the order of their arrival: batches of one step."""
 
-    def __init__(self, times: StepTimes) -> None:
-        super().__init__(times)
+    def __init__(self, times: StepTimes, factor_at: FactorAt = lambda at_s: 1.0) -> None:
+        super().__init__(times, factor_at=factor_at)
         self._step_s = times.step_s
 
     def add(self, step: Step) -> None:
@@ -251,7 +258,7 @@ class OneByOne(Batches):
     def ends_at_s(self, work: Work) -> float:
         (step,) = work.decodes
         alone_s = self._step_s(step.position, step.n_tokens, step.blocks)
-        return on_tick(work.start_at_s + alone_s * step.factor)
+        return on_tick(work.start_at_s + alone_s * self._factor_at(work.start_at_s))
 
 
 def batches_of(steps: Iterable[Step], batches: Batches) -> Iterator[Batch]:

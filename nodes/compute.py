@@ -9,13 +9,12 @@ import asyncio
 import math
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
-from nodes.batching import Batch, Batches, Composition, OneByOne, Step, StepTimes, Work
+from nodes.batching import Batch, Batches, Composition, FactorAt, OneByOne, Step, StepTimes, Work
 from nodes.clock import Clock, on_tick
 from nodes.digest import apply_to_rows, read_rows, write_rows
 from policies.problem import Batching
@@ -132,11 +131,13 @@ class StubProfile:
     kept_tokens: int | None = None
     """Tokens of a page of cache that is kept for later sessions; ``None``: none is."""
 
-    def batches(self) -> Batches | None:
+    def batches(self, factor_at: FactorAt) -> Batches | None:
         """Returns an empty server's queue of steps; ``None``: steps do not wait for each other."""
         if self.batching == "none":
             return None
-        return OneByOne(self.times) if self.batching == "serial" else Batches(self.times, self.chunk_tokens)
+        if self.batching == "serial":
+            return OneByOne(self.times, factor_at)
+        return Batches(self.times, self.chunk_tokens, factor_at)
 
     def overhead_s(self, client: str, position: int, n_tokens: int) -> float:
         if position and n_tokens == 1:
@@ -242,17 +243,12 @@ class StubCompute:
     def __init__(self, profile: StubProfile, clock: Clock) -> None:
         self.profile = profile
         self.token_bytes = profile.token_bytes
-        self._factor = 1.0
+        self.factor = 1.0
+        """How many times as long as the profile says steps take that begin from now on."""
         self._clock = clock
         self._turns = Turns(profile.times.contention_ratio)
-        batches = profile.batches()
+        batches = profile.batches(lambda at_s: self.factor)
         self._batcher = None if batches is None else Batcher(batches, partial(self._pass, batches))
-
-    def slowed(self, factor: float) -> StubCompute:
-        """Returns the same backend with ``factor`` times the profile's times, for steps from now on."""
-        other = copy(self)
-        other._factor = factor
-        return other
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> _StubSession:
         return _StubSession(client, first, last, self.profile.kept_tokens)
@@ -298,7 +294,7 @@ class StubCompute:
         together = Composition()
         overhead_s = profile.overhead_s(session.client, position, n_tokens)
         if self._batcher is None:
-            alone_s = profile.times.step_s(position, n_tokens, blocks) * self._factor
+            alone_s = profile.times.step_s(position, n_tokens, blocks) * self.factor
             begins_at_s = max(arrived_at_s, session.free_at_s)
             ends_at_s = session.free_at_s = begins_at_s + self._turns.take(arrived_at_s, alone_s)
             try:
@@ -311,7 +307,7 @@ class StubCompute:
                     session.free_at_s = min(on_tick(begins_at_s + n_begun * block_s), ends_at_s)
                 raise
             return Computed(answer, together)
-        step = Step(arrived_at_s, position, n_tokens, blocks, self._factor)
+        step = Step(arrived_at_s, position, n_tokens, blocks)
         batch = await self._batcher.run(step)
         if profile.batching == "continuous":
             together = batch.together

@@ -61,11 +61,10 @@ class SlowCompute:
 def slowed(compute: Compute, factor: float, clock: Clock) -> Compute:
     """Returns a backend that takes ``factor`` times as long as ``compute``, the one the server started with.
 
-    Factor 1 returns ``compute`` itself. The stub's own times grow, so that steps still wait for each other.
-    Other backends wait after each step.
+    The stub itself takes longer for what it begins from now on, so that steps still wait for each other. Other backends
+    wait after each step.
     """
-    if factor == 1.0:
-        return compute
     if isinstance(compute, StubCompute):
-        return compute.slowed(factor)
-    return SlowCompute(compute, factor, clock)
+        compute.factor = factor
+        return compute
+    return compute if factor == 1.0 else SlowCompute(compute, factor, clock)

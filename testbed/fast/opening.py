@@ -75,7 +75,7 @@ class _Asked(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Closing:
-    """``then`` is called once all servers have confirmed it."""
+    """``then`` is called once all servers have confirmed it, or the client waits no longer."""
 
     n_unanswered: int
     then: Callable[[], None]
@@ -85,13 +85,19 @@ class _Closing:
         if not self.n_unanswered:
             self.then()
 
+    def overdue(self) -> None:
+        if self.n_unanswered > 0:
+            self.n_unanswered = 0  # those that still come change nothing
+            self.then()
+
 
 class Chains:
     """Opens and closes sessions on servers with these ``admissions``.
 
     ``free_at`` plans what gives room back, ``released(server)`` is called when that has happened. Without ``connections``
     none is ever lost. A server of which nothing is heard for ``limit_s`` while it is asked to open a session is taken for an
-    absent one, which is not simulated here: ``Disturbed`` is raised then.
+    absent one, which is not simulated here: ``Disturbed`` is raised then. After a refusal the client waits as long for the others to
+    confirm that they have closed it.
     """
 
     def __init__(
@@ -202,7 +208,8 @@ class Chains:
     ) -> None:
         """Notifies servers that a session is over, and that they may keep the caches of ``pages``.
 
-        ``then`` is called once all have confirmed it. Sessions of lost connections are closed already.
+        ``then`` is called once all have confirmed it, but no later than after the limit. Sessions of lost connections are closed
+        already.
         """
         hops = [hop for hop in hops if hop.is_there]
         waits = None if then is None else _Closing(len(hops), then)
@@ -212,8 +219,10 @@ class Chains:
             self._send.up(
                 self._free_at, client, hop.server, size, self._free, client, hop, pages, waits, number
             )
-        if then is not None and not hops:
-            then()
+        if waits is not None and hops:
+            self._queue.at(self._queue.now_s + self._limit_s, waits.overdue)
+        elif waits is not None:
+            waits.then()
 
     def _free(
         self,

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nodes.batching import Step, batches_of
+from nodes.batching import FactorAt, Step, batches_of
 from nodes.compute import StubProfile, Turns
 from nodes.records import BATCH
 from policies.problem import Hop
@@ -147,10 +148,9 @@ def _fill_compute(
                 position, n_tokens = n_replayed[key], replayed
                 end = position + replayed
                 n_replayed[key] = 0 if end >= n_input_tokens + token else end
-            factor = slow.factor(server, begins_at_s)
-            steps.append(Step(begins_at_s, position, n_tokens, range(first, last), factor))
+            steps.append(Step(begins_at_s, position, n_tokens, range(first, last)))
             overheads_s.append(profile.overhead_s(names[client], position, n_tokens))
-        ends_at_s = np.array(list(_ends(profile, steps)), dtype=np.float64)
+        ends_at_s = np.array(list(_ends(profile, steps, partial(slow.factor, server))), dtype=np.float64)
         table.model_compute_s[chosen] = ends_at_s - table.arrived_at_s[chosen] + overheads_s
 
 
@@ -168,9 +168,9 @@ def _ready_at_s(table: HopTable, chosen: NDArray[np.int64]) -> Array:
     return ready_at_s
 
 
-def _ends(profile: StubProfile, steps: Sequence[Step]) -> Iterator[float]:
+def _ends(profile: StubProfile, steps: Sequence[Step], factor_at: FactorAt) -> Iterator[float]:
     """Yield when each of a server's steps should have ended; ``steps`` are in the order of their arrival."""
-    batches = profile.batches()
+    batches = profile.batches(factor_at)
     if batches is not None:
         ends_at_s = {step: batch.end_at_s for batch in batches_of(steps, batches) for step in batch.ended}
         yield from (ends_at_s[step] for step in steps)
@@ -182,7 +182,7 @@ def _ends(profile: StubProfile, steps: Sequence[Step]) -> Iterator[float]:
         step_s = alone_s.get(kind)
         if step_s is None:
             step_s = alone_s[kind] = profile.times.step_s(*kind)
-        yield step.arrived_at_s + turns.take(step.arrived_at_s, step_s * step.factor)
+        yield step.arrived_at_s + turns.take(step.arrived_at_s, step_s * factor_at(step.arrived_at_s))
 
 
 def model_setup_s(

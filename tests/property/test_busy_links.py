@@ -63,7 +63,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
         "tcp": draw(st.sampled_from([{}, {"warm": False}, {"warm": False, "slow_start_after_idle": True}])),
         "seed": draw(st.integers(0, 9)),
     }
-    for add in draw(st.sets(st.sampled_from([uplinks, slower_link, lost_server]), max_size=2)):
+    for add in draw(st.sets(st.sampled_from([uplinks, slower_link, lost_server, little_room]), max_size=2)):
         add(draw, scenario)
     draw(st.sampled_from([lambda _: None, drafts, growing_caches, conversations]))(scenario)
     return scenario
@@ -94,6 +94,23 @@ def lost_server(draw: st.DrawFn, scenario: dict[str, Any]) -> None:
     scenario["recovery"] = {"jitter": 0.2}
 
 
+def little_room(draw: st.DrawFn, scenario: dict[str, Any]) -> None:
+    """Servers refuse sessions of a routing that does not look whether they have room, while prompts keep an uplink busy.
+
+    One server has room for fewer, so that others have accepted what it refuses.
+    """
+    tight = SMALL_HARDWARE | {"memory": "201.3 MB"}
+    scenario["hardware"] = {"small": SMALL_HARDWARE | {"memory": "203 MB"}, "tight": tight}
+    scenario["servers"] = [*scenario["servers"], {"hardware": "tight", "site": "C"}]
+    scenario["policy"] = {
+        **{"placement": "cg-bp", "design_concurrency": 1},
+        **{"routing": draw(st.sampled_from(["shortest-path", "swarm"]))},
+        **{"communication": scenario["policy"]["communication"]},
+    }
+    up = f"{draw(st.sampled_from([4, 8, 40]))} Mbit/s"
+    scenario["sites"] = [*scenario.get("sites", ()), {"name": "A", "up": up}]
+
+
 def drafts(scenario: dict[str, Any]) -> None:
     scenario["decoding"] = {"drafter": "ngram", "tokens": 3, "acceptance": 0.7}
 
@@ -102,7 +119,7 @@ def growing_caches(scenario: dict[str, Any]) -> None:
     """Room for some hundred tokens, so that sessions wait for it and lose it."""
     scenario["cache"] = {"mode": "paged"}
     scenario["workload"] |= {"lengths": "hidden", "max_new_tokens": 14}
-    scenario["hardware"] = {"small": SMALL_HARDWARE | {"memory": "201 MB"}}
+    scenario["hardware"] = {name: SMALL_HARDWARE | {"memory": "201 MB"} for name in scenario["hardware"]}
 
 
 def conversations(scenario: dict[str, Any]) -> None:
@@ -124,6 +141,24 @@ def test_so_do_prompts_of_eighty_parts_that_meet(batching: str, seed: int) -> No
     lengths = {"n_requests": 5, "rate": 2, "n_input_tokens": 600, "n_output_tokens": 8}
     changes = {"network": {"kind": "clusters", "pairs": pairs}, "workload": BASE["workload"] | lengths}
     assert_alike(BASE | changes | {"compute": {"batching": batching}, "seed": seed})
+
+
+@pytest.mark.parametrize("up", ["2 Mbit/s", "4 Mbit/s"])
+def test_after_a_refusal_a_client_waits_only_so_long_for_the_others_to_close(up: str) -> None:
+    """Its closing waits for a prompt on the uplink for longer than ``recovery.connect_timeout``."""
+    sites = (("A", "B", 20), ("A", "C", 40), ("B", "C", 30))
+    pairs = [{"sites": [a, b], "rtt": f"{rtt_ms} ms", "rate": "40 Mbit/s"} for a, b, rtt_ms in sites]
+    room = {"small": SMALL_HARDWARE | {"memory": "203 MB"}, "tight": SMALL_HARDWARE | {"memory": "201.3 MB"}}
+    scenario = BASE | {
+        "hardware": room,
+        "servers": [{"hardware": "small", "site": "B"}, {"hardware": "tight", "site": "C"}],
+        "clients": [{"site": "A"}],
+        "sites": [{"name": "A", "up": up}],
+        "network": {"kind": "clusters", "pairs": pairs},
+        "workload": BASE["workload"] | {"rate": 1, "n_input_tokens": 300, "n_output_tokens": 4},
+        "policy": {"placement": "cg-bp", "design_concurrency": 1, "routing": "shortest-path"},
+    }
+    assert_alike(scenario)
 
 
 def assert_alike(scenario: dict[str, Any]) -> str:

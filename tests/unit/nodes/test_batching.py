@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from nodes.batching import Batch, Batches, Composition, Step, batches_of
 from nodes.compute import StubCompute, StubProfile
+from nodes.slow import slowed
 from policies.steps import StepTimes
 from tests.support.manual_clock import ManualClock
 
@@ -108,10 +109,25 @@ def test_many_short_sessions_take_longer_than_one_of_the_length_that_the_law_is_
     assert last.end_at_s - last.together.began_at_s == 0.25 + 2 * (1.0 + 39 * 0.125 + (40 - 8) * 0.0625)
 
 
-def test_a_slow_server_is_slow_for_all_that_go_with_the_step_that_met_it() -> None:
-    busy, slow, other = decode(0.0), Step(0.5, 8, 1, range(2), factor=3.0), decode(1.0)
-    last = run([busy, slow, other])[-1]
-    assert last.end_at_s - last.together.began_at_s == 3 * (0.25 + 2 * (1.125 + 8 * 0.0625))
+@pytest.mark.parametrize(("slow_from_s", "slow_until_s"), [(0.5, 2.0), (2.0, 3.0)])
+def test_a_slow_server_is_slow_for_the_batches_that_begin_while_it_is(
+    slow_from_s: float, slow_until_s: float
+) -> None:
+    def factor_at(at_s: float) -> float:
+        return 3.0 if slow_from_s <= at_s < slow_until_s else 1.0
+
+    waiting = [decode(0.0), decode(0.5), decode(1.0)]
+    first, last = batches_of(waiting, Batches(TIMES, factor_at=factor_at))
+    assert (first.end_at_s, last.together.began_at_s) == (2.25, 2.25)
+    both_s = 0.25 + 2 * (1.125 + 8 * 0.0625)
+    assert last.end_at_s - 2.25 == (3 * both_s if slow_until_s > 2.25 else both_s)
+
+
+def test_of_a_prompt_in_chunks_those_are_slow_that_begin_while_the_server_is() -> None:
+    batches = Batches(TIMES, 4, lambda at_s: 2.0 if at_s == 0.0 else 1.0)
+    alone, slowed = run([prompt(0.0, 12)], 4), list(batches_of([prompt(0.0, 12)], batches))
+    took_s = [[b.end_at_s - b.together.began_at_s for b in found] for found in (alone, slowed)]
+    assert took_s[1] == [2 * took_s[0][0], *took_s[0][1:]]
 
 
 steps = st.builds(
@@ -185,11 +201,23 @@ async def test_a_step_that_is_given_up_before_its_batch_is_not_in_it() -> None:
         await given_up
 
 
+async def test_a_stub_is_as_fast_as_before_for_what_waited_while_it_was_slow() -> None:
+    bench = Bench()
+    bench.start("first")
+    await bench.clock.advance(1.0)
+    slowed(bench.compute, 10.0, bench.clock)
+    bench.start("second")
+    await bench.clock.advance(1.0)
+    slowed(bench.compute, 1.0, bench.clock)
+    await bench.clock.advance(20.0)
+    assert bench.ends == {"first": (2.25, 1, 1), "second": (4.5, 1, 1)}
+
+
 async def test_a_slow_stub_shares_its_queue_with_what_came_before() -> None:
     bench = Bench()
     bench.start("first")
     await bench.clock.advance(1.0)
-    bench.compute = bench.compute.slowed(2.0)
+    assert slowed(bench.compute, 2.0, bench.clock) is bench.compute
     bench.start("second")
     await bench.clock.advance(20.0)
     assert bench.ends == {"first": (2.25, 1, 1), "second": (2.25 + 4.5, 1, 1)}

@@ -9,6 +9,7 @@ import pytest
 
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.sources import Document
 from testbed.records.summary import ErrorFigures, RunSummary
 from testbed.results import finish_run, model_links, read_tables
 from testbed.results.errors import ERROR_METRICS, Tables
@@ -23,6 +24,21 @@ UPLINKS = ('sites=[{name="Cluster1", up="40 Mbit/s", down="200 Mbit/s"}]', "work
 _SLOWER = 'link=["Cluster0", "Cluster1"], at="1 s", for="3 s", rate="30 Mbit/s", rtt="60 ms"'
 _CUT = 'link=["Cluster0", "Cluster1"], at="5 s", for="1 s", down=true'
 CHANGES = (*CHATS, f"network.event=[{{{_SLOWER}}}, {{{_CUT}}}]")
+
+SLOWED = {
+    "name": "slowed",
+    "model": {"profile": "bloom-176b", "n_blocks": 10},
+    "hardware": {
+        "g": {"memory": "400 GB", "decode": "10 ms", "prefill_base": "0.1 s", "prefill_per_token": "0 s"}
+    },
+    "servers": [{"hardware": "g", "site": "A"}],
+    "clients": [{"site": "A"}],
+    "network": {"kind": "clusters", "pairs": [{"sites": ["A", "A"], "rtt": "0 ms", "rate": "10 Gbit/s"}]},
+    "workload": {"arrivals": "listed", "requests": [[number / 10, 1, 1] for number in range(5)]},
+    "policy": {"placement": "whole-model", "routing": "ws-rr"},
+    "fault": [{"kind": "slow", "server": "g-0", "at": "0.05 s", "for": "0.3 s", "factor": 10}],
+}
+"""A prompt takes a second. Five come within 0.4 s."""
 
 PAGES = (*CHATS, "cache.prefix=shared")
 """Openings and closings name the prompt's pages."""
@@ -128,6 +144,19 @@ def test_servers_that_are_slow_or_halted_keep_their_connections(
     assert summary.n_faults == 1
     assert (summary.closed_model_links, summary.closed_model_lacks) == ("in parts", lacks)
     assert summary.hop_model_error["hop_s"].max_abs_ratio < 1e-5
+
+
+@pytest.mark.parametrize("batching", ["none", "serial", "continuous"])
+def test_a_slowed_server_is_slow_for_the_steps_that_begin_meanwhile(batching: str, tmp_path: Path) -> None:
+    scenario = {**SLOWED, "compute": {"batching": batching}}
+    experiment = load_experiment(Document(scenario), ["network.backend=memory"])
+    summary = run_quietly(experiment, tmp_path / "run")
+    hops = read_tables(tmp_path / "run", experiment).hops
+    took_s = sorted((hops.departed_at_s - hops.arrived_at_s).tolist())
+    # Those that wait for another begin when the server is as fast as before.
+    expected_s = [1.0, 1.0, 10.0, 10.0, 10.0] if batching == "none" else [1.0, 1.9, 2.8, 3.7, 4.6]
+    assert took_s == pytest.approx(expected_s, abs=1e-3)
+    assert summary.hop_model_error["hop_s"].max_abs_ratio < 1e-6
 
 
 def test_a_run_that_was_cut_says_that_its_last_messages_are_not_known(tmp_path: Path) -> None:
