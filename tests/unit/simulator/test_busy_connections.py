@@ -58,3 +58,29 @@ def test_a_session_alone_takes_the_same_in_closed_form_and_step_by_step_to_the_n
     for link, (use_ratio, wait_s) in found[0].items():
         assert use_ratio == pytest.approx(found[1][link][0]), link
         assert max(wait_s, found[1][link][1]) < 1e-4, "nothing but acknowledgements is waited for"
+
+
+@pytest.mark.parametrize(
+    ("sender", "waits_s", "takes_s"), [(1, (0.026, 0.053), 0.404), (0, (0.34, 0.36), 0.357)]
+)
+def test_on_a_sites_uplink_pairs_take_turns_but_not_the_messages_of_one(
+    sender: int, waits_s: tuple[float, float], takes_s: float, tmp_path: Path
+) -> None:
+    """Tokens of client 0 while a prompt of 860 kB comes from another client of the site, or from itself (docs/networks.md)."""
+    simulation = simulated(
+        tmp_path,
+        "clients=[{site='Cluster1', count=2}]",
+        "servers=[{hardware='a100', site='Cluster0'}]",
+        "model.n_blocks=10",
+        "network={kind='clusters', pairs=[{sites=['Cluster1', 'Cluster0'], rtt='20 ms', rate='1 Gbit/s'}]}",
+        "sites=[{name='Cluster1', up='20 Mbit/s'}]",
+        f"workload={{arrivals='listed', requests=[[0, 1, 30, 0], [1.0, 30, 1, {sender}]]}}",
+        "policy={placement='whole-model', routing='ws-rr'}",
+    )
+    hops = hop_table(simulation)
+    up_s = hops.arrived_at_s - hops.sent_at_s
+    tokens_s, (prompt_s,) = up_s[(hops.request == 0) & (hops.token > 0)], up_s[hops.request == 1]
+    alone_s = np.min(tokens_s)
+    assert waits_s[0] < np.max(tokens_s) - alone_s < waits_s[1]
+    way_s = alone_s - 28_800 * 8 / 20e6
+    assert prompt_s - way_s == pytest.approx(takes_s, abs=0.002)
