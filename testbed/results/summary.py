@@ -162,7 +162,7 @@ def common_summary(
             routing=experiment.policy.routing,
             design_concurrency=plan.placement.design_concurrency,
         ),
-        bounds=bounds_of(experiment, placement, plan.mode == REFERENCE, rows),
+        bounds=bounds_of(experiment, placement, rows, plan.mode == REFERENCE),
         calibration=CalibrationUsed(set=calibration.name, session_setup_s=calibration.session_setup_s),
         metrics=times_stats(rows),
         clients=clients_of(experiment.problem.clients, rows, objectives),
