@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -76,6 +77,12 @@ class HopTable:
         for name in ("replayed_tokens", *BATCH, "model_client_s"):
             if not len(getattr(self, name)):
                 setattr(self, name, np.zeros(len(self.request), dtype=getattr(self, name).dtype))
+
+    def only(self, requests: Collection[int]) -> HopTable:
+        """Return the rows of these requests."""
+        is_wanted = np.isin(self.request, list(requests))
+        columns = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return replace(self, **{name: column[is_wanted] for name, column in columns.items()})
 
     def begins_token(self) -> NDArray[np.bool_]:
         """Return which rows are the first of their tokens."""
