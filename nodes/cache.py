@@ -9,11 +9,15 @@ ROUNDING = 1 + 1e-9
 """Relative slack, the same as in routing, so that rounding never refuses a session that routing admitted."""
 
 
-def _size(n_bytes: float) -> str:
-    """Returns bytes for people: in MB, or in kB what would be less than 0.1 MB. Less than a byte is nothing."""
-    if 1 <= n_bytes < 1e5:
-        return f"{n_bytes / 1e3:.3g} kB"
-    return f"{n_bytes / 1e6:.1f} MB"
+def _refusal(asked_bytes: float, free_bytes: float) -> str:
+    """Returns both for people, in one unit and with as many digits as tell them apart."""
+    unit, scale = (
+        ("bytes", 1.0) if asked_bytes < 1e3 else ("kB", 1e3) if asked_bytes < 1e5 else ("MB", 1e6)
+    )
+    asked, free = asked_bytes / scale, free_bytes / scale
+    fewest = 0 if scale == 1 else 1
+    n_digits = next((n for n in range(fewest, 9) if f"{asked:.{n}f}" != f"{free:.{n}f}"), 9)
+    return f"{asked:.{n_digits}f} {unit} asked for, {free:.{n_digits}f} {unit} free"
 
 
 class NoCapacityError(Exception):
@@ -114,7 +118,7 @@ class CacheAccount:
     def _take(self, session: Hashable, n_bytes: float) -> None:
         if not self.could_hold(self.used_bytes + n_bytes):
             free_bytes = max(0.0, self.capacity_bytes - self.used_bytes)
-            raise NoCapacityError(f"{_size(n_bytes)} asked for, {_size(free_bytes)} free")
+            raise NoCapacityError(_refusal(n_bytes, free_bytes))
         self._reserved[session] = self._reserved.get(session, 0.0) + n_bytes
         self._used_bytes += n_bytes
 

@@ -101,8 +101,10 @@ def test_a_refusal_says_how_much_was_asked_for_and_how_much_is_free() -> None:
         account.reserve("b", 3e6)
     assert account.used_bytes == 7.5e6
     account.grow("a", 2.49e6)
-    with pytest.raises(NoCapacityError, match=r"^20\.5 kB asked for, 10 kB free$"):
+    with pytest.raises(NoCapacityError, match=r"^20\.5 kB asked for, 10\.0 kB free$"):
         account.reserve("b", 20.5e3)
+    with pytest.raises(NoCapacityError, match=r"^10\.02 kB asked for, 10\.00 kB free$"):
+        account.reserve("b", 10_020)
 
 
 def test_a_refusal_never_speaks_of_less_than_nothing_free() -> None:
