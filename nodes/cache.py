@@ -9,15 +9,15 @@ ROUNDING = 1 + 1e-9
 """Relative slack, the same as in routing, so that rounding never refuses a session that routing admitted."""
 
 
-def _refusal(asked_bytes: float, free_bytes: float) -> str:
+def _sizes(needed_bytes: float, there_bytes: float) -> tuple[str, str]:
     """Returns both for people, in one unit and with as many digits as tell them apart."""
-    unit, scale = (
-        ("bytes", 1.0) if asked_bytes < 1e3 else ("kB", 1e3) if asked_bytes < 1e5 else ("MB", 1e6)
-    )
-    asked, free = asked_bytes / scale, free_bytes / scale
+    unit, scale = "MB", 1e6
+    if needed_bytes < 1e5:
+        unit, scale = ("kB", 1e3) if needed_bytes >= 1e3 else ("bytes", 1.0)
+    needed, there = needed_bytes / scale, there_bytes / scale
     fewest = 0 if scale == 1 else 1
-    n_digits = next((n for n in range(fewest, 9) if f"{asked:.{n}f}" != f"{free:.{n}f}"), 9)
-    return f"{asked:.{n_digits}f} {unit} asked for, {free:.{n_digits}f} {unit} free"
+    n_digits = next((n for n in range(fewest, 9) if f"{needed:.{n}f}" != f"{there:.{n}f}"), 9)
+    return f"{needed:.{n_digits}f} {unit}", f"{there:.{n_digits}f} {unit}"
 
 
 class NoCapacityError(Exception):
@@ -84,14 +84,13 @@ class CacheAccount:
         ``high_water`` (0..1) of the capacity would be in use.
         """
         if not self.could_hold(most_bytes):
-            raise NoCapacityError(
-                f"{_size(most_bytes)} may be needed; the server has {_size(self.capacity_bytes)}"
-            )
+            needed, there = _sizes(most_bytes, self.capacity_bytes)
+            raise NoCapacityError(f"{needed} may be needed; the server has {there}")
         after_bytes = self.used_bytes + n_bytes
-        if self._reserved and after_bytes > high_water * self.capacity_bytes * ROUNDING:
-            raise NoCapacityError(
-                f"{_size(after_bytes)} would be in use, more than {high_water:.0%} of the room"
-            )
+        allowed_bytes = high_water * self.capacity_bytes
+        if self._reserved and after_bytes > allowed_bytes * ROUNDING:
+            in_use, _ = _sizes(after_bytes, allowed_bytes)
+            raise NoCapacityError(f"{in_use} would be in use, more than {high_water:.0%} of the room")
 
     def make_room(
         self,
@@ -118,7 +117,8 @@ class CacheAccount:
     def _take(self, session: Hashable, n_bytes: float) -> None:
         if not self.could_hold(self.used_bytes + n_bytes):
             free_bytes = max(0.0, self.capacity_bytes - self.used_bytes)
-            raise NoCapacityError(_refusal(n_bytes, free_bytes))
+            asked, free = _sizes(n_bytes, free_bytes)
+            raise NoCapacityError(f"{asked} asked for, {free} free")
         self._reserved[session] = self._reserved.get(session, 0.0) + n_bytes
         self._used_bytes += n_bytes
 
