@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,8 +81,10 @@ class HopTable:
     def only(self, requests: Collection[int]) -> HopTable:
         """Return the rows of these requests."""
         is_wanted = np.isin(self.request, list(requests))
-        columns = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        return replace(self, **{name: column[is_wanted] for name, column in columns.items()})
+        columns: dict[str, Any] = {
+            name: value[is_wanted] for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
+        return replace(self, **columns)
 
     def begins_token(self) -> NDArray[np.bool_]:
         """Return which rows are the first of their tokens."""
