@@ -52,8 +52,8 @@ class LoadGenerator:
         self._arrived_at_s: dict[int, float] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Tasks of requests that have not ended, in the order of arrival."""
-        self._ends: dict[int, bool] = {}
-        """Requests that ``end`` is ending, with its ``enough``."""
+        self._ends: dict[int, tuple[bool, str]] = {}
+        """Requests that ``end`` is ending, with its ``enough`` and ``reason``."""
         self._broken: asyncio.Future[None] | None = None
         """Gets the first error of a request; only if the workload stays open."""
         self._sessions: dict[int, HubSession] = {}
@@ -117,13 +117,13 @@ class LoadGenerator:
         self._tasks[index] = task = asyncio.create_task(work)
         task.add_done_callback(ended)
 
-    def end(self, index: int, *, enough: bool) -> None:
-        """Ends a request: as completed if it has tokens ``enough``, else as cancelled.
+    def end(self, index: int, *, enough: bool, reason: str = "") -> None:
+        """Ends a request: as completed if it has tokens ``enough``, else as failed for ``reason``, or without one as cancelled.
 
         It may have ended already.
         """
         if index in self._arrived_at_s and index not in self._ends:
-            self._ends[index] = enough
+            self._ends[index] = enough, reason
             # Not at once: a task that is cancelled before its first step records nothing.
             asyncio.get_running_loop().call_soon(self._tasks[index].cancel)
 
@@ -167,14 +167,11 @@ class LoadGenerator:
             with contextlib.suppress(LogFullError):  # remembered by record, raised by run
                 self.record(Failed(index, self._clock.now_s(), str(error)))
         except asyncio.CancelledError:
-            enough, at_s = self._ends.get(index), self._clock.now_s()
+            end, at_s = self._ends.get(index), self._clock.now_s()
             if index in self._arrived_at_s:  # else it had ended, and was only closing its chain
                 with contextlib.suppress(LogFullError):
-                    if enough is None:
-                        self.record(Interrupted(index, at_s))
-                    else:
-                        self.record(Completed(index, at_s) if enough else Cancelled(index, at_s))
-            if enough is None:
+                    self.record(Interrupted(index, at_s) if end is None else _ended(index, at_s, *end))
+            if end is None:
                 raise
         finally:
             self._ends.pop(index, None)
@@ -200,3 +197,9 @@ class LoadGenerator:
         self._observer(record)
         if isinstance(record, Completed | Failed):
             self._follow(record)
+
+
+def _ended(index: int, at_s: float, enough: bool, reason: str) -> Completed | Failed | Cancelled:
+    if enough:
+        return Completed(index, at_s)
+    return Failed(index, at_s, reason) if reason else Cancelled(index, at_s)

@@ -196,10 +196,11 @@ class Submit(Message, frozen=True):
 
 
 class End(Message, frozen=True):
-    """End a submitted request: completed if it has tokens ``enough``, cancelled if its user has gone."""
+    """End a submitted request: completed if it has tokens ``enough``, else failed for ``reason``; without one its user has gone."""
 
     request: int
     enough: bool
+    reason: str = ""
 
 
 class Finish(Question[None], frozen=True):

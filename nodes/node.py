@@ -291,7 +291,7 @@ class _Client:
 
     async def end_request(self, message: End) -> None:
         assert self._generator is not None, "a request was ended before Serve"
-        self._generator.end(message.request, enough=message.enough)
+        self._generator.end(message.request, enough=message.enough, reason=message.reason)
 
     async def _run(self, generator: LoadGenerator, message: Serve) -> None:
         reporting = asyncio.create_task(self._report(generator))

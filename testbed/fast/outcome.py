@@ -35,7 +35,8 @@ class SimulatedRequest(NamedTuple):
     """The outcome of a request, in the engines fast and reference. Times count from its arrival; ``None``: the request ended before.
 
     ``waiting_s`` ends when the attempt that was admitted begins (or with the request), ``setup_s`` from there until
-    the prompt is sent. ``route`` is the chain that it was admitted on, ``n_rejections`` how often it asked again.
+    the prompt is sent. ``route`` is the chain that it was admitted on, ``n_rejections`` how many attempts were refused, without the one
+    after which it gave up.
     """
 
     plan: RequestPlan

@@ -108,7 +108,10 @@ class RequestRow(Record, kw_only=True):
             "allows this); its metrics then count these"
         ),
     ] = 0
-    n_rejections: Annotated[int, column("attempts to open a chain that were refused")] = 0
+    n_rejections: Annotated[
+        int,
+        column("attempts to open a chain that were refused, without the one after which it gave up"),
+    ] = 0
     n_recoveries: Annotated[
         int,
         column(

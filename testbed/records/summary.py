@@ -44,7 +44,7 @@ class Bounds(Record, kw_only=True):
     """What the paper proves about a run's seconds per token, means over all tokens of a client's requests.
 
     ``applies``: whether Theorem 1 holds for the run; if not, ``why``, and it is absent. ``theorem1_per_token_s`` is the
-    largest of all clients, ``lower_bound_per_token_s`` the mean over all requests (Lemma B.1). The latter is absent where
+    largest of all clients, ``lower_bound_per_token_s`` the mean over those that completed (Lemma B.1). The latter is absent where
     it does not hold. ``proven_optimal`` and ``gap_ratio`` are what a search for an optimal placement proved, if there was
     one: by which share of its objective a better one may be better. ``n_bounded`` requests have a bound on their
     completion, ``n_exceeded`` of them took longer, ``n_exceeded_by_backoff`` of these only because they asked again after a

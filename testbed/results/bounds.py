@@ -32,16 +32,17 @@ _INSTANTS = 4
 def bounds_of(
     experiment: Experiment,
     placement: Placement,
+    rows: Sequence[RequestRow],
     is_reference: bool = False,
-    rows: Sequence[RequestRow] = (),
 ) -> Bounds:
-    """Return the bounds on the requests of a run, weighted as the workload has them; adds them to ``rows``.
+    """Return the bounds on the requests of a run that completed, as all its means are; adds them to ``rows``.
 
     ``is_reference``: the run has the semantics of the published simulator, in which opening a chain takes no time and
     messages never wait for each other.
     """
     problem = experiment.problem
-    requests = Counter(plan.served for plan in experiment.workload.requests)
+    completed = {row.request for row in rows if row.is_completed}
+    requests = Counter(plan.served for plan in experiment.workload.requests if plan.index in completed)
     found = Bounds(applies=False)
     if "proven_optimal" in placement.bounds:
         found.proven_optimal = bool(placement.bounds["proven_optimal"])
@@ -52,7 +53,8 @@ def bounds_of(
         if max(least_s.values()) < math.inf:
             found.lower_bound_by_client_s = _by_client(experiment, requests, least_s)
             found.lower_bound_per_token_s = _mean(requests, least_s)
-    found.why = next(_why_not(experiment, placement, is_reference), None)
+    why_not = _why_not(experiment, placement, is_reference)
+    found.why = next(why_not, None) if requests else "no request has completed"
     found.applies = found.why is None
     greedy = greedy_plan_of(problem, placement)
     if found.applies and greedy is not None:
@@ -65,7 +67,7 @@ def bounds_of(
         found.theorem1_per_token_s = max(found.theorem1_by_client_s.values())
         if found.lower_bound_per_token_s:
             found.theorem1_ratio = found.theorem1_per_token_s / found.lower_bound_per_token_s
-        if rows and placement.design_concurrency and experiment.policy.routing == WsRr.name:
+        if placement.design_concurrency and experiment.policy.routing == WsRr.name:
             leads_s = [
                 setup_s if is_reference else _lead_s(experiment, placement, client)
                 for client in range(len(problem.clients))
@@ -128,8 +130,6 @@ def _why_not(experiment: Experiment, placement: Placement, is_reference: bool) -
     requests = experiment.workload.requests
     longest = max((plan.known.n_tokens for plan in requests), default=0)
     routing = shipped_policy("routing", policy.routing)
-    if not requests:
-        yield "there are no requests"
     if problem.forwarding:
         yield "servers send to each other, and the theorem is about hub-spoke"
     if problem.decoding is not None:

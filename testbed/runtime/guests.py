@@ -28,8 +28,8 @@ class Host(Protocol):
         """Serve one more request at ``client`` now, of the conversation ``session`` ("": of none); returns its index."""
         ...
 
-    def end_request(self, index: int, *, enough: bool) -> None:
-        """End a submitted request: it has tokens ``enough``, or else its sender has disconnected."""
+    def end_request(self, index: int, *, enough: bool, reason: str = "") -> None:
+        """End a submitted request: it has tokens ``enough``, it fails for ``reason``, or else its sender has disconnected."""
         ...
 
     async def statuses(self) -> Mapping[str, ServerStatus | None]:

@@ -86,10 +86,10 @@ class Reception:
             self._n_forgotten += 1
         return Turn(conversation, n_turns)
 
-    def end_request(self, index: int, *, enough: bool) -> None:
-        """End a submitted request: it has tokens ``enough``, or else its sender has disconnected."""
+    def end_request(self, index: int, *, enough: bool, reason: str = "") -> None:
+        """End a submitted request: it has tokens ``enough``, it fails for ``reason``, or else its sender has disconnected."""
         client = self._experiment.problem.clients[self._coordinator.requests[index].client]
-        self._nodes.peers[client].notify(messages.End(index, enough))
+        self._nodes.peers[client].notify(messages.End(index, enough, reason))
 
     def links_now(self) -> dict[tuple[str, str], Link]:
         """Return the scenario's links as they are now, by (from, to)."""

@@ -383,9 +383,16 @@ class Endpoint:
             if body.stream:
                 return await self._stream(request, body, talks, writer)
             return await self._whole(talks, writer)
+        except ApiError as error:
+            self._close(talks, str(error))
+            raise
         finally:
-            for talk in talks:
-                self.guests.close(talk.stream, enough=talk.finish is not None)
+            self._close(talks)
+
+    def _close(self, talks: Sequence[_Talk], reason: str = "") -> None:
+        """End what has not ended of ``talks``: as failed for ``reason``; without one their user has gone."""
+        for talk in talks:
+            self.guests.close(talk.stream, enough=talk.finish is not None, reason=reason)
 
     def _detokenizer(self, index: int) -> Detokenizer:
         return (
@@ -422,6 +429,7 @@ class Endpoint:
                 if usage.include_usage:
                     await response.write(writer.last(sum(talk.n_tokens for talk in talks)))
             except ApiError as error:
+                self._close(talks, str(error))
                 await response.write(event(error.body()))
             await response.write(DONE)
             await response.write_eof()

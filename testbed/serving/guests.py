@@ -119,11 +119,12 @@ class Guests:
         self._streams[stream.index] = stream
         return stream
 
-    def close(self, stream: Stream, *, enough: bool) -> None:
-        """End a stream. ``enough``: its user has all that was wanted; otherwise the user has disconnected."""
+    def close(self, stream: Stream, *, enough: bool, reason: str = "") -> None:
+        """End a stream. ``enough``: its user has all that was wanted; otherwise the request fails for ``reason``, or
+        without one the user has disconnected."""
         if self._streams.pop(stream.index, None) is not None and not stream.has_ended:
             assert self.host is not None, "streams are opened only while the testbed serves"
-            self.host.end_request(stream.index, enough=enough)
+            self.host.end_request(stream.index, enough=enough, reason=reason)
 
     async def begin(self, host: Host) -> None:
         self.host = host

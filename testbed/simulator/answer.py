@@ -201,5 +201,5 @@ def _bounds(simulation: Simulation) -> dict[str, Any]:
     if placement is None:
         return found | {"applies": False, "why": "there is no placement"}
     found |= {name: placement.bounds[name] for name in _SEARCHED if name in placement.bounds}
-    proven = bounds_of(simulation.case.experiment, placement, simulation.mode == REFERENCE, simulation.rows)
+    proven = bounds_of(simulation.case.experiment, placement, simulation.rows, simulation.mode == REFERENCE)
     return found | in_ms(proven)

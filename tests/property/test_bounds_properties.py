@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from policies.replay import replay
 from policies.workload import RequestPlan
 from policies.wsrr import ShortestPath, WsRr
 from testbed.fast.outcome import SimulatedRequest
-from testbed.records.requests import COMPLETED, RequestRow
+from testbed.records.requests import COMPLETED, FAILED, RequestRow
 from testbed.records.summary import Bounds
 from testbed.results.bounds import bounds_of, bounds_text, in_ms
 from testbed.simulator.rows import outcome_rows
@@ -89,6 +90,12 @@ def requests_of(draw: st.DrawFn, problem: Problem, most: int) -> list[RequestPla
     return sorted(plans, key=lambda plan: plan.arrival_at_s)
 
 
+def completed(problem: Problem, plans: Sequence[RequestPlan]) -> list[RequestRow]:
+    """The rows of a run of which no more is known than that all requests completed."""
+    ends = [SimulatedRequest(plan, COMPLETED, None, 0, 0.0, None, None, None, 0.0) for plan in plans]
+    return outcome_rows(problem, ends)
+
+
 @settings(max_examples=n_drawn(40))
 @given(served(), st.integers(1, 6), st.sampled_from([WsRr, ShortestPath, OptimalRr]), st.data())
 def test_no_client_of_up_to_r_sessions_takes_longer_than_theorem_1_says(
@@ -98,7 +105,7 @@ def test_no_client_of_up_to_r_sessions_takes_longer_than_theorem_1_says(
     placement = CgBp().place(problem, concurrency)
     plans = data.draw(requests_of(problem, concurrency))
     policies = {"placement": "cg-bp", "routing": routing.name}
-    bounds = bounds_of(experiment_of(problem, plans, **policies), placement)
+    bounds = bounds_of(experiment_of(problem, plans, **policies), placement, completed(problem, plans))
     assert bounds.applies, bounds.why
     assert isinstance(bounds.theorem1_by_client_s, dict)
     done = run_fast(problem, placement, plans, routing()).requests
@@ -122,9 +129,9 @@ def test_no_run_is_faster_than_lemma_b1_says_whatever_its_placement(
     problem = with_room(problem)
     placement = data.draw(fitting(problem))
     plans = data.draw(requests_of(problem, 6))
-    bounds = bounds_of(experiment_of(problem, plans), placement)
     done = run_fast(problem, placement, plans, max_attempts=40).requests
-    assume(all(r.status == COMPLETED for r in done))
+    assume(any(r.status == COMPLETED for r in done))
+    bounds = bounds_of(experiment_of(problem, plans), placement, outcome_rows(problem, done))
     per_token_s = [r.time_s / r.plan.n_output_tokens for r in done if r.time_s is not None]
     least_s = bounds.lower_bound_per_token_s
     assert isinstance(least_s, float)
@@ -149,7 +156,7 @@ def guaranteed(
             for d in done
         ],
     )  # fmt: skip
-    bounds = bounds_of(experiment, placement, True, rows)
+    bounds = bounds_of(experiment, placement, rows, True)
     n_late = 0
     for row in rows:
         assert row.completion_bound_s is not None and row.times.e2e_s is not None
@@ -210,7 +217,7 @@ def test_a_request_is_not_late_by_the_rounding_of_instants_to_nanoseconds(late_s
     assert row.completion_bound_s is not None
     row.times.e2e_s = row.completion_bound_s + late_s
     experiment = experiment_of(problem, plans, placement="cg-bp", routing="ws-rr")
-    assert bounds_of(experiment, CgBp().place(problem, 1), True, [row]).n_exceeded == n_late
+    assert bounds_of(experiment, CgBp().place(problem, 1), [row], True).n_exceeded == n_late
 
 
 def two_servers() -> tuple[Problem, Placement, list[RequestPlan]]:
@@ -233,8 +240,9 @@ def two_servers() -> tuple[Problem, Placement, list[RequestPlan]]:
 
 def test_theorem_1_is_about_the_chain_that_routing_takes_not_the_one_that_decodes_fastest() -> None:
     problem, placement, plans = two_servers()
-    bounds = bounds_of(experiment_of(problem, plans, placement="cg-bp", routing="ws-rr"), placement)
     (done,) = run_fast(problem, placement, plans).requests
+    experiment = experiment_of(problem, plans, placement="cg-bp", routing="ws-rr")
+    bounds = bounds_of(experiment, placement, outcome_rows(problem, [done]))
     assert done.route is not None and done.route.hops == (Hop(1, 0, 1),)
     assert done.time_s is not None and done.ttft_s is not None
     assert done.time_s - done.ttft_s == pytest.approx(0.020)
@@ -246,10 +254,23 @@ def test_theorem_1_is_about_the_chain_that_routing_takes_not_the_one_that_decode
 def test_the_lower_bound_is_the_mean_over_requests_not_that_of_the_nearest_client() -> None:
     problem = make_problem([100.0], n_blocks=1, rtt_s=[[0.001], [1.0]], n_output_tokens=2, input_rtt_s=0.0)
     plans = [RequestPlan(i, client, 0.0, 1, 2) for i, client in enumerate([0, 1, 1, 1])]
-    bounds = bounds_of(experiment_of(problem, plans), CgBp().place(problem, 4))
+    placement, rows = CgBp().place(problem, 4), completed(problem, plans)
+    bounds = bounds_of(experiment_of(problem, plans), placement, rows)
     # A decode step of 10 ms and the round trip, and a prompt that takes nothing, over two tokens.
     assert bounds.lower_bound_by_client_s == pytest.approx({"c0": 0.011 / 2, "c1": 1.01 / 2})
     assert bounds.lower_bound_per_token_s == pytest.approx((0.011 + 3 * 1.01) / 8)
+    for row in rows[2:]:
+        row.status = FAILED
+    of_completed = bounds_of(experiment_of(problem, plans), placement, rows)
+    assert of_completed.lower_bound_per_token_s == pytest.approx((0.011 + 1.01) / 4), "as the run's mean"
+
+
+def test_a_run_without_completed_requests_has_no_bounds() -> None:
+    problem, placement, plans = two_servers()
+    experiment = experiment_of(problem, plans, placement="cg-bp", routing="ws-rr")
+    found = bounds_of(experiment, placement, [])
+    assert (found.applies, found.why) == (False, "no request has completed")
+    assert "lower_bound_per_token_s" not in found
 
 
 def plain(**settings: Any) -> Bounds:
@@ -257,7 +278,7 @@ def plain(**settings: Any) -> Bounds:
     problem, placement, plans = two_servers()
     problem = replace(problem, **{k: settings.pop(k) for k in ("forwarding", "batching") if k in settings})
     experiment = experiment_of(problem, plans, placement="cg-bp", routing="ws-rr")
-    return bounds_of(with_fields(experiment, **settings), placement)
+    return bounds_of(with_fields(experiment, **settings), placement, completed(problem, plans))
 
 
 @pytest.mark.parametrize(
@@ -294,5 +315,6 @@ def test_the_line_on_bounds_has_both_or_the_reason() -> None:
 def test_the_line_on_bounds_has_the_least_of_clients_beside_the_mean_of_all() -> None:
     problem = make_problem([100.0], n_blocks=1, rtt_s=[[0.001], [1.0]], n_output_tokens=2, input_rtt_s=0.0)
     plans = [RequestPlan(i, client, 0.0, 1, 2) for i, client in enumerate([0, 1, 1, 1])]
-    text = bounds_text(in_ms(bounds_of(experiment_of(problem, plans), CgBp().place(problem, 4))), 4)
+    placement, rows = CgBp().place(problem, 4), completed(problem, plans)
+    text = bounds_text(in_ms(bounds_of(experiment_of(problem, plans), placement, rows)), 4)
     assert "at least 0.005 s (c0) to 0.505 s (c1), and 0.380 s over all requests, with any placement" in text

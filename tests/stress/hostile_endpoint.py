@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, SupportsIndex
 import msgspec
 
 from nodes import messages
-from nodes.records import Admitted, Arrived, Cancelled, Completed, Rejected, Routed
+from nodes.records import Admitted, Arrived, Cancelled, Completed, Failed, Rejected, Routed
 from nodes.request import Generation, Request
 from policies.links import Link
 from testbed.experiments import load_experiment
@@ -353,10 +353,11 @@ class Hall:
         asyncio.get_running_loop().call_soon(begin)  # as if the client's process had received it
         return index
 
-    def end_request(self, index: int, *, enough: bool) -> None:
+    def end_request(self, index: int, *, enough: bool, reason: str = "") -> None:
         def end() -> None:
             if self.live.pop(index, None) is not None:
-                self._guests.recorded(Completed(index, 1.0) if enough else Cancelled(index, 1.0))
+                failed = Failed(index, 1.0, reason) if reason else Cancelled(index, 1.0)
+                self._guests.recorded(Completed(index, 1.0) if enough else failed)
 
         asyncio.get_running_loop().call_soon(end)
 

@@ -388,6 +388,12 @@ def test_without_room_requests_wait_or_are_rejected(tmp_path: Path) -> None:
         assert int(refused.headers["Retry-After"]) >= 1
         error = json.loads(refused.read())["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "no_room")
+        [failed] = wait_until(lambda: events_of(testbed.run_dir, "failed"), "the request to end")
+        assert failed["request"] == len(answers) - 1
+        assert re.search(r'finished_reason="error".*\} 1.0', testbed.ask("/metrics").text)
+    *others, last = rows_of(tmp_path / "run" / "requests.parquet")
+    assert (last["status"], last["reason"]) == ("failed", error["message"])
+    assert "failed" not in {row["status"] for row in others}
 
 
 def test_what_no_cache_can_hold_is_refused_at_once_and_is_not_offered(tmp_path: Path) -> None:
@@ -455,6 +461,7 @@ def _n_ended(testbed: Serving) -> float:
         (("--tokenizer", "/nonexistent"), "has no tokenizer.json"),
         (("--api-key", "k", "--no-auth"), "contradict"),
         (("--max-model-len", "100000"), "do not fit into one step"),
+        (("--max-model-len", "100000000"), "testbed: --max-model-len must be at most 10,000,000"),
         (("--set", "clock=virtual"), "real time"),
     ],
 )

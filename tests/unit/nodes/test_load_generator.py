@@ -249,7 +249,9 @@ async def test_requests_that_come_later_are_served_until_there_is_enough_or_nobo
         load.generator.end(77, enough=True)  # an unknown request
         load.generator.begin(Request(3, 0.0, 3, 1000))
         load.generator.end(3, enough=False)  # its user has gone before its first step
-        await until(lambda: load.count("completed") + load.count("cancelled") == 3)
+        load.generator.begin(Request(4, 0.0, 3, 1000))
+        load.generator.end(4, enough=False, reason="there is no room")
+        await until(lambda: sum(map(load.count, ("completed", "cancelled", "failed"))) == 4)
         assert not work.done()
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -257,7 +259,8 @@ async def test_requests_that_come_later_are_served_until_there_is_enough_or_nobo
         load.log.close()
         await until(lambda: all(server.account.used_bytes == 0.0 for server in chain))
     ends = {record.request: record.kind for record in load.records() if isinstance(record, ENDED)}
-    assert ends == {0: "completed", 1: "cancelled", 2: "interrupted", 3: "cancelled"}
+    assert ends == {0: "completed", 1: "cancelled", 2: "interrupted", 3: "cancelled", 4: "failed"}
+    assert [record.reason for record in load.records() if isinstance(record, Failed)] == ["there is no room"]
 
 
 async def test_what_breaks_a_later_request_ends_the_run(tmp_path: Path) -> None:
