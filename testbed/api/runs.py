@@ -25,7 +25,7 @@ from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.slo import Objectives
 from testbed.records.plan import REFERENCE, Plan, find_plan
 from testbed.records.requests import METRICS
-from testbed.records.summary import SIMULATION, RunSummary, read_summary
+from testbed.records.summary import RunSummary, read_summary
 from testbed.results.slo import parse_slo
 from testbed.results.tables import hop_rows_table, read_requests, reading, request_table
 from testbed.rundir import check_new_folder, not_a_run, parquet_path, scratch
@@ -39,7 +39,7 @@ from testbed.simulator.cases import (
     scenario_case,
     without_setup,
 )
-from testbed.simulator.engine import FAST, TESTBED, VIRTUAL, Simulation
+from testbed.simulator.engine import FAST, TESTBED, VIRTUAL, Simulation, engine_of
 from testbed.simulator.engine import simulate as simulated
 from testbed.simulator.hops import hop_table
 from testbed.simulator.summary import summarize_simulation
@@ -242,7 +242,7 @@ def load(path: str | os.PathLike[str]) -> Run:
     summary = read_summary(folder)
     return Run(
         policy=label_of(pair_name(summary.policy.placement, summary.policy.routing)),
-        engine=_engine(summary),
+        engine=engine_of(summary),
         summary=summary,
         plan=plan,
         path=folder,
@@ -312,12 +312,6 @@ def _result(found: Simulation, objectives: Objectives, out: Path | None, tempora
         _requests=lambda: request_table(found.rows),
         _hops=lambda: hop_rows_table(experiment, hop_table(found)),
     )
-
-
-def _engine(summary: RunSummary) -> str:
-    if summary.engine == SIMULATION:
-        return REFERENCE if summary.get("mode") == REFERENCE else FAST
-    return summary.clock
 
 
 def _run_of(*values: Any) -> Run:

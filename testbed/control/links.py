@@ -7,6 +7,7 @@ Every change is a line of ``events.jsonl``, with the resulting links where these
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -58,13 +59,13 @@ class _ByHand:
     rate_bps: float | None = None
     loss_ratio: float | None = None
 
-    def on(self, link: Link) -> Link:
-        """Returns ``link`` with these settings."""
+    def on(self, link: Link, most_bps: float) -> Link:
+        """Returns ``link`` with these settings, and a rate of at most ``most_bps``."""
         delay_s = link.delay_s if self.delay_s is None else self.delay_s
         loss_ratio = link.loss_ratio if self.loss_ratio is None else self.loss_ratio
         return Link(
             delay_s,
-            link.rate_bps if self.rate_bps is None else self.rate_bps,
+            min(link.rate_bps if self.rate_bps is None else self.rate_bps, most_bps),
             min(link.jitter_s, delay_s),
             1.0 if self.is_cut else loss_ratio,
         )
@@ -103,7 +104,7 @@ class LinkChanges:
     def link(self, pair: Pair) -> Link:
         """Returns the present link of ``pair``."""
         planned = self._planned.get(pair) or self._network.links[pair]
-        return self._by_hand.get(pair, _NOTHING).on(planned)
+        return self._by_hand.get(pair, _NOTHING).on(planned, self._network.most_bps.get(pair, math.inf))
 
     async def run(self, *, follows_courses: bool = False) -> None:
         """Carry out the scenario's changes, each at its time; returns after the last.

@@ -277,8 +277,15 @@ def _check_dtype(table: ModelTable, dtype: str, weights: str) -> None:
 
 def _check_mixture(table: ModelTable) -> None:
     """Raise ``KeyedError`` if a mixture's keys contradict each other, or lack the others."""
+    assert table.n_blocks
     if table.experts is None:
-        for key in ("experts_per_token", "expert_feed_forward", "shared_experts"):
+        if table.family in MIXTURES:
+            raise KeyedError(
+                ("model", "experts"),
+                f"is missing; give how many experts a block of family {table.family} has",
+            )
+        keys = ("experts_per_token", "expert_feed_forward", "shared_experts", "dense_blocks", "experts_every")
+        for key in keys:
             if getattr(table, key):
                 raise KeyedError(("model", key), "is of a mixture of experts; give model.experts, too")
         return
@@ -295,6 +302,18 @@ def _check_mixture(table: ModelTable) -> None:
         raise KeyedError(
             ("model", "experts_per_token"),
             f"is {table.experts_per_token}, more than the {table.experts} experts",
+        )
+    dense, every = table.dense_blocks or 0, table.experts_every or 1
+    if dense >= table.n_blocks:
+        raise KeyedError(
+            ("model", "dense_blocks"),
+            f"is {dense}, but must be below n_blocks {table.n_blocks}: at least one block must have experts",
+        )
+    if table.n_blocks // every * every <= dense:
+        raise KeyedError(
+            ("model", "experts_every"),
+            f"is {every}, but must divide a number from {dense + 1} to {table.n_blocks}: at least one block must have "
+            "experts",
         )
 
 

@@ -44,10 +44,10 @@ def network_changes(
     sites: Mapping[str, str],
     most_bps: Mapping[Pair, float],
 ) -> tuple[NetworkChange, ...]:
-    """Return the changes of ``links`` in the order of time; ``links`` and ``sites`` are as in ``Experiment``.
+    """Return the changes of ``links``, which have the rates that the network states for them, in the order of time.
 
-    Every change holds the complete new link of each pair that changes. ``most_bps`` has the narrowest shared link
-    on the way of pairs that have one: no change makes them faster. Raises ``KeyedError`` for a name that is
+    ``sites`` are as in ``Experiment``. Every change holds the complete new link of each pair that changes.
+    ``most_bps`` has the narrowest shared link on the way of pairs that have one: no change makes them faster. Raises ``KeyedError`` for a name that is
     neither a site nor a node.
     """
     if not plans.events and not plans.traces:
@@ -162,7 +162,7 @@ def _drift_instants(event: EventTable) -> Iterator[float]:
 class _Follower:
     """Follows one link through the instants of its events.
 
-    ``base`` is the network's own link, ``narrowest_bps`` its largest rate, ``events`` those that concern it, with
+    ``base`` is the link that the network states, ``narrowest_bps`` its largest rate, ``events`` those that concern it, with
     their numbers in the file, ascending. For each property, the numbers of the active events that set it are kept
     in order, so that the last one is in force.
     """
@@ -190,7 +190,7 @@ class _Follower:
             if event.for_ is not None:
                 instants.append((event.at + event.for_, number, False))
         instants.sort(key=itemgetter(0))
-        now = self._base
+        now = self._link(0.0)
         for at_s, group in groupby(instants, key=itemgetter(0)):
             begun = []
             for _, what, begins in group:

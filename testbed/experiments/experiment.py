@@ -176,7 +176,8 @@ class NetworkPart:
     changes: tuple[NetworkChange, ...] = ()
     """Changes of links while the workload is served, in the order of time."""
     site_links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
-    """Links between sites, from which ``links`` follow (and those of ``testbed.experiments.whole``)."""
+    """Links between sites as stated. ``links`` (and those of ``testbed.experiments.whole``) are these, at most as fast
+    as the shared links on their way."""
     plans: LinkPlans = LinkPlans()
     """The scenario's tables from which ``changes`` follow."""
     sites: tuple[SiteTable, ...] = ()

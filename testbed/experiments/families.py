@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from testbed.experiments.limits import MAX_BLOCKS, MAX_HIDDEN_SIZE
+
 MADE = ("bloom", "llama")
 """Families of which small checkpoints and random weights are made from sizes alone."""
 FAMILIES = (
@@ -245,14 +247,17 @@ class _Config:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
 
-    def number(self, *names: str, default: int | None = None) -> int:
-        """Return the first of ``names`` that is there, else ``default``. Raises ``ConfigError``."""
+    def number(self, *names: str, default: int | None = None, most: int = MAX_HIDDEN_SIZE) -> int:
+        """Return the first of ``names`` that is there, else ``default``.
+
+        Raises ``ConfigError``, also for a number above ``most``.
+        """
         for name in names:
             value = self._config.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
                 return value
             if value is not None and not (value == 0 and default == 0 and not isinstance(value, bool)):
-                raise ConfigError(f"has {name} = {value!r}, which must be a whole number of at least 1")
+                raise ConfigError(f"has {name} = {value!r}, which must be a whole number from 1 to {most:,}")
         if default is None:
             raise ConfigError(f"does not have {names[0]}")
         return default
@@ -296,11 +301,18 @@ def sizes_of(config: Mapping[str, Any], families: tuple[str, ...] = FAMILIES) ->
             f"has model_type {family!r}, which is not supported; it must be {' or '.join(families)}"
         )
     read = _Config(config)
-    n_blocks = read.number("num_hidden_layers", "n_layer")
+    n_blocks = read.number("num_hidden_layers", "n_layer", most=MAX_BLOCKS)
+    kinds = config.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and len(kinds) >= n_blocks):
+        raise ConfigError(
+            f"has layer_types = {kinds!r}, which must list the kind of each of its {n_blocks} blocks"
+        )
     hidden = read.number("hidden_size", "n_embed")
     heads = read.number("num_attention_heads", "n_head")
     kv_heads = read.number("num_key_value_heads", default=heads) if family != "bloom" else heads
     head = read.number("head_dim", default=hidden // heads) if family != "bloom" else hidden // heads
+    if heads % kv_heads:
+        raise ConfigError(f"has num_key_value_heads = {kv_heads}, which must divide its {heads} heads")
     inner = 4 * hidden if family == "bloom" else read.number("intermediate_size")
     longest = config.get("max_position_embeddings", config.get("seq_length"))
     value_size = read.number("v_head_dim", default=head)
@@ -347,6 +359,9 @@ def _block(read: _Config, family: str, number: int) -> BlockSizes:
     if not n_experts or not read.is_mixture(number):
         inner = read.number("intermediate_size_mlp", "intermediate_size")
         return replace(sizes, matrices=(*attention, *_feed_forward(hidden, inner, family)))
+    n_chosen = read.number("num_experts_per_tok")
+    if n_chosen > n_experts:
+        raise ConfigError(f"has num_experts_per_tok = {n_chosen}, more than its {n_experts} experts")
     inner = read.number("moe_intermediate_size", "intermediate_size")
     n_shared = read.number("n_shared_experts", default=0)
     has_biases = family == "gpt_oss"
@@ -356,7 +371,7 @@ def _block(read: _Config, family: str, number: int) -> BlockSizes:
         other_values=others + (n_experts if has_biases else 0),
         router=(n_experts, hidden),
         n_experts=n_experts,
-        n_chosen=read.number("num_experts_per_tok"),
+        n_chosen=n_chosen,
         expert=_feed_forward(hidden, inner),
         expert_values=2 * inner + hidden if has_biases else 0,
         # What corrects the router's choice, for each expert.

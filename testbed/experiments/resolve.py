@@ -145,9 +145,9 @@ def resolve(
     known = {site for pair in by_site for site in pair}
     check_sites(where.own_links, known, set(where.sites.values()))
     shared = shared_links(network, where.own_links, known)
-    by_site = narrowed(by_site, shared)
     shared = between_nodes(shared, where.sites)
-    links = node_links(by_site, where.clients, where.servers, where.others)
+    stated = node_links(by_site, where.clients, where.servers, where.others)
+    links = narrowed(stated, shared.narrowest_bps())
     plans = LinkPlans(
         tuple(network.event or ()),
         tuple(network.trace or ()),
@@ -239,7 +239,7 @@ def resolve(
         network=NetworkPart(
             backend=network.backend,
             links=links,
-            changes=network_changes(plans, links, where.sites, shared.narrowest_bps()),
+            changes=network_changes(plans, stated, where.sites, shared.narrowest_bps()),
             site_links=by_site,
             plans=plans,
             sites=tuple(where.own_links),

@@ -57,9 +57,8 @@ def shared_links(
     return SharedLinks(rates_bps, paths)
 
 
-def narrowed(links: Mapping[Pair, Link], shared: SharedLinks) -> dict[Pair, Link]:
-    """Return ``links`` with rates of at most the narrowest shared link on their way."""
-    most_bps = shared.narrowest_bps()
+def narrowed(links: Mapping[Pair, Link], most_bps: Mapping[Pair, float]) -> dict[Pair, Link]:
+    """Return ``links`` with rates of at most ``most_bps``, which has the narrowest shared link of pairs with one."""
     return {
         pair: replace(link, rate_bps=most_bps[pair])
         if most_bps.get(pair, link.rate_bps) < link.rate_bps

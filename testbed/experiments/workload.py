@@ -272,8 +272,10 @@ def _stretched(rows: Listed, to_rate: float | None) -> tuple[Listed, float, str]
     """
     n, span_s = len(rows), rows[-1][0] - rows[0][0]
     if to_rate is None and span_s <= (n - 1) / MAX_NUMBER:
+        why = "all requests arrive at the same time" if n > 1 else "one request has no rate of its own"
         raise KeyedError(
-            ("workload", "rate"), "is missing; give it, since all requests arrive at the same time"
+            ("workload", "rate"),
+            f"is missing; give it, since {why}: the placement is designed for it, and no arrival is moved",
         )
     rate = to_rate or (n - 1) / span_s
     stretch = (n - 1) / rate / span_s if span_s > 0 else 1.0

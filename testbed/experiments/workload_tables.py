@@ -160,8 +160,8 @@ class WorkloadTable(Table):
 
     Recorded arrivals: ``arrivals = "trace"`` reads the trace ``file``; "listed" has ``requests``, rows of
     [arrival in seconds, input tokens, output tokens], optionally with the client's number and
-    ``max_new_tokens``. ``n_requests`` limits how many are used, ``rate`` stretches their arrivals to that
-    mean rate per second, and ``n_input_tokens`` and ``n_output_tokens`` replace their lengths. The value
+    ``max_new_tokens``. ``n_requests`` limits how many are used, ``rate`` stretches the arrivals of both to that
+    mean rate per second (default: as they are), and ``n_input_tokens`` and ``n_output_tokens`` replace their lengths. The value
     "trace" for one of these four keys means "as recorded"; with ``--set`` it undoes the file's value.
     ``draw`` chooses which recorded requests a seed uses (``testbed.experiments.draws``; default: the first
     ones). ``max_input_tokens`` first drops recorded requests with longer prompts.

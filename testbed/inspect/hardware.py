@@ -127,8 +127,8 @@ def list_command() -> tuple[dict[str, Any], str]:
     cells = [
         (
             *(f"{row[key]}" for key in keys[:-3]),
-            _span([n_bytes / 1e6 for n_bytes in listed(row["block_bytes"])], "{:.1f}"),
-            _span(listed(row["cache_bytes_per_token"]), "{:.0f}"),
+            span([n_bytes / 1e6 for n_bytes in listed(row["block_bytes"])], "{:.1f}"),
+            span(listed(row["cache_bytes_per_token"]), "{:.0f}"),
             "-" if row["n_experts"] is None else f"{row['experts_per_token']} of {row['n_experts']}",
         )
         for row in rows
@@ -185,10 +185,10 @@ def model_answer(table: ModelTable) -> dict[str, Any]:
         "experts_per_token": mixture.n_chosen if mixture else None,
         "dtype": table.dtype,
         "value_bytes": value_bytes,
-        "block_bytes": _one_or_all(block_bytes),
+        "block_bytes": one_or_all(block_bytes),
         "active_bytes_per_token": sizes.active_bytes(stored, value_bytes) + more_bytes,
-        "cache_bytes_per_token": _one_or_all([float(b.cache_values * value_bytes) for b in sizes.blocks]),
-        "cache_window_tokens": _one_or_all([block.window for block in sizes.blocks]),
+        "cache_bytes_per_token": one_or_all([float(b.cache_values * value_bytes) for b in sizes.blocks]),
+        "cache_window_tokens": one_or_all([block.window for block in sizes.blocks]),
         "checkpoint_bytes": sizes.checkpoint_bytes(stored, value_bytes) + more_bytes,
     }
 
@@ -198,11 +198,11 @@ def listed(value: Any, n_blocks: int = 1) -> list[float]:
     return value if isinstance(value, list) else [value] * n_blocks
 
 
-def _one_or_all(values: Sequence[Any]) -> Any:
+def one_or_all(values: Sequence[Any]) -> Any:
     return values[0] if len(set(values)) == 1 else list(values)
 
 
-def _span(values: Sequence[float], form: str) -> str:
+def span(values: Sequence[float], form: str) -> str:
     """Return the smallest and the largest of ``values``, or their one value."""
     ends = [form.format(value) for value in (min(values), max(values))]
     return " to ".join(dict.fromkeys(ends))
@@ -218,8 +218,8 @@ def _model_line(answer: dict[str, Any]) -> str:
         f"{answer['name']} in {answer['dtype']}: {answer['family']}, "
         f"{counted(answer['n_blocks'], 'blocks')}, hidden size {answer['hidden_size']}, {answer['n_heads']} "
         f"heads ({answer['n_kv_heads']} of keys and values), feed-forward {answer['feed_forward']}{experts}, "
-        f"{answer['vocabulary']} tokens\nper block: s_m {_span(blocks_mb, '{:.3f}')} MB; s_c "
-        f"{_span(listed(answer['cache_bytes_per_token']), '{:.0f}')} B per token of a session"
+        f"{answer['vocabulary']} tokens\nper block: s_m {span(blocks_mb, '{:.3f}')} MB; s_c "
+        f"{span(listed(answer['cache_bytes_per_token']), '{:.0f}')} B per token of a session"
         + (f", in {len(windows)} blocks of the last {windows[0]:.0f} tokens only" if windows else "")
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from testbed.experiments.checkpoints import (
     checkpoint_sizes,
     find_checkpoint,
     read_config,
+    require_computable,
     require_stored,
     require_weights,
 )
@@ -17,7 +19,7 @@ from testbed.experiments.families import MADE, VALUE_BYTES, make_config, sizes_o
 from testbed.experiments.problems import unknown
 from testbed.experiments.profiles import model_names
 from testbed.experiments.units import counted
-from testbed.inspect.hardware import model_command
+from testbed.inspect.hardware import listed, model_command, one_or_all, span
 from testbed.rundir import check_new_folder
 from testbed.runtime.blocks import available_bytes, make_checkpoint, require_blocks
 
@@ -92,16 +94,17 @@ def show_command(checkpoint: str, dtype: str | None, weights: str | None) -> tup
     answer = show_answer(find_checkpoint(checkpoint, Path()), dtype, weights)
     lines = [f"{answer['checkpoint']}: {_line(answer)}"]
     if answer["problem"]:
-        lines.append(f"its blocks can only have random weights: {answer['problem']}")
+        lines.append(f"its blocks cannot be loaded: {answer['problem']}")
+    blocks_mb = [n_bytes / 1e6 for n_bytes in listed(answer["block_bytes"])]
     lines.append(
-        f"per block, {dtype}, weights {weights}: s_m {answer['block_bytes'] / 1e6:.3f} MB; s_c "
-        f"{answer['cache_bytes_per_token']:.0f} B per token of a session"
+        f"per block, {dtype}, weights {weights}: s_m {span(blocks_mb, '{:.3f}')} MB; s_c "
+        f"{span(listed(answer['cache_bytes_per_token']), '{:.0f}')} B per token of a session"
     )
     return answer, "\n".join(lines)
 
 
 def show_answer(checkpoint: str, dtype: str, weights: str) -> dict[str, Any]:
-    """Return a checkpoint's sizes; ``block_bytes`` and ``cache_bytes_per_token`` are of one block.
+    """Return a checkpoint's sizes; ``block_bytes`` and ``cache_bytes_per_token`` as those of ``model_answer``.
 
     Raises ``UserError`` if the checkpoint cannot be read.
     """
@@ -120,15 +123,16 @@ def show_answer(checkpoint: str, dtype: str, weights: str) -> dict[str, Any]:
         "max_tokens": sizes.max_tokens,
         "dtype": dtype,
         "weights": weights,
-        "block_bytes": sizes.block_bytes(weights, value_bytes),
-        "cache_bytes_per_token": sizes.cache_values * value_bytes,
-        "problem": _problem(checkpoint, sizes.n_blocks),
+        "block_bytes": one_or_all(sizes.blocks_bytes(weights, value_bytes)),
+        "cache_bytes_per_token": one_or_all([block.cache_values * value_bytes for block in sizes.blocks]),
+        "problem": _problem(checkpoint, config, sizes.n_blocks),
     }
 
 
-def _problem(checkpoint: str, n_blocks: int) -> str | None:
-    """Return why the checkpoint's weights cannot be used, or None. Weights on the hub are not checked."""
+def _problem(checkpoint: str, config: Mapping[str, Any], n_blocks: int) -> str | None:
+    """Return why no server can hold the checkpoint's blocks, or None. Weights on the hub are not checked."""
     try:
+        require_computable(config)
         if Path(checkpoint).is_absolute():
             require_weights(checkpoint, n_blocks)
     except UserError as error:

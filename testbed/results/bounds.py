@@ -207,9 +207,10 @@ def bounds_text(found: Mapping[str, Any], design_concurrency: int | None) -> str
     if (least_ms := found.get("lower_bound_per_token_ms")) is not None:
         least = f"{least_ms / 1e3:.3f} s"
         of = found.get("lower_bound_by_client_ms", {})
-        if len(of) > 1:
+        by_client = {client: f"{ms / 1e3:.3f} s" for client, ms in of.items()}
+        if len(set(by_client.values())) > 1:
             low, high = min(of, key=of.__getitem__), max(of, key=of.__getitem__)
-            least = f"{of[low] / 1e3:.3f} s ({low}) to {of[high] / 1e3:.3f} s ({high}), and {least} over all requests,"
+            least = f"{by_client[low]} ({low}) to {by_client[high]} ({high}), and {least} over all requests,"
         parts.append(f"at least {least} with any placement and routing (Lemma B.1)")
     if (most_ms := found.get("theorem1_per_token_ms")) is not None:
         sessions = counted(design_concurrency or 0, "sessions")

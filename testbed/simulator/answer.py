@@ -44,6 +44,7 @@ def answer(simulation: Simulation) -> dict[str, Any]:
     ``requests`` and ``mean`` are ``None``.
     """
     experiment, placement = simulation.case.experiment, simulation.placement
+    workload = experiment.workload
     found: dict[str, Any] = {
         "id": experiment.name,
         "seed": None if simulation.case.source else experiment.seed,
@@ -52,6 +53,7 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         "engine": simulation.engine,
         "engine_why": simulation.why,
         **({} if (assumed := assumed_batching(experiment)) is None else {"assumed": assumed}),
+        **({} if workload.sample is None else {"workload": workload.source}),
         "session_setup_ms": experiment.calibration.session_setup_s * 1e3,
         "feasible": placement is not None,
     }

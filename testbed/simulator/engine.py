@@ -25,7 +25,7 @@ from testbed.fast.rehearsal import rehearsal
 from testbed.records.links import link_name
 from testbed.records.plan import REFERENCE, PlacementRow, Plan
 from testbed.records.requests import COMPLETED, RequestRow
-from testbed.records.summary import MOST_LINKS, SIMULATED, LinkRow
+from testbed.records.summary import MOST_LINKS, SIMULATED, SIMULATION, LinkRow, RunSummary
 from testbed.runtime.signals import Interruption
 from testbed.simulator.cases import Case, Served
 from testbed.simulator.rows import outcome_rows
@@ -95,6 +95,13 @@ class Simulation:
             placement_decision_s=self.placement_s,
             network=SIMULATED,
         )
+
+
+def engine_of(summary: RunSummary) -> str:
+    """Return which engine served the run of ``summary``: "fast" or "reference", or the clock of one of the system itself."""
+    if summary.engine == SIMULATION:
+        return REFERENCE if summary.get("mode") == REFERENCE else FAST
+    return summary.clock
 
 
 def simulate(

@@ -60,6 +60,8 @@ def comparison_text(rows: Sequence[dict[str, Any]], width: int = 120) -> str:
         wide.print(_table(chosen))
         if (drawn := chosen[0].get("drawn")) is not None:
             console.print(drawn_text(drawn))
+        if "workload" in chosen[0]:
+            console.print(f"requests: {chosen[0]['workload']}")
         if "assumed" in chosen[0].get("runs", chosen)[0]:
             console.print(chosen[0].get("runs", chosen)[0]["assumed"])
         for row in chosen:

@@ -312,9 +312,23 @@ def test_the_line_on_bounds_has_both_or_the_reason() -> None:
     assert "no upper bound, since servers send to each other" in bounds_text(in_ms(plain(forwarding=True)), 1)
 
 
-def test_the_line_on_bounds_has_the_least_of_clients_beside_the_mean_of_all() -> None:
-    problem = make_problem([100.0], n_blocks=1, rtt_s=[[0.001], [1.0]], n_output_tokens=2, input_rtt_s=0.0)
+@pytest.mark.parametrize(
+    ("rtts_s", "words"),
+    [
+        (
+            (0.001, 1.0),
+            "at least 0.005 s (c0) to 0.505 s (c1), and 0.380 s over all requests, with any placement",
+        ),
+        ((0.002, 0.002), "at least 0.006 s with any placement"),
+    ],
+)
+def test_the_line_on_bounds_has_the_least_of_clients_beside_the_mean_of_all_where_they_differ(
+    rtts_s: tuple[float, ...], words: str
+) -> None:
+    problem = make_problem(
+        [100.0], n_blocks=1, rtt_s=[[rtt] for rtt in rtts_s], n_output_tokens=2, input_rtt_s=0.0
+    )
     plans = [RequestPlan(i, client, 0.0, 1, 2) for i, client in enumerate([0, 1, 1, 1])]
     placement, rows = CgBp().place(problem, 4), completed(problem, plans)
     text = bounds_text(in_ms(bounds_of(experiment_of(problem, plans), placement, rows)), 4)
-    assert "at least 0.005 s (c0) to 0.505 s (c1), and 0.380 s over all requests, with any placement" in text
+    assert words in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from testbed.runs.generate import GenerateOptions, generate_command
 from testbed.runs.session import check_can_run, placed_experiment
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel, blocks_model
+from testbed.studies.fitted import fitted
 from tests.support.blocks import need_blocks
 
 NOTHING = GenerateOptions(None, None, 4, None, None, None, None)
@@ -127,6 +129,41 @@ def test_a_checkpoint_that_servers_would_refuse_is_refused_before_they_start(
         check_can_run(blocks(*given))
     with pytest.raises(UserError, match=words):
         validate_command("bloom-tiny", ["compute.backend=blocks", *given])
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (SCALED, "rotary embeddings of type 'dynamic' are not supported"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantised already (mxfp4) are not supported"),
+        (
+            {"layer_types": 2 * ["linear_attention"]},
+            "blocks of the kind 'linear_attention' are not supported",
+        ),
+    ],
+)
+def test_a_checkpoint_that_servers_would_refuse_is_shown_as_such_and_not_measured(
+    more: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = config_file(tmp_path, **LLAMA | more)
+    answer, text = show_command(folder, None, None)
+    assert words in answer["problem"] and f"its blocks cannot be loaded: {answer['problem']}" in text
+    with pytest.raises(UserError, match=re.escape(words)):
+        fitted(folder, None, [])
+    assert "measuring" not in capsys.readouterr().err
+
+
+def test_the_sizes_of_a_checkpoint_are_a_range_where_blocks_differ(tmp_path: Path) -> None:
+    more = {"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [0]}
+    answer, text = show_command(
+        config_file(tmp_path, **make_config("qwen3_moe", 3, 32, 4, 300, more=more)), None, None
+    )
+    dense, mixed, *_ = answer["block_bytes"]
+    assert answer["block_bytes"] == [dense, mixed, mixed] and dense < mixed
+    assert (
+        f"s_m {dense / 1e6:.3f} to {mixed / 1e6:.3f} MB; s_c {answer['cache_bytes_per_token']} B per token"
+        in text
+    )
 
 
 def test_experts_that_no_server_quantises_have_no_size(tmp_path: Path) -> None:

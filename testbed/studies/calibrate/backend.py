@@ -21,6 +21,7 @@ from testbed.experiments.checkpoints import (
     checkpoint_sizes,
     find_checkpoint,
     read_config,
+    require_computable,
     require_weights,
 )
 from testbed.experiments.families import FAMILIES, VALUE_BYTES, ModelSizes
@@ -61,6 +62,7 @@ def read_source(model: str, *, random_weights: bool) -> Source:
     checkpoint = find_checkpoint(model, Path())
     config = read_config(checkpoint)
     sizes = checkpoint_sizes(config, checkpoint)
+    require_computable(config)
     folder = None if random_weights else str(checkpoint_folder(checkpoint))
     return Source(Path(checkpoint).name, config, sizes, WeightSource(config, folder))
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from testbed.control.choice import chosen
 from testbed.errors import UserError
+from testbed.records.summary import read_summary
 from testbed.rundir import scratch
 from testbed.simulator.cases import scenario_case
-from testbed.simulator.engine import VIRTUAL, simulate
+from testbed.simulator.engine import VIRTUAL, engine_of, simulate
 from testbed.simulator.summary import summarize_simulation
 from testbed.simulator.tables import write_simulation
 from testbed.studies.explain.account import account
@@ -30,7 +31,8 @@ def explain_command(
                 f"{target} is a finished run, which options cannot change: leave out --policy, --set and "
                 "--seed"
             )
-        answer = {"target": target, "engine": None, **account(Path(target), request)}
+        found = account(Path(target), request)
+        answer = {"target": target, "engine": engine_of(read_summary(Path(target))), **found}
         return answer, explain_text(answer)
     case = scenario_case(target, chosen(policy), overrides, seed)
     with scratch("study") as folder:

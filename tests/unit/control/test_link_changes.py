@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,9 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Callable[..., Rig]:
-    def make(*events: str, is_used: Callable[[Pair], bool] = lambda _: True) -> Rig:
-        experiment = load_experiment("clustered", [f"network.event=[{', '.join(events)}]"] if events else [])
+    def make(*events: str, is_used: Callable[[Pair], bool] = lambda _: True, more: Sequence[str] = ()) -> Rig:
+        planned = [f"network.event=[{', '.join(events)}]"] if events else []
+        experiment = load_experiment("clustered", [*planned, *more])
         made: Rig
 
         async def change(links: Mapping[Pair, Link]) -> float:
@@ -85,6 +86,15 @@ async def test_what_is_set_by_hand_replaces_only_what_is_said_and_ends_a_cut(rig
     await made.changes.by_hand(asked("set", rate_bps=1e6, loss_ratio=0.01))
     assert made.changes.link(UP) == Link(0.02, 1e6, 0.0, 0.01)
     assert made.lines[-1]["why"] == "link client-0 and a100-0: rate 1 Mbit/s, loss 1 % by hand"
+
+
+async def test_no_rate_by_hand_is_above_that_of_a_shared_link_on_the_way(rig: Any) -> None:
+    site = load_experiment("clustered").sites[UP[0]]
+    made = rig(more=[f'sites=[{{name="{site}",up="3 Mbit/s"}}]'])
+    await made.changes.by_hand(asked("set", rate_bps=5e6))
+    assert [made.changes.link(pair).rate_bps for pair in (UP, DOWN)] == [3e6, 5e6]
+    await made.changes.by_hand(asked("set", rate_bps=1e6))
+    assert [made.changes.link(pair).rate_bps for pair in (UP, DOWN)] == [1e6, 1e6]
 
 
 async def test_a_planned_change_does_not_undo_what_was_done_by_hand_and_its_line_has_the_links(

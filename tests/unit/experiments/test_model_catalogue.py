@@ -21,7 +21,7 @@ from testbed.experiments.roofline import BLOCK_OVERHEAD_S, MEMORY_EFFICIENCY, Bl
 from testbed.inspect.hardware import hardware_command, model_command
 from testbed.simulator.cases import Case
 from testbed.simulator.engine import simulate
-from tests.unit.experiments.conftest import Complain
+from tests.unit.experiments.conftest import Complain, Load
 
 VISION_BYTES = {"gemma-3-4b": 2560, "gemma-3-12b": 3840, "gemma-3-27b": 5376}
 """Hidden sizes; the checkpoint also has SigLIP (416,866,032 values) and a projection of its 1,152 values."""
@@ -392,6 +392,18 @@ def test_a_mixture_made_by_hand_lacks_nothing_and_is_read_as_one(tmp_path: Path)
     assert server.experts_s == pytest.approx(16 * 3 * 1024 * 2048 * 2 / (300e9 * MEMORY_EFFICIENCY), rel=1e-5)
 
 
+MIXED = {"family": "mixtral", "experts": 8, "experts_per_token": 2}
+
+
+@pytest.mark.parametrize(
+    "more", [{"dense_blocks": 3}, {"experts_every": 4}, {"dense_blocks": 1, "experts_every": 2}]
+)
+def test_one_block_of_a_mixture_with_experts_is_enough(more: dict[str, int], load: Load) -> None:
+    sizes = {"n_blocks": 4, "hidden_size": 64, "heads": 4, "vocab": 100, "dtype": "bf16"}
+    lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in {**MIXED, **sizes, **more}.items())
+    assert load(replace=('profile = "bloom-176b"', lines)).document["model"]["experts"] == 8
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -399,7 +411,24 @@ def test_a_mixture_made_by_hand_lacks_nothing_and_is_read_as_one(tmp_path: Path)
         ({"family": "mixtral", "experts": 8}, r"experts_per_token: is missing"),
         ({"family": "mixtral", "experts": 8, "experts_per_token": 9}, r"is 9, more than the 8 experts"),
         ({"experts_per_token": 2}, r"experts_per_token: is of a mixture of experts; give model\.experts"),
-        ({"family": "deepseek_v3", "kv_rank": 64}, r"q_rank: is missing; MLA"),
+        ({"experts_every": 2}, r"experts_every: is of a mixture of experts; give model\.experts"),
+        (
+            {"family": "qwen3_moe"},
+            r"model\.experts: is missing; give how many experts a block of family qwen3_moe has",
+        ),
+        (
+            {**MIXED, "dense_blocks": 2},
+            r"dense_blocks: is 2, but must be below n_blocks 2: at least one block must",
+        ),
+        (
+            {**MIXED, "experts_every": 3},
+            r"experts_every: is 3, but must divide a number from 1 to 2: at least one",
+        ),
+        (
+            {**MIXED, "n_blocks": 4, "dense_blocks": 3, "experts_every": 3},
+            r"experts_every: is 3, but must divide a number from 4 to 4: at least one",
+        ),
+        ({**MIXED, "family": "deepseek_v3", "kv_rank": 64}, r"q_rank: is missing; MLA"),
     ],
 )
 def test_a_mixture_that_contradicts_itself_is_refused(

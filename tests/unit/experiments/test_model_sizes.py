@@ -40,6 +40,10 @@ def test_a_configuration_that_does_not_say_which_blocks_have_a_window_has_those_
     assert {block.window for block in sizes_of(config, SIZED).blocks} == {None}
 
 
+LLAMA = make_config("llama", 4, 64, 8, 300)
+MIXTURE = make_config("qwen3_moe", 4, 64, 8, 300, more={"num_experts": 8, "num_experts_per_tok": 2})
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -48,6 +52,17 @@ def test_a_configuration_that_does_not_say_which_blocks_have_a_window_has_those_
         ({"model_type": "bloom", "n_layer": 2, "n_head": 2, "vocab_size": 9}, "hidden_size"),
         ({"model_type": "bloom", "n_layer": -2}, "n_layer = -2"),
         ({"model_type": "llama", "num_hidden_layers": "2"}, "num_hidden_layers = '2'"),
+        (
+            LLAMA | {"hidden_size": 10**30},
+            r"hidden_size = 10+, which must be a whole number from 1 to 10,000,000",
+        ),
+        (LLAMA | {"num_hidden_layers": 10_001}, "num_hidden_layers = 10001, .* from 1 to 10,000"),
+        (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads = 3, which must divide its 8 heads"),
+        (
+            LLAMA | {"layer_types": ["full_attention"]},
+            "layer_types = .* must list the kind of each of its 4 blocks",
+        ),
+        (MIXTURE | {"num_experts_per_tok": 9}, "num_experts_per_tok = 9, more than its 8 experts"),
     ],
 )
 def test_a_configuration_that_does_not_say_what_is_needed_is_refused(

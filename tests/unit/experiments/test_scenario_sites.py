@@ -83,6 +83,24 @@ def test_a_site_that_another_seed_would_draw_is_left_out_of_a_topology(load: Loa
     assert load(*drawn, f'sites=[{{name="{elsewhere}",up="1 Mbit/s"}}]').network.shared_bps == {}
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "network.event=[{at='0 s',link=['A','B'],rate_factor=FACTOR}]",
+        "network.event=[{at='0 s',link=['A','B'],rate='RATE Mbit/s'}]",
+    ],
+)
+@pytest.mark.parametrize("factor", [0.9, 0.5, 0.1])
+def test_a_factor_multiplies_the_rate_that_a_pair_states_before_the_sites_own_links_limit_it(
+    load: Load, change: str, factor: float
+) -> None:
+    e = load(HOME, change.replace("FACTOR", f"{factor}").replace("RATE", f"{100 * factor:g}"))
+    now = {**e.network.links, **(e.network.changes[0].links if e.network.changes else {})}
+    assert [now[UP].rate_bps, now[DOWN].rate_bps] == pytest.approx(
+        [min(60e6, factor * 1e8), min(40e6, factor * 1e8)]
+    )
+
+
 def test_an_event_does_not_widen_a_link_beyond_the_sites_own(load: Load) -> None:
     event = 'network.event=[{at="1 s",link=["A","B"],rate="50 Mbit/s"}]'
     (change,) = load(HOME, event).network.changes

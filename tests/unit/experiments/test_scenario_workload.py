@@ -169,8 +169,21 @@ def test_a_trace_given_as_an_option_is_found_from_the_current_folder(
 def test_a_trace_with_too_few_requests_is_refused(traced: Path) -> None:
     with pytest.raises(Exception, match=r"workload\.n_requests: is 6, but there are only 5 requests"):
         load_experiment(str(traced), ["workload.n_requests=6"])
-    with pytest.raises(Exception, match=r"workload\.rate: is missing; give it, since all requests arrive"):
+    with pytest.raises(
+        Exception, match=r"workload\.rate: is missing; give it, since one request has no rate of its"
+    ):
         load_experiment(str(traced), ["workload.n_requests=1"])
+
+
+def test_the_rate_of_one_listed_request_is_asked_for_and_does_not_move_it(
+    load: Load, arrivals: Arrivals
+) -> None:
+    one = "workload={arrivals='listed', requests=[[3, 1, 2]]RATE}"
+    with pytest.raises(
+        Exception, match=r"workload\.rate: .* the placement is designed for it, and no arrival is moved"
+    ):
+        load(one.replace("RATE", ""))
+    assert list(arrivals(load(one.replace("RATE", ", rate=5")))) == [3.0]
 
 
 def test_a_changing_rate_stretches_the_same_gaps(load: Load) -> None:

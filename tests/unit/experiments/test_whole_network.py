@@ -40,3 +40,14 @@ def test_events_change_links_between_clients_too(load: Load) -> None:
     assert [change.at_s for change in whole.changes] == [1.0]
     assert e.network.changes[0].links.items() < whole.changes[0].links.items()
     assert whole.changes[0].links["client-0", "client-1"] == Link(0.0025, 1e9, 0.0, 1.0)
+
+
+def test_sites_own_links_limit_links_between_clients_too_after_their_events(load: Load) -> None:
+    replaced = (TWO_CLIENTS[0], TWO_CLIENTS[1] + '\nsite = "B"\n[[clients]]')
+    event = "network.event=[{at='1 s', site='A', rate_factor=0.5}]"
+    whole = whole_network(load('sites=[{name="A",up="30 Mbit/s"}]', event, replace=replaced))
+    pairs = ("client-0", "client-1"), ("client-1", "client-0")
+    assert sorted(whole.links[pair].rate_bps for pair in pairs) == [3e7, 1e8]
+    assert whole.changes[0].links.keys() & set(pairs) == {
+        pair for pair in pairs if whole.links[pair].rate_bps == 1e8
+    }

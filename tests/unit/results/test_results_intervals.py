@@ -13,22 +13,22 @@ from testbed.results.intervals import mean_of
 N_RECORDINGS, N_RECORDED, N_RUNS, TRUE_MEAN = 300, 400, 20, 100.0
 
 
-def recording(rng: random.Random, n: int) -> list[list[int | float]]:
-    """Requests whose lengths depend on each other: an AR(1) process around the true mean."""
+def recording(rng: random.Random, n: int, correlation: float) -> list[list[int | float]]:
+    """Requests whose lengths depend on each other: an AR(1) process around the true mean; ``correlation`` is of neighbours."""
     rows: list[list[int | float]] = []
     off = rng.gauss(0, 10)
     for index in range(n):
-        off = 0.5 * off + rng.gauss(0, 10 * math.sqrt(0.75))
+        off = correlation * off + rng.gauss(0, 10 * math.sqrt(1 - correlation**2))
         rows.append([float(index), TRUE_MEAN + off])
     return rows
 
 
-def coverage(n: int, n_runs: int, draw: Draw, share: float) -> float:
+def coverage(n: int, n_runs: int, draw: Draw, share: float, correlation: float = 0.5) -> float:
     """In how many of the recordings the interval over runs, each the mean of ``n`` requests, holds the true mean."""
     rng = random.Random(11)
     n_held = 0
     for _ in range(N_RECORDINGS):
-        rows = recording(rng, N_RECORDED)
+        rows = recording(rng, N_RECORDED, correlation)
         values = []
         for seed in range(n_runs):
             taken, *_ = drawn(rows, n, draw, seed, rng)
@@ -59,6 +59,13 @@ def test_intervals_over_windows_hold_the_true_mean_as_often_as_they_say() -> Non
 @pytest.mark.parametrize("n", [100, 400])
 def test_intervals_over_a_bootstrap_hold_the_true_mean_as_often_as_they_say(n: int) -> None:
     assert 0.90 <= coverage(n, N_RUNS, "bootstrap", n / N_RECORDED) <= 0.98
+
+
+@pytest.mark.parametrize(("correlation", "lowest", "highest"), [(0.0, 0.93, 0.97), (0.9, 0.70, 0.82)])
+def test_intervals_over_a_bootstrap_hold_the_true_mean_less_often_the_further_requests_depend_on_each_other(
+    correlation: float, lowest: float, highest: float
+) -> None:
+    assert lowest <= coverage(40, N_RUNS, "bootstrap", 40 / N_RECORDED, correlation) <= highest
 
 
 def test_an_interval_that_takes_draws_from_one_recording_for_samples_does_not_hold() -> None:

@@ -395,6 +395,19 @@ def test_runs_over_a_trace_take_windows_of_their_own_as_long_as_there_are_enough
     assert found["drawn"] == {"draw": "bootstrap", "n_requests": 26, "n_recorded": 100}
 
 
+@pytest.mark.parametrize(
+    ("rate", "words"), [("", "listed; "), (",rate=2", "listed, stretched to 2 per second; ")]
+)
+def test_listed_requests_are_said_to_be_stretched_in_the_words_of_a_run(
+    rate: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = f'workload={{arrivals="listed",requests=[[0,1,2],[1,1,2]]{rate}}}'
+    assert run("clustered", "--set", listed) == 0
+    assert f"requests: {words}" in capsys.readouterr().out
+    (found,) = lines(capsys, "clustered", "--set", listed)
+    assert found["workload"] == load_experiment("clustered", [listed]).workload.source
+
+
 def test_the_interval_of_a_bootstrap_is_as_wide_as_the_recording_allows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
