@@ -47,8 +47,8 @@ def network_changes(
     """Return the changes of ``links``, which have the rates that the network states for them, in the order of time.
 
     ``sites`` are as in ``Experiment``. Every change holds the complete new link of each pair that changes.
-    ``most_bps`` has the narrowest shared link on the way of pairs that have one: no change makes them faster. Raises ``KeyedError`` for a name that is
-    neither a site nor a node.
+    ``most_bps`` has the narrowest shared link on the way of pairs that have one: no change makes them faster.
+    Raises ``KeyedError`` for a name that is neither a site nor a node.
     """
     if not plans.events and not plans.traces:
         return ()
