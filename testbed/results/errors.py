@@ -7,8 +7,8 @@ message was sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -35,6 +35,14 @@ class Tables:
     records: RunRecords
     hops: HopTable
     rows: list[RequestRow]
+
+    def only(self, requests: Collection[int]) -> Tables:
+        """Return the tables of these requests alone, by index."""
+        return Tables(
+            replace(self.records, requests=[r for r in self.records.requests if r.index in requests]),
+            self.hops.only(requests),
+            [row for row in self.rows if row.request in requests],
+        )
 
     @cached_property
     def ranks(self) -> NDArray[np.int64]:

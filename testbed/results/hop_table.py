@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +77,14 @@ class HopTable:
         for name in ("replayed_tokens", *BATCH, "model_client_s"):
             if not len(getattr(self, name)):
                 setattr(self, name, np.zeros(len(self.request), dtype=getattr(self, name).dtype))
+
+    def only(self, requests: Collection[int]) -> HopTable:
+        """Return the rows of these requests."""
+        is_wanted = np.isin(self.request, list(requests))
+        columns: dict[str, Any] = {
+            name: value[is_wanted] for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
+        return replace(self, **columns)
 
     def begins_token(self) -> NDArray[np.bool_]:
         """Return which rows are the first of their tokens."""

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from nodes.prefixes import split_ids
+from testbed.errors import UserError
 from testbed.experiments import changed
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.stub import kept_tokens
+from testbed.records.requests import COMPLETED
+from testbed.results.errors import Tables
 from testbed.results.logs import RequestRecord, read_logs
 
 
@@ -28,14 +31,16 @@ def with_guests(experiment: Experiment, run_dir: Path) -> Experiment:
 def as_replay(experiment: Experiment, records: Sequence[RequestRecord]) -> dict[str, Any]:
     """Return the changes that make the logged requests the workload, each with as many tokens as it got.
 
-    A request that got none has one. Policies know the number of tokens that it asked for.
+    Policies know the number of tokens that it asked for. Raises ``UserError`` if no request got any.
     """
-    records = sorted(records, key=lambda record: (record.intended_at_s, record.index))
+    records = _in_twin(records)
+    if not records:
+        raise UserError("no request got a token")
     rows = [
         [
             r.intended_at_s,
             r.n_input_tokens,
-            max(len(r.tokens), 1),
+            len(r.tokens),
             experiment.problem.clients.index(r.client),
             experiment.workload.requests[r.index].known.n_output_tokens,
         ]
@@ -47,6 +52,25 @@ def as_replay(experiment: Experiment, records: Sequence[RequestRecord]) -> dict[
     workload = {"arrivals": "listed", "rate": rate, "requests": rows, "lengths": "hidden"}
     workload |= _beginnings(records, kept_tokens(experiment))
     return {"endpoint": None, "workload": {**workload, "origin": experiment.workload.source}}
+
+
+def compared(run: Tables, twin: Tables) -> tuple[Tables, Tables]:
+    """Return a run with requests from outside and its twin, both with those alone that completed in the run.
+
+    In the twin, all complete: it has each for as many tokens as it got.
+    """
+    pairs = [
+        (record.index, number)
+        for number, record in enumerate(_in_twin(run.records.requests))
+        if record.status == COMPLETED
+    ]
+    return run.only({index for index, _ in pairs}), twin.only({number for _, number in pairs})
+
+
+def _in_twin(records: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """Return the requests of the twin, in its order: all that got a token."""
+    served = [record for record in records if record.tokens]
+    return sorted(served, key=lambda record: (record.intended_at_s, record.index))
 
 
 def _beginnings(records: Sequence[RequestRecord], page_tokens: int | None) -> dict[str, Any]:

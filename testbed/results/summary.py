@@ -43,6 +43,7 @@ from testbed.results.failures import add_failures, commonest
 from testbed.results.hop_table import HopTable
 from testbed.results.logs import RunRecords
 from testbed.results.requests import stats, times_stats
+from testbed.results.served import compared
 from testbed.results.slo import goodput_rps
 from testbed.results.slow import HALTING
 from testbed.results.speculation import speculation_of
@@ -95,6 +96,8 @@ def summarize(
         "token_gap_s": error(gaps[is_plain], model_gaps[is_plain]),
         "hop_s": error(hops.measured_s[plain], hops.model_s[plain]),
     }
+    if twin is not None and experiment.workload.endpoint_tokens:
+        run, twin = compared(run, twin)
     _add_emulation_error(summary, run, twin, is_measured=experiment.compute.is_measured)
     summary.closed_model_links = hops.model_links
     summary.closed_model_lacks = _lacks(experiment, records, hops)

@@ -73,9 +73,11 @@ def with_guests(experiment: Experiment, guests: Sequence[tuple[float, int, int, 
     return changed(experiment, {"endpoint.requests": rows})
 
 
-def replayed(experiment: Experiment) -> Experiment:
-    """The workload that the twin of ``testbed serve`` has: each request got all that it asked for but one token."""
+def replayed(experiment: Experiment, n_tokens: Sequence[int] | None = None) -> Experiment:
+    """The workload that the twin of ``testbed serve`` has: each request got so many tokens, by default all but one."""
     size = kept_tokens(experiment) or 1
+    requests = experiment.workload.requests
+    got = n_tokens or [max(plan.n_output_tokens - 1, 1) for plan in requests]
     records = [
         RequestRecord(
             plan.index,
@@ -84,10 +86,10 @@ def replayed(experiment: Experiment) -> Experiment:
             plan.arrival_at_s,
             plan.n_input_tokens,
             plan.n_output_tokens,
-            tokens=[TokenTimes(n, 0.0, 0.0, 0) for n in range(plan.n_output_tokens - 1)],
-            pages=page_ids(range(plan.n_input_tokens + max(plan.n_output_tokens - 1, 1) - 1), size),
+            tokens=[TokenTimes(n, 0.0, 0.0, 0) for n in range(n_got)],
+            pages=page_ids(range(plan.n_input_tokens + n_got - 1), size) if n_got else b"",
         )
-        for plan in experiment.workload.requests
+        for plan, n_got in zip(requests, got, strict=True)
     ]
     return changed(experiment, as_replay(experiment, records))
 
@@ -160,6 +162,15 @@ def test_who_is_rejected_without_room_has_no_queue_in_the_twin_either() -> None:
         for each in (experiment, twin):
             assert (each.policy.queue is not None) == has_queue
             assert each.document["policy"]["queue"] == ("fifo" if has_queue else "none")
+
+
+def test_the_twin_has_requests_from_outside_as_far_as_they_got_and_none_of_those_that_got_nothing() -> None:
+    asked = [(at_s, 20, 8, 0) for at_s in (1.0, 2.0, 3.0)]
+    served = with_guests(experiment_to_serve("clustered", [], SERVE), asked)
+    twin = twin_of(replayed(served, [8, 0, 3]), Path("unused"))
+    assert [(r.arrival_at_s, r.n_output_tokens) for r in twin.workload.requests] == [(1.0, 8), (3.0, 3)]
+    with pytest.raises(UserError, match="no request got a token"):
+        replayed(served, [0, 0, 0])
 
 
 def test_an_experiment_that_changed_keeps_how_its_requests_were_chosen() -> None:

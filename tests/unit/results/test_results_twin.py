@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from nodes.records import Completed
+from nodes.records import Cancelled, Completed, Failed
 from testbed.records.summary import ErrorFigures
 from testbed.results import read_tables
-from testbed.results.errors import DISTRIBUTIONS, REQUESTS, error, twin_errors
+from testbed.results.errors import DISTRIBUTIONS, REQUESTS, error, twin_errors, twin_metrics
+from testbed.results.served import compared
 from tests.unit.results.conftest import SyntheticRun, make_experiment, perfect_hop
 
 CHAIN = [(0, 0, 4)]
@@ -84,6 +85,28 @@ def test_a_request_from_outside_is_compared_with_itself_although_the_twin_number
     assert pairing == REQUESTS
     assert errors["queue_s"]["mean_abs_s"] == 0
     assert errors["token_gap_s"]["mean_ratio"] == pytest.approx(0.1)
+
+
+def test_a_request_from_outside_that_did_not_complete_is_in_neither_mean(tmp_path: Path) -> None:
+    """One was refused, and one was cancelled after a token: the twin has none of the one, and one token of the other."""
+    run = SyntheticRun(tmp_path / "a", make_experiment([(2, 2)] * 4))
+    run.serve(0, 0.0, CHAIN)
+    run.arrive(1, 1.0)
+    run.reject(1, 1.0)
+    run.log(Failed(1, 1.5, "there is no room"))
+    run.log(Cancelled(2, run.serve(2, 2.0, CHAIN, 1)))
+    run.serve(3, 3.0, CHAIN)
+    twin = SyntheticRun(tmp_path / "b", make_experiment([(2, 2), (2, 1), (2, 2)]))
+    for number, at_s in enumerate((0.0, 2.0, 3.0)):
+        twin.serve(number, at_s, CHAIN)
+    both = [read_tables(tmp_path / name, each.experiment) for name, each in (("a", run), ("b", twin))]
+    alike = compared(*both)
+    for tables_ in alike:
+        assert [row.status for row in tables_.rows] == ["completed"] * 2
+    errors, pairing = twin_errors(*alike)
+    assert pairing == REQUESTS
+    assert all(dict(found)["mean_abs_s"] == pytest.approx(0, abs=1e-9) for found in errors.values())
+    assert twin_metrics(alike[1])["per_token_s"].n == 2
 
 
 def test_distributions_of_different_sizes_are_compared_at_the_same_shares(tmp_path: Path) -> None:
