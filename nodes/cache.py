@@ -9,11 +9,15 @@ ROUNDING = 1 + 1e-9
 """Relative slack, the same as in routing, so that rounding never refuses a session that routing admitted."""
 
 
-def _size(n_bytes: float) -> str:
-    """Returns bytes for people: in MB, or in kB what would be less than 0.1 MB. Less than a byte is nothing."""
-    if 1 <= n_bytes < 1e5:
-        return f"{n_bytes / 1e3:.3g} kB"
-    return f"{n_bytes / 1e6:.1f} MB"
+def _sizes(needed_bytes: float, there_bytes: float) -> tuple[str, str]:
+    """Returns both for people, in one unit and with as many digits as tell them apart."""
+    unit, scale = "MB", 1e6
+    if needed_bytes < 1e5:
+        unit, scale = ("kB", 1e3) if needed_bytes >= 1e3 else ("B", 1.0)
+    needed, there = needed_bytes / scale, there_bytes / scale
+    fewest = 0 if scale == 1 else 1
+    n_digits = next((n for n in range(fewest, 9) if f"{needed:.{n}f}" != f"{there:.{n}f}"), 9)
+    return f"{needed:.{n_digits}f} {unit}", f"{there:.{n_digits}f} {unit}"
 
 
 class NoCapacityError(Exception):
@@ -80,14 +84,13 @@ class CacheAccount:
         ``high_water`` (0..1) of the capacity would be in use.
         """
         if not self.could_hold(most_bytes):
-            raise NoCapacityError(
-                f"{_size(most_bytes)} may be needed; the server has {_size(self.capacity_bytes)}"
-            )
+            needed, there = _sizes(most_bytes, self.capacity_bytes)
+            raise NoCapacityError(f"{needed} may be needed; the server has {there}")
         after_bytes = self.used_bytes + n_bytes
-        if self._reserved and after_bytes > high_water * self.capacity_bytes * ROUNDING:
-            raise NoCapacityError(
-                f"{_size(after_bytes)} would be in use, more than {high_water:.0%} of the room"
-            )
+        allowed_bytes = high_water * self.capacity_bytes
+        if self._reserved and after_bytes > allowed_bytes * ROUNDING:
+            in_use, _ = _sizes(after_bytes, allowed_bytes)
+            raise NoCapacityError(f"{in_use} would be in use, more than {high_water:.0%} of the room")
 
     def make_room(
         self,
@@ -114,7 +117,8 @@ class CacheAccount:
     def _take(self, session: Hashable, n_bytes: float) -> None:
         if not self.could_hold(self.used_bytes + n_bytes):
             free_bytes = max(0.0, self.capacity_bytes - self.used_bytes)
-            raise NoCapacityError(f"{_size(n_bytes)} asked for, {_size(free_bytes)} free")
+            asked, free = _sizes(n_bytes, free_bytes)
+            raise NoCapacityError(f"{asked} asked for, {free} free")
         self._reserved[session] = self._reserved.get(session, 0.0) + n_bytes
         self._used_bytes += n_bytes
 

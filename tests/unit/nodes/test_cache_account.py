@@ -101,8 +101,19 @@ def test_a_refusal_says_how_much_was_asked_for_and_how_much_is_free() -> None:
         account.reserve("b", 3e6)
     assert account.used_bytes == 7.5e6
     account.grow("a", 2.49e6)
-    with pytest.raises(NoCapacityError, match=r"^20\.5 kB asked for, 10 kB free$"):
+    with pytest.raises(NoCapacityError, match=r"^20\.5 kB asked for, 10\.0 kB free$"):
         account.reserve("b", 20.5e3)
+    with pytest.raises(NoCapacityError, match=r"^10\.02 kB asked for, 10\.00 kB free$"):
+        account.reserve("b", 10_020)
+
+
+def test_a_refusal_of_a_session_that_will_grow_says_what_it_may_need_or_what_would_be_in_use() -> None:
+    account = CacheAccount(10e6)
+    account.reserve("a", 8e6)
+    with pytest.raises(NoCapacityError, match=r"^10\.02 MB may be needed; the server has 10\.00 MB$"):
+        account.leave_room(1e6, 10.02e6, 0.9)
+    with pytest.raises(NoCapacityError, match=r"^9\.02 MB would be in use, more than 90% of the room$"):
+        account.leave_room(1.02e6, 5e6, 0.9)
 
 
 def test_a_refusal_never_speaks_of_less_than_nothing_free() -> None:
