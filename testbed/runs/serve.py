@@ -14,6 +14,7 @@ from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.experiments import Change, Override
 from testbed.experiments.checkpoints import checkpoint_sizes
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.limits import MAX_TOKENS
 from testbed.page.serve import bind
 from testbed.results.served import with_guests
 from testbed.results.text import summary_text
@@ -160,8 +161,10 @@ class ServedRun(RunSession):
 def experiment_to_serve(scenario: str, overrides: Sequence[Override], options: ServeOptions) -> Experiment:
     """Load the scenario with an ``[endpoint]`` table of these options.
 
-    With ``--admission reject`` no request waits in a queue.
+    With ``--admission reject`` no request waits in a queue. Raises ``UserError``.
     """
+    if options.max_model_len is not None and options.max_model_len > MAX_TOKENS:
+        raise UserError(f"--max-model-len must be at most {MAX_TOKENS:,}, not {options.max_model_len}")
     queue = [Change("policy.queue", "none")] if options.admission == "reject" else []
 
     def load(max_model_len: int) -> Experiment:

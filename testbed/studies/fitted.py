@@ -14,6 +14,7 @@ from testbed.experiments import Change, Override, load_experiment
 from testbed.experiments.families import VALUE_BYTES, ModelSizes
 from testbed.experiments.sources import override, read_source
 from testbed.experiments.units import counted
+from testbed.runtime.blocks import require_blocks
 from testbed.studies.calibrate.backend import Device
 from testbed.studies.calibrate.backend import read_source as read_model
 from testbed.studies.calibrate.quick import quick_profile
@@ -44,6 +45,7 @@ def fitted(model: str, network: str | None, given: Sequence[Override]) -> tuple[
         )
     device = _device(source.document.get("compute", {}))
     checkpoint = read_model(model, random_weights=False)
+    require_blocks("--model without a scenario")
     problem = load_experiment(scenario).problem
     held = [_share(server, problem.model, checkpoint.sizes) for server in problem.servers]
     block_bytes = checkpoint.sizes.block_bytes(device.weights, VALUE_BYTES[device.dtype])

@@ -461,6 +461,7 @@ def _n_ended(testbed: Serving) -> float:
         (("--tokenizer", "/nonexistent"), "has no tokenizer.json"),
         (("--api-key", "k", "--no-auth"), "contradict"),
         (("--max-model-len", "100000"), "do not fit into one step"),
+        (("--max-model-len", "100000000"), "testbed: --max-model-len must be at most 10,000,000"),
         (("--set", "clock=virtual"), "real time"),
     ],
 )
