@@ -5,6 +5,7 @@ Unsupported settings that would change the response are rejected, never ignored.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
@@ -19,6 +20,11 @@ _MOST_PROMPTS = 64
 """In one request: each is a session of its own."""
 ANY_TOKEN = 2**31
 """More than the size of any vocabulary."""
+
+
+_MISSING = re.compile("Object missing required field `(.*)`")
+_TRUNCATED = "Input data was truncated"
+"""Both as msgspec says it; the second also of a text with a surrogate that has no partner."""
 
 
 class ApiError(Exception):
@@ -219,9 +225,12 @@ def read_body(data: bytes, kind: type[B]) -> B:
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$.")
         param = path.rstrip("`") or None
+        if param is None and (missing := _MISSING.fullmatch(text)):
+            raise ApiError(400, f"{missing[1]} is missing: the body must have it", missing[1]) from error
         raise ApiError(400, text if param is None else f"{param}: {text}", param) from error
     except msgspec.DecodeError as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from error
+        why = "it ends too early, or a text has half a surrogate pair" if str(error) == _TRUNCATED else error
+        raise ApiError(400, f"the body is not JSON: {why}") from error
     except UnicodeDecodeError as error:
         raise ApiError(400, "the body is not JSON: a text in it is not UTF-8") from error
     except RecursionError as error:

@@ -169,6 +169,21 @@ def test_tools_and_forms_of_answers_are_refused(fields: dict[str, Any]) -> None:
         chat(**fields)
 
 
+@pytest.mark.parametrize(("data", "param"), [(b'{"prompt": "a"}', "model"), (b'{"model": "m"}', "prompt")])
+def test_a_parameter_that_is_missing_is_named(data: bytes, param: str) -> None:
+    with pytest.raises(ApiError, match=f"^{param} is missing") as caught:
+        read_body(data, CompletionBody)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("data", [b'{"model": "m"', rb'{"model": "m", "prompt": "\ud800"}'])
+def test_a_body_that_ends_too_early_or_has_half_a_surrogate_pair_is_refused_with_both_causes(
+    data: bytes,
+) -> None:
+    with pytest.raises(ApiError, match="it ends too early, or a text has half a surrogate pair"):
+        read_body(data, CompletionBody)
+
+
 @given(st.binary(max_size=200))
 def test_no_body_breaks_anything(data: bytes) -> None:
     for kind in (CompletionBody, ChatBody):
