@@ -13,7 +13,7 @@ def _sizes(needed_bytes: float, there_bytes: float) -> tuple[str, str]:
     """Returns both for people, in one unit and with as many digits as tell them apart."""
     unit, scale = "MB", 1e6
     if needed_bytes < 1e5:
-        unit, scale = ("kB", 1e3) if needed_bytes >= 1e3 else ("bytes", 1.0)
+        unit, scale = ("kB", 1e3) if needed_bytes >= 1e3 else ("B", 1.0)
     needed, there = needed_bytes / scale, there_bytes / scale
     fewest = 0 if scale == 1 else 1
     n_digits = next((n for n in range(fewest, 9) if f"{needed:.{n}f}" != f"{there:.{n}f}"), 9)

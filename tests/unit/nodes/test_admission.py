@@ -33,7 +33,7 @@ def test_a_refusal_is_final_only_where_the_session_can_never_fit_and_the_server_
     server, _, _ = admission()
     assert server.admit("a", 2, 6, Need(5, 20)) is None
     full, never = server.admit("b", 2, 6, Need(5, 20)), server.admit("b", 2, 6, Need(5, 26))
-    assert full is not None and (full.reason, full.is_final) == ("80 bytes asked for, 20 bytes free", False)
+    assert full is not None and (full.reason, full.is_final) == ("80 B asked for, 20 B free", False)
     assert never is not None and never.is_final
     server.offer(2, 6, 100.0)
     moved = server.admit("b", 2, 6, Need(5, 26))

@@ -91,7 +91,7 @@ async def test_a_server_without_room_says_so_and_keeps_the_connection() -> None:
     async with serving(server) as url, raw_client(url) as client:
         assert await client.ask("open", 1, "a", "c", 0, 4, 10) == ["ok", 1]
         answer = await client.ask("open", 2, "b", "c", 0, 4, 10)
-        assert answer == ["error", 2, wire.NO_CAPACITY, "40 bytes asked for, 10 bytes free"]
+        assert answer == ["error", 2, wire.NO_CAPACITY, "40 B asked for, 10 B free"]
         assert await client.ask("close", 3, "a") == ["ok", 3]
         assert await client.ask("open", 4, "b", "c", 0, 4, 10) == ["ok", 4]
         assert (server.counters.refused, server.counters.errors) == (1, 0)

@@ -221,7 +221,7 @@ async def test_without_room_it_closes_what_it_opened_backs_off_and_asks_the_rout
     assert [details["backoff_s"] for details in rejected] == series
     assert {details["server"] for details in rejected} == {1}
     assert {details["reason"] for details in rejected} == {
-        "no-capacity: 27 bytes asked for, 20 bytes free",
+        "no-capacity: 27 B asked for, 20 B free",
     }
     assert recorder.states[-2][:2] == ("admitted", 183.0)
     assert recorder.opened == [(183.0, 183.0)], "opening starts with the attempt that was admitted"

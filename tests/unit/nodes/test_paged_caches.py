@@ -39,7 +39,7 @@ def test_an_account_grows_by_what_is_free_and_only_for_those_who_hold_something(
     account.reserve("a", 4.0)
     account.grow("a", 5.0)
     assert (account.held_bytes("a"), account.used_bytes) == (9.0, 9.0)
-    with pytest.raises(NoCapacityError, match=r"1 bytes free"):
+    with pytest.raises(NoCapacityError, match=r"1 B free"):
         account.grow("a", 2.0)
     with pytest.raises(KeyError):
         account.grow("b", 1.0)

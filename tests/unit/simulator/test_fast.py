@@ -117,7 +117,7 @@ def test_a_request_fails_before_a_retry_that_would_start_too_late() -> None:
     # Refused at 1.5, 3.0, 5.5; the next attempt would be at 9.5, more than 5 s after the arrival.
     assert (r.status, r.n_rejections, r.waiting_s) == ("failed", 2, 4.5)
     assert (r.ttft_s, r.setup_s) == (None, None)
-    assert r.reason == "no room at the last attempt within 5 s (no-capacity: 4 bytes asked for, 0 bytes free)"
+    assert r.reason == "no room at the last attempt within 5 s (no-capacity: 4 B asked for, 0 B free)"
 
 
 @pytest.mark.parametrize("give_up_s", [0.0, 20.0])
@@ -128,7 +128,7 @@ def test_a_request_without_a_chain_or_too_big_for_its_server_does_not_wait_for_e
     limit_s, ended_at_s = (give_up_s, 15.0) if give_up_s else (300.0, 243.0)  # as recovery.give_up
     for routing, refusal in (
         (None, "no route covers the model"),
-        (Always(lambda request, state, now_s: ONE_SERVER), "never-fits: 36 bytes asked for, 8 bytes free"),
+        (Always(lambda request, state, now_s: ONE_SERVER), "never-fits: 36 B asked for, 8 B free"),
     ):
         run = run_fast(problem, placement, plans, routing, backoff=Backoff(give_up_s=give_up_s))
         assert [r.status for r in run.requests] == ["completed", "failed"]
