@@ -74,12 +74,12 @@ def check_quantised(config: Mapping[str, Any], weights: str, *, has_graphs: bool
         )
 
 
-def _ropes(parameters: Any) -> set[Any]:
+def _ropes(parameters: Any) -> list[Any]:
     """Returns the types of rotary embeddings: of all blocks, or by their kind."""
     if not isinstance(parameters, Mapping):
-        return set()
+        return []
     tables = [table for table in parameters.values() if isinstance(table, Mapping)] or [parameters]
-    return {table.get("rope_type") or table.get("type") or "default" for table in tables}
+    return [table.get("rope_type") or table.get("type") or "default" for table in tables]
 
 
 def weight_files(folder: Path) -> Mapping[str, str]:

@@ -135,6 +135,7 @@ def test_a_checkpoint_that_servers_would_refuse_is_refused_before_they_start(
     ("more", "words"),
     [
         (SCALED, "rotary embeddings of type 'dynamic' are not supported"),
+        ({"rope_scaling": {"type": ["linear"]}}, "rotary embeddings of type ['linear'] are not supported"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "quantised already (mxfp4) are not supported"),
         (
             {"layer_types": 2 * ["linear_attention"]},
