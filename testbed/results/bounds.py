@@ -210,7 +210,7 @@ def bounds_text(found: Mapping[str, Any], design_concurrency: int | None) -> str
         by_client = {client: f"{ms / 1e3:.3f} s" for client, ms in of.items()}
         if len(set(by_client.values())) > 1:
             low, high = min(of, key=of.__getitem__), max(of, key=of.__getitem__)
-            least = f"{by_client[low]} ({low}) to {by_client[high]} ({high}), and {least} over all requests,"
+            least = f"{by_client[low]} ({low}) to {by_client[high]} ({high}), and {least} over all that completed,"
         parts.append(f"at least {least} with any placement and routing (Lemma B.1)")
     if (most_ms := found.get("theorem1_per_token_ms")) is not None:
         sessions = counted(design_concurrency or 0, "sessions")

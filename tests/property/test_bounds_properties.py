@@ -317,7 +317,7 @@ def test_the_line_on_bounds_has_both_or_the_reason() -> None:
     [
         (
             (0.001, 1.0),
-            "at least 0.005 s (c0) to 0.505 s (c1), and 0.380 s over all requests, with any placement",
+            "at least 0.005 s (c0) to 0.505 s (c1), and 0.380 s over all that completed, with any placement",
         ),
         ((0.002, 0.002), "at least 0.006 s with any placement"),
     ],
