@@ -238,7 +238,7 @@ class Batches:
 class OneByOne(Batches):
     """A server's steps one after another, in the order of their arrival: batches of one step."""
 
-    def __init__(self, times: StepTimes, factor_at: FactorAt = lambda at_s: 1.0) -> None:
+    def __init__(self, times: StepTimes, factor_at: FactorAt) -> None:
         super().__init__(times, factor_at=factor_at)
         self._step_s = times.step_s
 

@@ -144,10 +144,10 @@ def resolve(
     check_places(network, by_site, warns=is_measured)
     known = {site for pair in by_site for site in pair}
     check_sites(where.own_links, known, set(where.sites.values()))
-    shared = shared_links(network, where.own_links, known)
-    shared = between_nodes(shared, where.sites)
+    shared = between_nodes(shared_links(network, where.own_links, known), where.sites)
+    most_bps = shared.narrowest_bps()
     stated = node_links(by_site, where.clients, where.servers, where.others)
-    links = narrowed(stated, shared.narrowest_bps())
+    links = narrowed(stated, most_bps)
     plans = LinkPlans(
         tuple(network.event or ()),
         tuple(network.trace or ()),
@@ -239,7 +239,7 @@ def resolve(
         network=NetworkPart(
             backend=network.backend,
             links=links,
-            changes=network_changes(plans, stated, where.sites, shared.narrowest_bps()),
+            changes=network_changes(plans, stated, where.sites, most_bps),
             site_links=by_site,
             plans=plans,
             sites=tuple(where.own_links),

@@ -127,8 +127,8 @@ def list_command() -> tuple[dict[str, Any], str]:
     cells = [
         (
             *(f"{row[key]}" for key in keys[:-3]),
-            span([n_bytes / 1e6 for n_bytes in listed(row["block_bytes"])], "{:.1f}"),
-            span(listed(row["cache_bytes_per_token"]), "{:.0f}"),
+            _span([n_bytes / 1e6 for n_bytes in listed(row["block_bytes"])], "{:.1f}"),
+            _span(listed(row["cache_bytes_per_token"]), "{:.0f}"),
             "-" if row["n_experts"] is None else f"{row['experts_per_token']} of {row['n_experts']}",
         )
         for row in rows
@@ -199,17 +199,24 @@ def listed(value: Any, n_blocks: int = 1) -> list[float]:
 
 
 def one_or_all(values: Sequence[Any]) -> Any:
+    """Return a size of every block as ``model_answer`` has it: one value if all are equal, else a list."""
     return values[0] if len(set(values)) == 1 else list(values)
 
 
-def span(values: Sequence[float], form: str) -> str:
+def _span(values: Sequence[float], form: str) -> str:
     """Return the smallest and the largest of ``values``, or their one value."""
     ends = [form.format(value) for value in (min(values), max(values))]
     return " to ".join(dict.fromkeys(ends))
 
 
-def _model_line(answer: dict[str, Any]) -> str:
+def of_blocks(answer: dict[str, Any]) -> str:
+    """Return the bytes of a block and of its cache for people, as ranges where blocks differ."""
     blocks_mb = [n_bytes / 1e6 for n_bytes in listed(answer["block_bytes"])]
+    cache_bytes = _span(listed(answer["cache_bytes_per_token"]), "{:.0f}")
+    return f"s_m {_span(blocks_mb, '{:.3f}')} MB; s_c {cache_bytes} B per token of a session"
+
+
+def _model_line(answer: dict[str, Any]) -> str:
     windows = [tokens for tokens in listed(answer["cache_window_tokens"]) if tokens is not None]
     experts = (
         f", {answer['experts_per_token']} of {answer['n_experts']} experts" if answer["n_experts"] else ""
@@ -218,8 +225,7 @@ def _model_line(answer: dict[str, Any]) -> str:
         f"{answer['name']} in {answer['dtype']}: {answer['family']}, "
         f"{counted(answer['n_blocks'], 'blocks')}, hidden size {answer['hidden_size']}, {answer['n_heads']} "
         f"heads ({answer['n_kv_heads']} of keys and values), feed-forward {answer['feed_forward']}{experts}, "
-        f"{answer['vocabulary']} tokens\nper block: s_m {span(blocks_mb, '{:.3f}')} MB; s_c "
-        f"{span(listed(answer['cache_bytes_per_token']), '{:.0f}')} B per token of a session"
+        f"{answer['vocabulary']} tokens\nper block: {of_blocks(answer)}"
         + (f", in {len(windows)} blocks of the last {windows[0]:.0f} tokens only" if windows else "")
     )
 

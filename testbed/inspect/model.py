@@ -19,7 +19,7 @@ from testbed.experiments.families import MADE, VALUE_BYTES, make_config, sizes_o
 from testbed.experiments.problems import unknown
 from testbed.experiments.profiles import model_names
 from testbed.experiments.units import counted
-from testbed.inspect.hardware import listed, model_command, one_or_all, span
+from testbed.inspect.hardware import model_command, of_blocks, one_or_all
 from testbed.rundir import check_new_folder
 from testbed.runtime.blocks import available_bytes, make_checkpoint, require_blocks
 
@@ -95,11 +95,7 @@ def show_command(checkpoint: str, dtype: str | None, weights: str | None) -> tup
     lines = [f"{answer['checkpoint']}: {_line(answer)}"]
     if answer["problem"]:
         lines.append(f"its blocks cannot be loaded: {answer['problem']}")
-    blocks_mb = [n_bytes / 1e6 for n_bytes in listed(answer["block_bytes"])]
-    lines.append(
-        f"per block, {dtype}, weights {weights}: s_m {span(blocks_mb, '{:.3f}')} MB; s_c "
-        f"{span(listed(answer['cache_bytes_per_token']), '{:.0f}')} B per token of a session"
-    )
+    lines.append(f"per block, {dtype}, weights {weights}: {of_blocks(answer)}")
     return answer, "\n".join(lines)
 
 

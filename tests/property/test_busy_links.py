@@ -24,6 +24,10 @@ BASE: dict[str, Any] = {
     "workload": {"arrivals": "poisson", "n_requests": 6},
     "policy": {"name": "proposed", "design_concurrency": 1},
 }
+LITTLE_ROOM = {
+    "small": SMALL_HARDWARE | {"memory": "203 MB"},
+    "tight": SMALL_HARDWARE | {"memory": "201.3 MB"},
+}
 RATES = (8, 40, 200, 1000, 10_000)
 """Mbit/s."""
 TIMES = ("queue_s", "setup_s", "ttft_s", "e2e_s")
@@ -72,7 +76,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
 def uplinks(draw: st.DrawFn, scenario: dict[str, Any]) -> None:
     """All of a site's connections share its uplink and its downlink."""
     up, down = (f"{draw(st.sampled_from(RATES))} Mbit/s" for _ in range(2))
-    scenario["sites"] = [{"name": "B", "up": up, "down": down}]
+    scenario["sites"] = [*scenario.get("sites", ()), {"name": "B", "up": up, "down": down}]
 
 
 def slower_link(draw: st.DrawFn, scenario: dict[str, Any]) -> None:
@@ -99,8 +103,7 @@ def little_room(draw: st.DrawFn, scenario: dict[str, Any]) -> None:
 
     One server has room for fewer, so that others have accepted what it refuses.
     """
-    tight = SMALL_HARDWARE | {"memory": "201.3 MB"}
-    scenario["hardware"] = {"small": SMALL_HARDWARE | {"memory": "203 MB"}, "tight": tight}
+    scenario["hardware"] = LITTLE_ROOM
     scenario["servers"] = [*scenario["servers"], {"hardware": "tight", "site": "C"}]
     scenario["policy"] = {
         **{"placement": "cg-bp", "design_concurrency": 1},
@@ -148,9 +151,8 @@ def test_after_a_refusal_a_client_waits_only_so_long_for_the_others_to_close(up:
     """Its closing waits for a prompt on the uplink for longer than ``recovery.connect_timeout``."""
     sites = (("A", "B", 20), ("A", "C", 40), ("B", "C", 30))
     pairs = [{"sites": [a, b], "rtt": f"{rtt_ms} ms", "rate": "40 Mbit/s"} for a, b, rtt_ms in sites]
-    room = {"small": SMALL_HARDWARE | {"memory": "203 MB"}, "tight": SMALL_HARDWARE | {"memory": "201.3 MB"}}
     scenario = BASE | {
-        "hardware": room,
+        "hardware": LITTLE_ROOM,
         "servers": [{"hardware": "small", "site": "B"}, {"hardware": "tight", "site": "C"}],
         "clients": [{"site": "A"}],
         "sites": [{"name": "A", "up": up}],
