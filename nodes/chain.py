@@ -286,18 +286,20 @@ class Chain:
         """Closes the hops that can still be reached.
 
         Servers close the sessions of lost connections themselves. They may keep the caches of ``pages``, the ids of all
-        pages of the session.
+        pages of the session. All are told before this waits for the first time: also if it is cancelled then.
         """
-        await asyncio.gather(*(self._close(hop, pages) for hop in hops))
+        closings = [self._close(hop, pages) for hop in hops]
+        await asyncio.gather(*(self._closed(closing) for closing in closings if closing is not None))
 
-    async def _close(self, hop: OpenHop, pages: bytes | None) -> None:
+    def _close(self, hop: OpenHop, pages: bytes | None) -> asyncio.Task[None] | None:
         if pages is not None:
             pages = pages[hop.n_pages * PAGE_ID_BYTES :]
+        return self._connections[hop.server].forget(hop.key, hop.generation, pages)
+
+    async def _closed(self, closing: asyncio.Task[None]) -> None:
         # After the limit the message is still on its way: a paused server closes the session when it goes on.
-        closing = self._connections[hop.server].forget(hop.key, hop.generation, pages)
-        if closing is not None:
-            with contextlib.suppress(Overdue), self._watchdog.limit(self._rules.connect_timeout_s):
-                await asyncio.shield(closing)
+        with contextlib.suppress(Overdue), self._watchdog.limit(self._rules.connect_timeout_s):
+            await asyncio.shield(closing)
 
     def failed(self, server: int) -> None:
         """Marks ``server`` as doubted: it has failed this client."""

@@ -141,7 +141,7 @@ class Connection:
             line = DelayedMessages(self._up, self._clock, ws.send_bytes, hang_up)
             channel.lines.append(line)
             write = line.send
-        channel.sender = Sender(write, self._clock.now_s, hang_up)
+        channel.sender = Sender(write, self._clock.now_s, hang_up, at_once=self._up is None)
         channel.reader = self._later(self._read(channel))
 
     async def ready(self) -> int:
@@ -208,7 +208,7 @@ class Connection:
             raise ConnectionLost(f"the connection to {self._url} was lost and opened again")
         future: asyncio.Future[tuple[wire.Answer, float]] = asyncio.get_running_loop().create_future()
         channel.waiting[request.id] = future
-        is_accepted = False
+        is_accepted = is_abandoned = False
         if on_answer is not None:
             channel.listeners[request.id] = on_answer
         sending = Sending(request, on_left)
@@ -217,18 +217,21 @@ class Connection:
             limit.since = partial(_quiet_since_s, channel, sending)
         try:
             await channel.sender.begin(sending)
-            frame, received_at_s = await future
+            # Unless shielded, an answer that comes between a cancellation and its handling would be lost, with the open session.
+            is_opening = isinstance(request, wire.Opening)
+            frame, received_at_s = await (asyncio.shield(future) if is_opening else future)
             is_accepted = not isinstance(frame, wire.Error)
         except (ConnectionError, aiohttp.ClientError) as error:
             raise ConnectionLost(f"{self._url}: {error}") from error
         except asyncio.CancelledError:
             channel.sender.drop(sending)
             if isinstance(request, wire.Opening) and sending.is_begun:
-                self._abandon(channel, request, future)
+                is_abandoned = True
+                self._close_later(self._close_when_open(channel, request, future))
             raise
         finally:
-            if channel.waiting.get(request.id) is future:
-                del channel.waiting[request.id]
+            if not is_abandoned:
+                channel.waiting.pop(request.id, None)
             if not is_accepted:
                 channel.listeners.pop(request.id, None)
             del future, sending  # exceptions would keep this stack frame alive, and with it the payload
@@ -236,18 +239,10 @@ class Connection:
             raise ServerError(frame.code, frame.message)
         return Answered(frame, sent_at_s, received_at_s)
 
-    def _abandon(
-        self, channel: _Channel, request: wire.Opening, answer: asyncio.Future[tuple[wire.Answer, float]]
-    ) -> None:
-        """Closes the session of an opening that was cancelled, if the server opens it or has opened it."""
-        if answer.cancelled() or not answer.done():
-            answer = channel.waiting[request.id] = asyncio.get_running_loop().create_future()
-        # Else the answer came at the moment of the cancellation.
-        self._close_later(self._close_when_open(channel, request, answer))
-
     async def _close_when_open(
         self, channel: _Channel, request: wire.Opening, answer: asyncio.Future[tuple[wire.Answer, float]]
     ) -> None:
+        """Closes the session of an opening that was cancelled, if the server opens it or has opened it."""
         try:
             frame, _ = await answer
         except ConnectionLost:

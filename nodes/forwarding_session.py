@@ -260,9 +260,9 @@ class ForwardingChain(Chain):
         self._ignore(hop)
         super().forget(hop)
 
-    async def _close(self, hop: OpenHop, pages: bytes | None) -> None:
+    def _close(self, hop: OpenHop, pages: bytes | None) -> asyncio.Task[None] | None:
         self._ignore(hop)
-        await super()._close(hop, pages)
+        return super()._close(hop, pages)
 
     def _ignore(self, hop: OpenHop) -> None:
         join_id = self._join_ids.pop((hop.server, hop.key), None)

@@ -60,6 +60,8 @@ class LoadGenerator:
         """Those of requests that have not ended and that another turn follows."""
         self._following: dict[int, Request] = {}
         """Further turns that have not begun, by the request before them."""
+        self._held: dict[int, HubSession] = {}
+        """Sessions whose chains may be open for turns that have not begun, by the requests of those turns."""
 
     async def run(self, requests: Sequence[Request], *, stays_open: bool = False) -> None:
         """Serves all requests. Returns when each has ended; never if the workload ``stays_open``.
@@ -89,6 +91,7 @@ class LoadGenerator:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*(session.release() for session in self._held.values()))
         if self._failure is not None:
             raise self._failure
 
@@ -143,14 +146,16 @@ class LoadGenerator:
         assert turn is not None, "it follows another turn"
         at_s = on_tick(before.at_s + turn.think_s)
         request = msgspec.structs.replace(request, arrival_at_s=at_s, history=tuple(session.tokens))
+        self._held[request.index] = session
 
         async def later() -> None:
             if self._hold_s is not None and turn.think_s > self._hold_s:
                 await self._clock.sleep_until_s(on_tick(before.at_s + self._hold_s))
                 self.record(Released(request.index, self._clock.now_s()))
-                await session.close()
+                await session.release()
             await self._clock.sleep_until_s(at_s)
             self._arrives(request)
+            del self._held[request.index]
             await self._serve(request, session)
 
         self._in_background(request.index, later())

@@ -91,7 +91,8 @@ class Messages(Generic[M]):
     """Sends frames' messages one after another; it owns what must be sent.
 
     Who cancels a call of it stops waiting and changes nothing else. ``write`` sends a message, and returns when the
-    next one may be sent. If it fails, ``lost`` is called, and nothing more can be sent.
+    next one may be sent. If it fails, ``lost`` is called, and nothing more can be sent. ``at_once``: it hands the message
+    over before it waits for anything.
     """
 
     def __init__(
@@ -99,8 +100,11 @@ class Messages(Generic[M]):
         write: Callable[[M], Awaitable[None]],
         now_s: Callable[[], float],
         lost: Callable[[], object] = lambda: None,
+        *,
+        at_once: bool = True,
     ) -> None:
         self._write = write
+        self._at_once = at_once
         self._now_s = now_s
         self._lost = lost
         self._outbox: Outbox[Waiting[M]] = Outbox()
@@ -114,7 +118,7 @@ class Messages(Generic[M]):
 
         Raises ``ConnectionError``.
         """
-        if self._is_writing or not frame.is_whole:
+        if self._is_writing or not frame.is_whole or not self._at_once:
             self.put(frame)
             return
         if self._why_not is not None:
@@ -122,7 +126,7 @@ class Messages(Generic[M]):
         self._is_writing = True
         try:
             message = frame.next()
-            frame.end(self._now_s())  # ``write`` hands it over before it waits
+            frame.end(self._now_s())
             await self._write(message)
         except ConnectionError as error:
             self._fail(error)

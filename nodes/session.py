@@ -146,16 +146,24 @@ class HubSession:
             logged = pages if request.generation.prompt else None
             self._observe(Completed(request.index, finished_at_s, logged or b""))
         finally:
-            if self._rounds is not None:
-                await self._rounds.end()
-            if not self._is_held:
-                await self.close(pages)
+            try:
+                if self._rounds is not None:
+                    await self._rounds.end()
+            finally:  # also if it is cancelled while it waits for its rounds
+                if not self._is_held:
+                    await self._close(pages)
 
-    async def close(self, pages: bytes | None = None) -> None:
-        """Closes the chain. Servers may keep the caches of ``pages`` (``Chain.close``)."""
-        self._is_held = False
-        await self._chain.close(self.hops, pages)
-        self._chain.end()
+    async def release(self) -> None:
+        """Closes the chain if it is open for the next turn."""
+        if self._is_held:
+            self._is_held = False
+            await self._close()
+
+    async def _close(self, pages: bytes | None = None) -> None:
+        try:
+            await self._chain.close(self.hops, pages)
+        finally:
+            self._chain.end()
 
     async def _begin(self) -> float:
         """Opens a chain; returns when the prompt can be sent."""

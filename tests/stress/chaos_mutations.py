@@ -36,8 +36,8 @@ MUTATIONS = (
     Mutation(
         "a session that ends does not close its hops",
         "nodes/session.py",
-        "                await self.close(pages)\n",
-        "                pass\n",
+        "                    await self._close(pages)\n",
+        "                    pass\n",
     ),
     Mutation(
         "hops that were opened beside one that refused stay open",

@@ -342,6 +342,24 @@ async def test_an_opening_that_is_cancelled_as_its_answer_arrives_is_closed() ->
         assert server.account.used_bytes == 0
 
 
+async def test_an_opening_that_is_cancelled_while_its_link_is_busy_is_sent_and_closed() -> None:
+    clock = ManualClock()
+    server = make_server(clock=clock)
+    link = DelayProfile(0.0, s_per_byte=1.0)
+    async with serving(server) as url, connection_to(url, clock, up=link) as connection:
+        first = asyncio.create_task(ask(connection, "ping", bytes(100)))
+        await clock.advance(1.0)
+        opening = asyncio.create_task(ask(connection, "open", "s", "c", 0, 4, 8))
+        await clock.advance(1.0)
+        opening.cancel()
+        await clock.advance(10_000.0)
+        await first
+        await until(lambda: server.counters.opened == 1)
+        await clock.advance(10_000.0)
+        await until(lambda: not connection._closings)
+        assert server.counters.closed == 1 and server.account.used_bytes == 0
+
+
 async def test_what_was_asked_on_a_lost_connection_is_not_kept() -> None:
     server = make_server(profile=StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0)))
 

@@ -111,7 +111,7 @@ async def test_a_chain_of_servers_gives_the_tokens_of_the_whole_model() -> None:
         run.stays_open = True
         await run.run()
         chosen = list(run.hops)
-        await run.close()
+        await run.release()
     assert [state for state, _, _ in recorder.states] == ["routed", "admitted", "completed"]
     assert [token for token, *_ in recorder.tokens] == [0, 1, 2, 3]
     for token, _, _, hops in recorder.tokens:

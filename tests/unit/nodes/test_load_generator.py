@@ -35,6 +35,7 @@ from nodes.records import (
 from nodes.request import Request
 from nodes.session import HubSession, SessionRules
 from policies.steps import StepTimes
+from policies.workload import Turn
 from tests.support.data_plane import (
     INSTANT,
     PATIENT,
@@ -59,16 +60,19 @@ async def route(request: Request, attempt: int, n_done: int) -> Plan:
 class Load:
     """A load generator, and the records that its observer got."""
 
-    def __init__(self, clock: Clock, log: EventLog, connections: Sequence[Connection]) -> None:
+    def __init__(
+        self, clock: Clock, log: EventLog, connections: Sequence[Connection], hold_s: float | None = None
+    ) -> None:
         self.observed: list[AnyRecord] = []
         self.log = log
 
-        def make(request: Request, generator: LoadGenerator, _: HubSession | None) -> HubSession:
+        def make(request: Request, generator: LoadGenerator, after: HubSession | None) -> HubSession:
+            key, observe = str(request.index), generator.record
             return HubSession(
-                request, str(request.index), "c", connections, route, MODEL, RULES, clock, generator.record
+                request, key, "c", connections, route, MODEL, RULES, clock, observe, after=after
             )
 
-        self.generator = LoadGenerator(clock, log, make, self.observed.append, "hub")
+        self.generator = LoadGenerator(clock, log, make, self.observed.append, "hub", hold_s)
 
     def count_of(self, request: int, kind: str) -> int:
         return sum((record.request, record.kind) == (request, kind) for record in self.observed)
@@ -217,6 +221,24 @@ async def test_requests_that_are_running_when_the_run_is_stopped_are_logged_as_i
         Interrupted(0, 1.0),
         Interrupted(1, 1.0),
     ]
+
+
+async def test_a_run_that_is_stopped_between_two_turns_closes_the_chain_that_waits(tmp_path: Path) -> None:
+    clock = ManualClock()
+    chain = [make_server(0, 2), make_server(2, 4)]
+    async with connected(chain, clock) as connections:
+        load = Load(clock, EventLog(tmp_path / "log"), connections, hold_s=300.0)
+        first, second = Turn(0, 0, None, 0.0), Turn(0, 1, 0, 100.0)
+        requests = [Request(0, 0.0, 3, 2, turn=first), Request(1, 0.0, 6, 2, turn=second)]
+        work = asyncio.create_task(load.generator.run(requests))
+        await until(lambda: load.count("completed") == 1)
+        assert all(server.account.used_bytes > 0.0 for server in chain)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        load.log.close()
+        await until(lambda: all(server.account.used_bytes == 0.0 for server in chain))
+    assert load.count("arrived") == 1 and load.count("interrupted") == 0
 
 
 async def test_the_progress_view_gets_the_latest_first_token_and_the_latest_gap(tmp_path: Path) -> None:
