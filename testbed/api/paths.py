@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
+from testbed.experiments.problems import shown
 
 
 def path_of(given: Any, rule: str) -> Path:
@@ -19,9 +20,13 @@ def path_of(given: Any, rule: str) -> Path:
     if "\0" in os.fspath(given):
         raise UserError(f"{rule}, which can have no NUL character as {given!r} has")
     try:
-        return Path(given).expanduser()
+        path = Path(given).expanduser()
+        path.is_dir()
     except RuntimeError:
         raise UserError(f"{rule}, but {given!r} begins with the name of no user") from None
+    except OSError as error:  # such as a name that is too long
+        raise UserError(f"{rule}, but {shown(str(given))} cannot be one: {error.strerror}") from None
+    return path
 
 
 def folder_of(out: Any) -> Path | None:

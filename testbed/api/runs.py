@@ -17,7 +17,7 @@ from testbed.api.choices import Chosen, PolicyLike, chosen_of, label_of
 from testbed.api.html import table_html
 from testbed.api.paths import folder_of, path_of
 from testbed.api.progress import Listener, heard
-from testbed.api.scenarios import Given, plain, scenario, slo_text, whole
+from testbed.api.scenarios import Given, flags, plain, scenario, slo_text, whole
 from testbed.control.placing import load_to_run
 from testbed.errors import UserError
 from testbed.experiments import Change, Override
@@ -206,7 +206,17 @@ def up(
     what was served until then is in the folder.
     """
     with heard(progress) as tell, chosen_of([policy]) as chosen:
-        session = _session(scenario, chosen, network, clock, seed, slo, out, (twin, report, trace), tell)
+        session = _session(
+            scenario,
+            chosen,
+            network,
+            clock,
+            seed,
+            slo,
+            out,
+            flags(twin=twin, report=report, trace=trace),
+            tell,
+        )
         return _ended(session.run())
 
 
@@ -226,7 +236,17 @@ async def up_async(
 ) -> Run:
     """As ``up``, while other tasks of the event loop go on. A cancelled task interrupts its run first."""
     with heard(progress) as tell, chosen_of([policy]) as chosen:
-        session = _session(scenario, chosen, network, clock, seed, slo, out, (twin, report, trace), tell)
+        session = _session(
+            scenario,
+            chosen,
+            network,
+            clock,
+            seed,
+            slo,
+            out,
+            flags(twin=twin, report=report, trace=trace),
+            tell,
+        )
         return _ended(await session.run_async())
 
 
@@ -265,15 +285,15 @@ def _session(
     seed: int | None,
     slo: str | Mapping[str, float] | None,
     out: str | os.PathLike[str] | None,
-    written: tuple[bool, bool, bool],
+    written: dict[str, bool],
     tell: Announce,
 ) -> RunSession:
     made = scenario(source)
     given = {"network.backend": network, "clock": clock, "seed": whole(seed, "seed")}
     changes = [*made.changes, *(Change(key, value) for key, value in given.items() if value is not None)]
     experiment = load_to_run(made.target, [*changes, *PolicyChoice.of(chosen.names[0]).overrides()])
-    with_twin, report, trace = written
-    options = RunOptions(objectives=_limits(slo), with_twin=with_twin, report=report, trace=trace, live=False)
+    report, trace = written["report"], written["trace"]
+    options = RunOptions(_limits(slo), with_twin=written["twin"], report=report, trace=trace, live=False)
     return RunSession(experiment, folder_of(out), options, tell)
 
 

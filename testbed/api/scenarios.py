@@ -14,6 +14,7 @@ from typing import Any
 from testbed.errors import UserError
 from testbed.experiments import Change, Target, dump_toml, load_experiment
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.problems import shown
 from testbed.experiments.sources import Document
 
 _DEEPEST = 50
@@ -103,6 +104,8 @@ def plain(value: Any, key: str) -> Any:
             raise UserError(
                 f"{key}: {value!r} is no text that a file can hold: it has half of a character"
             ) from None
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UserError(f"{key}: {shown(value)} does not fit into 64 bits, as whole numbers of a file do")
     if isinstance(value, bool | int | float | str):
         return value
     if key.count(".") > _DEEPEST:
@@ -124,9 +127,19 @@ def plain(value: Any, key: str) -> Any:
 def whole(value: Any, name: str) -> int | None:
     """Return a whole number, of numpy too, or ``None``. Raises ``UserError`` for anything else."""
     try:
-        return None if value is None else operator.index(value)
+        if not isinstance(value, bool):
+            return None if value is None else operator.index(value)
     except TypeError:
-        raise UserError(f"{name} must be a whole number, not {value!r}") from None
+        pass
+    raise UserError(f"{name} must be a whole number, not {value!r}")
+
+
+def flags(**given: Any) -> dict[str, bool]:
+    """Return values by name that are each true or false. Raises ``UserError`` for any that is not."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{name} must be True or False, not {value!r}")
+    return given
 
 
 def slo_text(slo: str | Mapping[str, float] | None) -> str | None:

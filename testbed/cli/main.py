@@ -149,6 +149,10 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            _fail(
+                f"a file's name of {len(str(error.filename)):,} characters is too long; give a shorter one", 2
+            )
         # Commands handle the errors of the files that they read and write: this is standard output.
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
             raise

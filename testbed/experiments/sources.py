@@ -18,7 +18,7 @@ from testbed.experiments.changes import Change, Override
 from testbed.experiments.filesread import note_file
 from testbed.experiments.limits import MAX_KEY_PARTS, MAX_TOML_BYTES
 from testbed.experiments.policy import FIXED, HALVES, settle_overrides
-from testbed.experiments.problems import Key, KeyedError, key_in_document, nearest
+from testbed.experiments.problems import Key, KeyedError, key_in_document, nearest, shown
 
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
 _DOT = r"[ \t]*+\.[ \t]*+"
@@ -92,7 +92,11 @@ def read_source(target: Target) -> Source:
         return Source(target.name, target.name, Path(), copy.deepcopy(dict(target.tables)))
     name_or_path = target
     path = Path(name_or_path)
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # such as a name that is too long
+        raise ScenarioError(f"{shown(name_or_path)}: {error.strerror}") from None
+    if not is_file:
         shipped = shipped_files()
         if name_or_path in shipped:
             text = shipped[name_or_path].read_text(encoding="utf-8")

@@ -223,6 +223,7 @@ def test_a_routes_seconds_become_pythons_own_numbers() -> None:
     ("wrong", "reason"),
     [
         (Route(CHAIN, "soon", 0.0), "wait_s is 'soon'"),  # type: ignore[arg-type]
+        (Route(CHAIN, 10**30, 0.0), "wait_s is 1000000"),
         (Route(CHAIN, 0.0, None), "cost_s is None"),  # type: ignore[arg-type]
         (Route(CHAIN, -1.0, 0.0), r"a wait of -1\.0 s"),
         (Route(([0, 0, 3], [1, 3, 4]), 0.0, 0.0), "hops are a tuple of Hop"),  # type: ignore[arg-type]

@@ -213,6 +213,15 @@ def contains_itself() -> dict[str, Any]:
         (lambda: tb.simulate("clustered", slo={"ttft": "5s"}), "ttft must be a number of seconds"),
         (lambda: tb.simulate("clustered", slo={"ttft": True}), "must be a number of seconds, not True"),
         (lambda: tb.simulate("clustered", seed=1.5), "seed must be a whole number, not 1.5"),
+        (lambda: tb.sweep("clustered", runs=True), "runs must be a whole number, not True"),
+        (lambda: tb.up("clustered", report="no"), "report must be True or False, not 'no'"),
+        (lambda: tb.score("swarm", checks=0), "checks must be True or False, not 0"),
+        (lambda: tb.sweep("clustered", {"workload.rate": [10**400]}), "does not fit into 64 bits"),
+        (lambda: tb.simulate("x" * 5000), "File name too long"),
+        (
+            lambda: tb.load("x" * 5000),
+            "a run is its directory's path, but .* cannot be one: File name too long",
+        ),
         (
             lambda: tb.simulate("clustered", Nonsense(Placement("x", None, ()))),
             "must return ranges as a tuple",
