@@ -293,7 +293,9 @@ def _session(
     changes = [*made.changes, *(Change(key, value) for key, value in given.items() if value is not None)]
     experiment = load_to_run(made.target, [*changes, *PolicyChoice.of(chosen.names[0]).overrides()])
     report, trace = written["report"], written["trace"]
-    options = RunOptions(_limits(slo), with_twin=written["twin"], report=report, trace=trace, live=False)
+    options = RunOptions(
+        objectives=_limits(slo), with_twin=written["twin"], report=report, trace=trace, live=False
+    )
     return RunSession(experiment, folder_of(out), options, tell)
 
 
