@@ -35,6 +35,8 @@ class Compute(Protocol):
     """The interface of compute backends."""
 
     token_bytes: int
+    factor: float
+    """How many times as long as usual steps take that begin from now on; the server computes nothing else meanwhile."""
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> Any:
         """Returns the state of a new session on blocks ``[first, last)``.

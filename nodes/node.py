@@ -60,7 +60,6 @@ from nodes.records import ENDED, AnyRecord, Drafted, Opening, Plan, Token
 from nodes.request import Request
 from nodes.server import Server, ServerLimits
 from nodes.session import HubSession, SessionRules
-from nodes.slow import slowed
 from policies.decoding import Decoding
 from policies.outcomes import Times
 
@@ -175,7 +174,7 @@ async def serve(config: ServerConfig, host: Host) -> None:
         return server.status()
 
     async def slow(message: Slow) -> None:
-        server.sessions.compute = slowed(compute, message.factor, clock)
+        compute.factor = message.factor
 
     async def stop(_: Stop) -> None:
         stopped.set()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Sequence
+import time
+from collections.abc import Awaitable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,6 +142,8 @@ class BlocksCompute:
         self._current = threading.local()
         """In a thread that computes a step, whether that was given up (``threading.Event``)."""
         self._clock = clock or ScaledClock()
+        self.factor = 1.0
+        self._is_closed = threading.Event()
         self._jobs: dict[Step, _Job] = {}
         """The jobs of steps that are computed in batches."""
         self._batcher = None
@@ -387,7 +391,8 @@ class BlocksCompute:
         self._begin(session, position, n_tokens)
         failure, self._current.is_given_up = "an earlier step failed", is_given_up
         try:
-            with explaining_out_of_memory(f"memory ran out while computing {n_tokens} tokens"):
+            text = f"memory ran out while computing {n_tokens} tokens"
+            with explaining_out_of_memory(text), self._slowly(is_given_up):
                 answer = self._compute(session, n_tokens, payload)
             failure = ""
         except _GivenUp:
@@ -397,6 +402,13 @@ class BlocksCompute:
             self._current.is_given_up = None
             self._finish(session, failure)
         return answer
+
+    @contextlib.contextmanager
+    def _slowly(self, is_over: threading.Event) -> Iterator[None]:
+        """Keeps this thread for ``factor`` times as long as the body takes, but not longer than until ``is_over``."""
+        factor, began_at = self.factor, time.monotonic()
+        yield
+        is_over.wait((factor - 1.0) * (time.monotonic() - began_at))
 
     def _check_given_up(self, *_: Any) -> None:
         is_given_up = getattr(self._current, "is_given_up", None)
@@ -516,6 +528,10 @@ class BlocksCompute:
 
         If the forward fails, every portion is computed on its own, so that only those with an error fail.
         """
+        with self._slowly(self._is_closed):
+            return self._computed(portions)
+
+    def _computed(self, portions: Sequence[_Portion]) -> list[tuple[_Portion, bytes | Exception]]:
         answers: dict[_Portion, bytes | Exception] = {}
         begun = []
         for portion in portions:
@@ -608,6 +624,7 @@ class BlocksCompute:
 
     def close(self) -> None:
         """Releases everything. A step that still runs keeps its memory until its end; nobody waits for it."""
+        self._is_closed.set()
         if self._batcher is not None:
             self._batcher.close()
         self._queue.shutdown(wait=False, cancel_futures=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -67,6 +68,47 @@ async def test_a_session_closed_while_it_computes_keeps_its_memory_until_then(
     assert compute.memory()["cache_bytes"] == 0
     assert session.cache is None
     compute.close()
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+async def test_a_step_waits_for_one_that_a_slow_server_began_before(
+    models: Models, monkeypatch: pytest.MonkeyPatch, is_batched: bool
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3, is_batched=is_batched)
+    computed: list[float] = []
+    really = compute._compute
+
+    def takes_time(*arguments: Any) -> bytes:
+        time.sleep(0.01)
+        computed.append(time.monotonic())
+        return really(*arguments)
+
+    monkeypatch.setattr(compute, "_compute", takes_time)
+    first, second = [await open_session(compute, "c", 0, 3, 4) for _ in range(2)]
+    compute.factor = 20.0
+    steps = [asyncio.ensure_future(compute.step(first, 0, 4, STATES, 0.0))]
+    await until(lambda: len(computed) == 1)
+    compute.factor = 1.0  # for what begins from now on
+    steps.append(asyncio.ensure_future(compute.step(second, 0, 4, STATES, 0.0)))
+    assert [len(done.payload) for done in await asyncio.gather(*steps)] == [len(STATES)] * 2
+    assert computed[1] - computed[0] > 19 * 0.01
+    compute.close()
+
+
+async def test_a_slow_server_that_ends_waits_for_no_step(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_batched in (False, True):
+        compute = await served(models.source(BLOOM), 0, 3, is_batched=is_batched)
+        gate = Gate(compute, monkeypatch)
+        gate.opened.set()
+        session = await open_session(compute, "c", 0, 3, 4)
+        compute.factor = 1e9
+        step = asyncio.ensure_future(compute.step(session, 0, 4, STATES, 0.0))
+        await until(lambda gate=gate: gate.n_inside == 1)
+        step.cancel()
+        compute.close()
+        await asyncio.wait_for(asyncio.to_thread(compute._queue.shutdown), 10)
 
 
 async def test_a_session_closed_before_its_step_began_is_not_computed(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from nodes.batching import Batch, Batches, Composition, Step, batches_of
 from nodes.compute import StubCompute, StubProfile
-from nodes.slow import slowed
 from policies.steps import StepTimes
 from tests.support.manual_clock import ManualClock
 
@@ -205,10 +204,10 @@ async def test_a_stub_is_as_fast_as_before_for_what_waited_while_it_was_slow() -
     bench = Bench()
     bench.start("first")
     await bench.clock.advance(1.0)
-    slowed(bench.compute, 10.0, bench.clock)
+    bench.compute.factor = 10.0
     bench.start("second")
     await bench.clock.advance(1.0)
-    slowed(bench.compute, 1.0, bench.clock)
+    bench.compute.factor = 1.0
     await bench.clock.advance(20.0)
     assert bench.ends == {"first": (2.25, 1, 1), "second": (4.5, 1, 1)}
 
@@ -217,7 +216,7 @@ async def test_a_slow_stub_shares_its_queue_with_what_came_before() -> None:
     bench = Bench()
     bench.start("first")
     await bench.clock.advance(1.0)
-    assert slowed(bench.compute, 2.0, bench.clock) is bench.compute
+    bench.compute.factor = 2.0
     bench.start("second")
     await bench.clock.advance(20.0)
     assert bench.ends == {"first": (2.25, 1, 1), "second": (2.25 + 4.5, 1, 1)}
