@@ -38,7 +38,9 @@ async def test_a_session_that_is_cancelled_leaves_nothing_on_its_servers(kind: s
     assert n_steps > 30
 
 
-async def test_a_session_that_ends_as_it_gives_up_rounds_behind_a_lost_hop_ends_the_oldest_round_too() -> None:
+async def test_a_session_that_ends_as_it_gives_up_rounds_behind_a_lost_hop_ends_the_oldest_round_too() -> (
+    None
+):
     for n_steps in range(8):
         lost, done = asyncio.Event(), []
 
