@@ -63,7 +63,8 @@ class _Channel:
     """One WebSocket and its requests, by id.
 
     ``waiting``: requests that wait for their answer. ``listeners``: what is called with further answers to a request.
-    ``heard_at_s``: when anything came from the server. ``lines``: messages that are delayed here.
+    ``heard_at_s``: when anything came from the server. ``lines``: messages that are delayed here; ``queue``: those from the
+    server that wait for the link to be free.
     """
 
     socket: aiohttp.ClientWebSocketResponse
@@ -74,6 +75,7 @@ class _Channel:
     waiting: dict[int, asyncio.Future[tuple[wire.Answer, float]]] = field(default_factory=dict)
     listeners: dict[int, OnAnswer] = field(default_factory=dict)
     lines: list[DelayedMessages[Any]] = field(default_factory=list)
+    queue: Messages[_Arrived] | None = None
     reader: asyncio.Task[None] | None = None
 
     def fail(self, why: str) -> None:
@@ -86,6 +88,8 @@ class _Channel:
     def end(self) -> None:
         """Sends and delivers nothing more."""
         self.sender.end()
+        if self.queue is not None:
+            self.queue.end()
         for line in self.lines:
             line.close()
 
@@ -328,12 +332,12 @@ class Connection:
             elif frame.id in begun and (kind is not Class.CONTROL or isinstance(frame, wire.Drop)):
                 begun.remove(frame.id)
                 kind = Class.BULK
-            messages.put(_Arrived(frame, n_bytes, kind))
+            queue.put(_Arrived(frame, n_bytes, kind))
 
         hang_up = partial(self._hang_up, channel)
         line: DelayedMessages[_Arrived] = DelayedMessages(down, self._clock, deliver, hang_up)
         channel.lines.append(line)
-        messages: Messages[_Arrived] = Messages(line.send, self._clock.now_s, hang_up)
+        channel.queue = queue = Messages(line.send, self._clock.now_s, hang_up)
         return take
 
     def _hang_up(self, channel: _Channel) -> None:

@@ -90,8 +90,11 @@ class LoadGenerator:
             tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.gather(*(session.release() for session in self._held.values()))
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # also if it is cancelled again, here as well
+                held = self._held.values()
+                await asyncio.gather(*(asyncio.shield(session.release()) for session in held))
         if self._failure is not None:
             raise self._failure
 
@@ -109,9 +112,14 @@ class LoadGenerator:
 
     def _in_background(self, index: int, work: Coroutine[None, None, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():
-                return
-            error = task.exception()
+            end, error = self._ends.pop(index, None), None
+            if not task.cancelled():
+                error = task.exception()
+            elif index in self._arrived_at_s:  # else it had ended, and was only closing its chain
+                at_s = self._clock.now_s()
+                with contextlib.suppress(LogFullError):  # remembered by record, raised by run
+                    self.record(Interrupted(index, at_s) if end is None else _ended(index, at_s, *end))
+            self._arrived_at_s.pop(index, None)
             if error is None:
                 self._tasks.pop(index, None)  # else gather raises it at the end
             elif self._broken is not None and not self._broken.done():
@@ -127,8 +135,7 @@ class LoadGenerator:
         """
         if index in self._arrived_at_s and index not in self._ends:
             self._ends[index] = enough, reason
-            # Not at once: a task that is cancelled before its first step records nothing.
-            asyncio.get_running_loop().call_soon(self._tasks[index].cancel)
+            self._tasks[index].cancel()
 
     def _follow(self, before: Completed | Failed) -> None:
         """Plans the turn after a request that has ended; if it failed, the whole conversation fails."""
@@ -171,16 +178,6 @@ class LoadGenerator:
         except SessionError as error:
             with contextlib.suppress(LogFullError):  # remembered by record, raised by run
                 self.record(Failed(index, self._clock.now_s(), str(error)))
-        except asyncio.CancelledError:
-            end, at_s = self._ends.get(index), self._clock.now_s()
-            if index in self._arrived_at_s:  # else it had ended, and was only closing its chain
-                with contextlib.suppress(LogFullError):
-                    self.record(Interrupted(index, at_s) if end is None else _ended(index, at_s, *end))
-            if end is None:
-                raise
-        finally:
-            self._ends.pop(index, None)
-            self._arrived_at_s.pop(index, None)
 
     def record(self, record: AnyRecord) -> None:
         """Logs a record, and passes it to the observer. Raises ``LogFullError`` if it cannot be stored."""

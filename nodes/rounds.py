@@ -171,24 +171,22 @@ class Rounds:
             return
         await round_.is_oldest()
         self._stays_alone = True
-        self._away.popleft()
         await self._give_up(round_.end, 1)
-        self._away.append(round_)
 
     async def _give_up(self, position: int, n_kept: int) -> None:
-        """Gives up the rounds that are away, and what is drafted ahead: see ``void``."""
-        n_given_up = len(self._away)
-        await self.end()
+        """Gives up the rounds that are away, but for the oldest ``n_kept``, and what is drafted ahead: see ``void``."""
+        n_given_up = len(self._away) - n_kept
+        await self.end(n_kept)
         self._n_given_up += n_given_up
         self._void(n_given_up, position, n_kept)
 
-    async def end(self) -> None:
-        """Waits no more for what is away, and drafts nothing more."""
-        ended: list[asyncio.Task[Any]] = [round_.work for round_ in self._away if round_.work is not None]
+    async def end(self, n_kept: int = 0) -> None:
+        """Waits no more for what is away, but for the oldest ``n_kept`` rounds, and drafts nothing more."""
+        away = list(self._away)
+        ended: list[asyncio.Task[Any]] = [each.work for each in away[n_kept:] if each.work is not None]
         if self._ahead is not None:
             ended.append(self._ahead)
-        self._away.clear()
-        self._ahead = None
+        self._away, self._ahead = deque(away[:n_kept]), None
         for work in ended:
             work.cancel()
         if ended:

@@ -12,15 +12,12 @@ from nodes.messages import Rehost
 from nodes.records import ENDED, Arrived, States
 from policies.online import OnlinePolicy
 from testbed.control.coordinator import Coordinator
-from testbed.control.faults.machine import Nodes
+from testbed.control.faults.machine import NEWS_S, Nodes
 from testbed.control.guarded import guarded
 from testbed.control.mover import Mover, ServerMove
 from testbed.errors import RunError
 from testbed.experiments.experiment import Experiment
 from testbed.records.events import EventWriter
-
-_NEWS_S = 2.0
-"""Event-loop seconds, real or virtual, within which the launcher reports a process that has ended."""
 
 
 class Moves:
@@ -103,7 +100,7 @@ class Moves:
         Raises ``RunError`` if the server is alive after all.
         """
         if move.server in self._membership.alive():
-            await asyncio.sleep(_NEWS_S)
+            await asyncio.sleep(NEWS_S)
         if not self.mover.is_under_way(move):
             return
         if move.server in self._membership.alive():

@@ -219,7 +219,7 @@ class Emulation:
                 serve = messages.Serve(requests, list(self.faults.watched))
             else:
                 serve = messages.Serve(requests, [r.index for r in requests], stays_open=True)
-            await self.nodes.peers[client].ask(serve)
+            await self.processes.guard(self.nodes.peers[client].ask(serve))
         self._serving_since = time.monotonic()
         if self._guests is None:
             await self.processes.guard(self._reports.all_done.wait())

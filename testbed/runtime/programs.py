@@ -87,9 +87,13 @@ class Programs:
         log = self._run_dir / "logs" / f"{program.node}.log"
         self._running[program.node] = None
         self._events.write(ProgramBegun(at_s=self._known_s(), node=program.node))
-        process = await self._launcher.run_program(
-            program.node, program.command, environment, self._run_dir / HOSTS, log
-        )
+        try:
+            process = await self._launcher.run_program(
+                program.node, program.command, environment, self._run_dir / HOSTS, log
+            )
+        except BaseException:  # if it runs, nobody knows its process: it ends with the launcher
+            self._running.pop(program.node, None)
+            raise
         if program.node in self._running:  # else it has ended already
             self._running[program.node] = process
 

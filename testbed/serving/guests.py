@@ -54,7 +54,7 @@ class Stream:
         self._events: asyncio.Queue[StreamEvent] = asyncio.Queue()
 
     def put(self, event: StreamEvent) -> None:
-        self.has_ended = isinstance(event, Ended)
+        self.has_ended |= isinstance(event, Ended)
         self._events.put_nowait(event)
 
     async def get(self) -> StreamEvent:

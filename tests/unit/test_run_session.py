@@ -19,6 +19,7 @@ from testbed.experiments.experiment import Experiment
 from testbed.runs.serve import say_ended
 from testbed.runs.session import Ended, RunOptions, RunSession
 from testbed.runs.up import up_command
+from testbed.runtime.nodeset import NodeSet
 from testbed.runtime.stage import Stage
 
 QUIET = RunOptions(report=False, trace=False, with_twin=False, live=False)
@@ -101,6 +102,25 @@ def test_a_run_that_is_interrupted_before_it_begins_serves_nothing(tmp_path: Pat
     ended = session.run()
     assert ended.interrupted and ended.summary is not None
     assert (ended.summary["n_not_started"], ended.summary["n_completed"]) == (2, 0)
+
+
+def test_an_interrupt_ends_a_run_whose_clients_do_not_take_their_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, connect, ended = RunSession(tiny(), tmp_path / "run", QUIET), NodeSet.connect, []
+
+    async def connect_and_halt(nodes: NodeSet) -> None:
+        await connect(nodes)
+        for client in nodes._experiment.problem.clients:
+            await nodes._launcher.kill(nodes._processes.pids[client], signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(1.0, session.interrupt)
+
+    monkeypatch.setattr(NodeSet, "connect", connect_and_halt)
+    monkeypatch.setattr("testbed.runtime.emulation._PATIENCE_S", 0.1)
+    run = threading.Thread(target=lambda: ended.append(session.run()), daemon=True)
+    run.start()
+    run.join(30)
+    assert [each.interrupted for each in ended] == [True]
 
 
 @pytest.mark.parametrize(

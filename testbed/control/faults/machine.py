@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import signal
 from collections import Counter
@@ -17,6 +18,8 @@ from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError
 from testbed.records.events import EventWriter, FaultEvent, Moved, ServerBegun, ServerLeft
 
+NEWS_S = 2.0
+"""Event-loop seconds, real or virtual, within which the launcher reports a process that has ended."""
 ServerEvent = FaultEvent | ServerLeft | Moved
 InBackground = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
@@ -103,7 +106,14 @@ class ServerProcess:
         await self._nodes.signal_server(self.server, number)
 
     async def ask(self, question: Question[A]) -> A:
-        return await self._nodes.ask_server(self.server, question)
+        """See ``Machine.ask``. When it raises because the process has ended, that is noted already."""
+        try:
+            return await self._nodes.ask_server(self.server, question)
+        except ControlError:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(NEWS_S):
+                    await self.gone.wait()
+            raise
 
     def notify(self, message: Message) -> None:
         self._nodes.notify_server(self.server, message)
@@ -139,7 +149,7 @@ class ServerProcess:
         gone = asyncio.ensure_future(self.gone.wait())
         try:
             await asyncio.wait({beginning, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not beginning.done():
+            if self.gone.is_set():
                 raise RunError(f"{self.name} ended as it began; its log has the reason")
             beginning.result()
         finally:
@@ -182,7 +192,12 @@ class ServerProcess:
                 return
             n_sessions = 0
             if isinstance(ended[0], BaseException) and not self.is_stopped:
-                n_sessions = await self._n_sessions(epoch)
+                try:
+                    n_sessions = (await self.ask(GetStatus())).n_sessions
+                except ControlError:
+                    if self.epoch == epoch:
+                        raise
+                    return
             self.is_up = self.is_leaving = False
             self.epoch += 1
             self.failed_at_s = self.now_s()
@@ -190,16 +205,8 @@ class ServerProcess:
                 await self.signal(signal.SIGKILL)
                 self.is_stopped = False
             else:
-                self.notify(Stop())
+                with contextlib.suppress(ControlError):  # it has just died
+                    self.notify(Stop())
             await self.gone.wait()
         self._died(self.server)
         self.write(ServerLeft, took_s=self.now_s() - began_at_s, n_sessions=n_sessions)
-
-    async def _n_sessions(self, epoch: int) -> int:
-        try:
-            status = await self.ask(GetStatus())
-        except ControlError:
-            if self.epoch == epoch and self.is_up:
-                raise
-            return 0  # the server was killed meanwhile
-        return status.n_sessions

@@ -171,14 +171,22 @@ class LauncherHandle(OnOneMachine):
         async with self._lock:
             if self._page is not None:  # the launcher has no event loop that could do this
                 self._page.enter(LAUNCHER, BUSY)
-            self._connection.send((command, *arguments))
+            with contextlib.suppress(ConnectionError):  # it has ended, which is the answer
+                self._connection.send((command, *arguments))
             # Shielded: a cancelled caller must not leave its answer for the next caller.
-            answer = await asyncio.shield(asyncio.ensure_future(self._answers.get()))
+            answer = await asyncio.shield(asyncio.ensure_future(self._answer(self._answers)))
         if answer is None:
             raise RunError(f"the launcher ended unexpectedly; see {self._log_path}")
         if answer[0] == "error":
             raise (UserError if answer[2] else RunError)(answer[1])
         return answer[1]
+
+    async def _answer(self, answers: asyncio.Queue[tuple[Any, ...] | None]) -> tuple[Any, ...] | None:
+        """Return the next answer; ``None`` for ever once the launcher has ended."""
+        answer = await answers.get()
+        if answer is None:
+            answers.put_nowait(None)
+        return answer
 
     def close(self) -> None:
         """Have the launcher end every node, remove the network and end itself."""

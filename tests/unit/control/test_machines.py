@@ -228,6 +228,55 @@ async def test_a_server_that_ends_as_it_begins_is_named(rig: Rig) -> None:
     assert not rig.machines.answers(0)
 
 
+async def test_a_server_that_ends_at_the_moment_at_which_it_has_begun_is_not_taken_to_be_there(
+    rig: Rig,
+) -> None:
+    await rig.machines.apply("kill", 0)
+
+    async def begin_and_die(server: int) -> None:
+        rig.machines.ended(server, -9)
+
+    rig.nodes.begin_server = begin_and_die  # type: ignore[method-assign]
+    with pytest.raises(TestbedError, match="a100-0 ended as it began"):
+        await rig.machines.apply("restart", 0)
+    assert not rig.machines.answers(0)
+
+
+@pytest.mark.parametrize("question", [WaitUntilEmpty, GetStatus, Slow])
+async def test_a_server_that_dies_before_the_launcher_says_so_does_not_break_the_run(
+    rig: Rig, question: type[Question[Any]]
+) -> None:
+    ask, rig.nodes.n_sessions, is_dead = rig.nodes.ask_server, 2, False
+
+    async def ask_until_it_dies(server: int, asked: Question[Any]) -> Any:
+        nonlocal is_dead
+        is_dead |= isinstance(asked, question)
+        if not is_dead:
+            return await ask(server, asked)
+        asyncio.get_running_loop().call_later(0.05, rig.machines.ended, server, -9)
+        raise ControlError("the control connection was closed")
+
+    rig.nodes.ask_server = ask_until_it_dies  # type: ignore[method-assign]
+    rig.nodes.notify_server = lambda *_: pytest.fail("it is dead")  # type: ignore[method-assign]
+    faults = [Fault("leave", 0, 1.0) if question is not Slow else Fault("slow", 0, 1.0, factor=2.0)]
+    await Schedule(faults, rig.machines).run()
+    await until(lambda: any(line["kind"] == "died" for line in rig.lines("fault")))
+    await until(lambda: not rig.machines._tasks)
+    assert rig.nodes.errors == []
+    assert rig.lines("left") == []
+
+
+async def test_a_server_that_dies_as_it_is_told_to_leave_has_left(rig: Rig) -> None:
+    def tell(server: int, message: Message) -> None:
+        asyncio.get_running_loop().call_later(0.05, rig.machines.ended, server, -9)
+        raise ControlError("the control connection is closed")
+
+    rig.nodes.notify_server = tell  # type: ignore[method-assign]
+    await rig.machines.apply("leave", 0)
+    await until(lambda: bool(rig.lines("left")))
+    assert rig.nodes.errors == []
+
+
 async def test_a_process_that_a_signal_ends_is_a_fault_and_one_that_gives_up_breaks_the_run(rig: Rig) -> None:
     assert rig.machines.ended(0, -11)
     assert rig.lines("fault")[0]["kind"] == "died"

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from nodes.rounds import Answer, Round, Rounds
 from tests.support.data_plane import JumpClock, until
 from tests.support.farm import Session
 from tests.unit.nodes.test_drafting_sessions import KINDS, drafting
@@ -35,6 +36,37 @@ async def test_a_session_that_is_cancelled_leaves_nothing_on_its_servers(kind: s
                 n_sessions += 1
             n_steps += 1
     assert n_steps > 30
+
+
+@pytest.mark.parametrize("n_steps", range(8))
+async def test_a_session_that_ends_as_it_gives_up_rounds_behind_a_lost_hop_ends_the_oldest_round_too(
+    n_steps: int,
+) -> None:
+    lost, done = asyncio.Event(), []
+
+    async def draft(behind: Round | None) -> Round | None:
+        position = 0 if behind is None else behind.end
+        return Round(position, 1, 0, b"") if position < 2 else None
+
+    async def step(round_: Round) -> Answer:
+        if round_.position:
+            await asyncio.Event().wait()
+        await lost.wait()
+        await rounds.alone(round_)
+        await _steps(10)
+        done.append("replaced the hop")
+        return b"", []
+
+    rounds = Rounds(2, draft, lambda: True, step, lambda *_: None)
+    work = asyncio.ensure_future(rounds.next())
+    await _steps(5)
+    lost.set()
+    await _steps(n_steps)
+    work.cancel()
+    await asyncio.wait({work})
+    await rounds.end()
+    await _steps(20)
+    assert not done
 
 
 async def _steps(n: int) -> None:

@@ -22,6 +22,7 @@ from tests.support.data_plane import (
     TOKEN_BYTES,
     ask,
     connected,
+    drive,
     make_server,
     raw_frame,
     serving,
@@ -311,6 +312,26 @@ async def test_a_connection_whose_link_gives_up_is_lost_for_everybody_who_waits(
             await clock.advance(GIVE_UP_S)
             with pytest.raises(ConnectionLost):
                 await asked
+
+
+async def test_answers_that_wait_for_their_link_are_lost_with_their_connection_and_hold_up_no_other() -> None:
+    answered_at_s = set()
+    for n_waiting in (0, 4):
+        clock = ManualClock()
+        link = DelayProfile(1.0, 1.0)
+        async with serving(make_server()) as url, connection_to(url, clock, None, link) as connection:
+            asked = [asyncio.ensure_future(ask(connection, "ping", b"x")) for _ in range(1 + n_waiting)]
+            await until(lambda clock=clock: bool(clock._sleepers))  # the first answer is on its way
+            await asyncio.sleep(0.05)  # others, if any, wait for the link
+            assert connection._channel is not None
+            await connection._channel.socket.close()
+            await asyncio.wait(asked)
+            assert all(isinstance(each.exception(), ConnectionLost) for each in asked)
+            await connection.ready()
+            again = asyncio.ensure_future(ask(connection, "ping", b"x"))
+            await drive(clock, again)
+            answered_at_s.add(again.result().received_at_s)
+    assert len(answered_at_s) == 1
 
 
 async def test_the_links_of_an_open_connection_can_change() -> None:

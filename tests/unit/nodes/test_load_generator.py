@@ -223,22 +223,51 @@ async def test_requests_that_are_running_when_the_run_is_stopped_are_logged_as_i
     ]
 
 
+async def test_every_request_that_has_arrived_has_one_end_whenever_the_run_is_stopped(tmp_path: Path) -> None:
+    clock = JumpClock()
+    chain = [make_server(0, 2), make_server(2, 4)]
+    async with connected(chain, clock) as connections:
+        n_steps, has_ended = 0, False
+        while not has_ended:
+            load = Load(clock, EventLog(tmp_path / f"log{n_steps}"), connections)
+            work = asyncio.create_task(load.generator.run([Request(i, 0.0, 3, 2) for i in range(2)]))
+            for _ in range(n_steps):
+                await asyncio.sleep(0)
+            has_ended = work.done()
+            work.cancel()
+            await asyncio.wait({work})
+            load.log.close()
+            ends = [record.request for record in load.observed if isinstance(record, ENDED)]
+            assert sorted(ends) == [record.request for record in load.observed if isinstance(record, Arrived)]
+            n_steps += 1
+    assert n_steps > 10
+
+
 async def test_a_run_that_is_stopped_between_two_turns_closes_the_chain_that_waits(tmp_path: Path) -> None:
     clock = ManualClock()
     chain = [make_server(0, 2), make_server(2, 4)]
+    first, second = Turn(0, 0, None, 0.0), Turn(0, 1, 0, 100.0)
+    held = [Request(0, 0.0, 3, 2, turn=first), Request(1, 0.0, 6, 2, turn=second)]
     async with connected(chain, clock) as connections:
-        load = Load(clock, EventLog(tmp_path / "log"), connections, hold_s=300.0)
-        first, second = Turn(0, 0, None, 0.0), Turn(0, 1, 0, 100.0)
-        requests = [Request(0, 0.0, 3, 2, turn=first), Request(1, 0.0, 6, 2, turn=second)]
-        work = asyncio.create_task(load.generator.run(requests))
-        await until(lambda: load.count("completed") == 1)
-        assert all(server.account.used_bytes > 0.0 for server in chain)
-        work.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await work
-        load.log.close()
-        await until(lambda: all(server.account.used_bytes == 0.0 for server in chain))
-    assert load.count("arrived") == 1 and load.count("interrupted") == 0
+        n_steps, has_ended = 0, False
+        while not has_ended:  # it is cancelled again after so many steps of the event loop
+            load = Load(clock, EventLog(tmp_path / f"log{n_steps}"), connections, hold_s=300.0)
+            work = asyncio.create_task(load.generator.run([*held, Request(2, 0.0, 3, 1000)]))
+            await until(lambda load=load: load.count("completed") == 1)  # type: ignore[misc]
+            assert all(server.account.used_bytes > 0.0 for server in chain)
+            work.cancel()
+            for _ in range(n_steps):
+                await asyncio.sleep(0)
+            has_ended = work.done()
+            work.cancel()
+            await asyncio.wait({work})
+            assert work.cancelled()
+            load.log.close()
+            await until(lambda: all(server.account.used_bytes == 0.0 for server in chain))
+            assert load.count("arrived") == 2
+            assert [record.request for record in load.observed if isinstance(record, Interrupted)] == [2]
+            n_steps += 1
+    assert n_steps > 10
 
 
 async def test_the_progress_view_gets_the_latest_first_token_and_the_latest_gap(tmp_path: Path) -> None:
