@@ -85,7 +85,10 @@ class LoadGenerator:
             if self._broken is not None:
                 await self._broken
             while self._tasks:  # a turn that ends adds the task of the next one
-                await asyncio.gather(*self._tasks.values())
+                done, _ = await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
+                for task in done:
+                    if not task.cancelled():  # by ``end``
+                        task.result()
         finally:
             tasks = list(self._tasks.values())
             for task in tasks:
@@ -121,7 +124,7 @@ class LoadGenerator:
                     self.record(Interrupted(index, at_s) if end is None else _ended(index, at_s, *end))
             self._arrived_at_s.pop(index, None)
             if error is None:
-                self._tasks.pop(index, None)  # else gather raises it at the end
+                self._tasks.pop(index, None)  # else ``run`` raises it
             elif self._broken is not None and not self._broken.done():
                 self._broken.set_exception(error)
 

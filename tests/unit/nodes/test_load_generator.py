@@ -314,6 +314,20 @@ async def test_requests_that_come_later_are_served_until_there_is_enough_or_nobo
     assert [record.reason for record in load.records() if isinstance(record, Failed)] == ["there is no room"]
 
 
+async def test_a_request_that_is_ended_interrupts_no_other_of_a_workload(tmp_path: Path) -> None:
+    clock = ManualClock()
+    chain = [make_server(0, 2), make_server(2, 4)]
+    async with connected(chain, clock) as connections:
+        load = Load(clock, EventLog(tmp_path / "c.log"), connections)
+        requests = [Request(0, 0.0, 3, 1000), Request(1, 0.0, 3, 20)]
+        work = asyncio.create_task(load.generator.run(requests))
+        await until(lambda: load.count_of(0, "token") >= 2)
+        load.generator.end(0, enough=False)
+        await work
+        load.log.close()
+    assert [load.count_of(0, "cancelled"), load.count_of(1, "completed")] == [1, 1]
+
+
 async def test_what_breaks_a_later_request_ends_the_run(tmp_path: Path) -> None:
     load = Load(ManualClock(), EventLog(tmp_path / "c.log"), [])  # without the connections that a chain needs
     work = asyncio.create_task(load.generator.run([], stays_open=True))
