@@ -2,8 +2,8 @@
 
 In short, a rate is *kept* if its verdict keeps all objectives, else it is *broken*. Rates double or halve
 from the start until one is kept and the next one is not; then the logarithm of the rate is bisected. If a
-rate is kept and a lower one is not, there are several edges between kept and broken rates, and the search
-finds one of them.
+rate is kept and a lower one is not, there are several edges between kept and broken rates. The search begins
+again from a kept rate that it meets above an edge, and so finds the highest edge that it meets.
 """
 
 from __future__ import annotations
@@ -104,11 +104,16 @@ class _Searcher:
         self._known: dict[RateTrial, Verdict] = {}
 
     def run(self, has_interval: bool) -> Search:
-        found = SearchResult()
-        try:
-            yield from self._find(found, has_interval)
-        except _Broken as error:
-            found.error = str(error)
+        while True:
+            found = SearchResult()
+            try:
+                yield from self._find(found, has_interval)
+            except _Broken as error:
+                found.error = str(error)
+            above = self._kept_beyond(found)
+            if above is None:
+                break
+            self._start = above
         found.n_judged, found.judged = len(self._known), self._judged()
         most = found.kept.rate if found.kept is not None else 0.0
         found.broken_below = sorted(
@@ -146,6 +151,13 @@ class _Searcher:
         if has_interval:
             found.low = (yield from self._outer(low, -1, lambda v: v.is_surely_kept))[0]
             found.high = (yield from self._outer(high, 1, lambda v: not v.is_surely_broken))[1]
+
+    def _kept_beyond(self, found: SearchResult) -> float | None:
+        """Returns the highest rate judged that is kept, if it is higher than what was found."""
+        if found.error or found.kept is None:
+            return None
+        kept = max(v.rate for v in self._judged() if v.is_kept)
+        return kept if kept > found.kept.rate else None
 
     def _kept_above(self) -> Generator[RateTrial, Verdict, int]:
         """Judges ``STEPS_LOOKED`` doublings of the start. Returns the highest step that is kept; 0 if none

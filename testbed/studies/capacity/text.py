@@ -124,9 +124,6 @@ def _notes(row: dict[str, Any], n_runs: int) -> list[str]:
             f"{policy}: at {row['broken_at']:.4g} requests/s arrivals seem never to drain: "
             "the limits break at once, not little by little"
         )
-    if row["also_kept_at"]:
-        rates = ", ".join(f"{rate:g}" for rate in row["also_kept_at"])
-        notes.append(f"{policy}: also kept at {rates} requests/s: there is more than one edge")
     if row["broken_below"]:
         rates = ", ".join(f"{rate:g}" for rate in row["broken_below"])
         notes.append(

@@ -153,3 +153,16 @@ def test_a_rate_that_is_kept_above_one_that_is_not_is_found() -> None:
     found, _ = found_by(judge, 1.0)
     assert found.kept is not None and found.kept.rate <= 9 < found.kept.rate * (1 + WIDTH)
     assert found.broken_below == [1.0, 2.0]
+
+
+def test_a_kept_rate_that_is_met_above_the_edge_is_where_the_search_begins_again() -> None:
+    def judge(trial: RateTrial) -> Verdict:
+        unclear = Mean(0.5, 0.6, 5)
+        over = unclear if 1.4 <= trial.rate < 1.7 else Mean(-1.0 if trial.rate < 9 else 1.0, 0.1, 5)
+        return Verdict(*trial, {"ttft_p95": over}, ratios={"ttft_p95": over.mean})
+
+    found, asked = found_by(judge, 0.75)
+    assert found.kept is not None and found.broken is not None
+    assert found.kept.rate < 9 <= found.broken.rate <= found.kept.rate * (1 + WIDTH)
+    assert (found.low, found.high) == (found.kept.rate, found.broken.rate)
+    assert 1.5 in found.broken_below and len(asked) == len(set(asked))
