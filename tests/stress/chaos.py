@@ -35,13 +35,16 @@ from policies.problem import PolicyError
 from testbed.errors import TestbedError, UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
-from testbed.runs.session import run_quietly
+from testbed.runs.session import RunOptions, RunSession, run_quietly
 from tests.stress import chaos_cases, chaos_checks, slow_links
 from tests.stress.chaos_cases import Document
 
 ENDED_BADLY = 0
 """The number of the invariant that a run which raised an exception breaks."""
 _NOT_THE_SAME = len(chaos_checks.INVARIANTS) + 1
+_INTERRUPTED_BADLY = _NOT_THE_SAME + 1
+_EVERY_INTERRUPTED = 4
+"""One seed of so many is run again, and interrupted."""
 _EVERY_SAME = 20
 """One seed of so many is run twice; both runs must leave the same bytes."""
 _MAX_SHRINKING = 150
@@ -112,6 +115,56 @@ def experiment_of(document: Document, folder: Path) -> Experiment:
         raise Unplayable(str(error)) from error
 
 
+@contextlib.contextmanager
+def interrupting(session: RunSession, at_s: float) -> Iterator[None]:
+    """Interrupts the run of the body at a time, if clients serve requests then."""
+    run, interrupt = (
+        LoadGenerator.run,
+        functools.cache(session.interrupt),
+    )  # once, whatever the number of clients
+
+    async def runs(self: LoadGenerator, *requests: Any, **how: Any) -> None:
+        after_s = max(0.0, at_s - self._clock.now_s())
+        asyncio.get_running_loop().call_later(after_s, interrupt)
+        await run(self, *requests, **how)
+
+    LoadGenerator.run = runs  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LoadGenerator.run = run  # type: ignore[method-assign]
+
+
+def _interrupted(document: Document, whole: chaos_checks.Finished) -> list[tuple[int, str]]:
+    """Returns the broken invariant if the case does not end well when it is interrupted."""
+    at_s = document[chaos_cases.INTERRUPT]
+    with tempfile.TemporaryDirectory(prefix="testbed-chaos-") as name:
+        folder = Path(name)
+        experiment = experiment_of(document, folder)
+        session = RunSession(
+            experiment, folder / "run", RunOptions(report=False, with_twin=False, live=False)
+        )
+        with _played(document) as watched, interrupting(session, at_s):
+            ended = session.run()
+        if ended.error is not None:
+            return [(_INTERRUPTED_BADLY, str(ended.error))]
+        if ended.summary is None:
+            return []
+        run = chaos_checks.finished(experiment, ended.run_dir, ended.summary, watched)
+        wrong = chaos_checks.interrupted_badly(run, whole, at_s)
+        return [] if wrong is None else [(_INTERRUPTED_BADLY, wrong)]
+
+
+@contextlib.contextmanager
+def _played(document: Document) -> Iterator[slow_links.Watched]:
+    """Plays in the body what scenarios do not have, and watches."""
+    scales = chaos_cases.SLOW in document
+    sizes = slow_links.scaled() if scales else contextlib.nullcontext()
+    watching = slow_links.watching(slow_links.SCALE if scales else 1)
+    with sizes, watching as watched, hanging_up(document.get(chaos_cases.CANCELS, ())):
+        yield watched
+
+
 def play(document: Document) -> tuple[chaos_checks.Finished | None, list[tuple[int, str]], list[bytes]]:
     """Runs a case. Returns the finished run, the invariants that it breaks, and the bytes of its record.
 
@@ -120,11 +173,8 @@ def play(document: Document) -> tuple[chaos_checks.Finished | None, list[tuple[i
     with tempfile.TemporaryDirectory(prefix="testbed-chaos-") as name:
         folder = Path(name)
         experiment = experiment_of(document, folder)
-        scales = chaos_cases.SLOW in document
-        sizes = slow_links.scaled() if scales else contextlib.nullcontext()
-        watching = slow_links.watching(slow_links.SCALE if scales else 1)
         try:
-            with sizes, watching as watched, hanging_up(document.get(chaos_cases.CANCELS, ())):
+            with _played(document) as watched:
                 summary = run_quietly(experiment, folder / "run")
         except (UserError, PolicyError) as error:
             raise Unplayable(str(error)) from error
@@ -133,7 +183,10 @@ def play(document: Document) -> tuple[chaos_checks.Finished | None, list[tuple[i
         run = chaos_checks.finished(experiment, folder / "run", summary, watched)
         names = ("events.jsonl", "hops.parquet", "requests.parquet")
         record = [(folder / "run" / file).read_bytes() for file in names]
-        return run, chaos_checks.broken(run), record
+        broken = chaos_checks.broken(run)
+        if chaos_cases.INTERRUPT in document:
+            broken += _interrupted(document, run)
+        return run, broken, record
 
 
 def _instants(run: chaos_checks.Finished) -> Iterator[float]:
@@ -177,6 +230,9 @@ def try_seed(seed: int, shrinks: bool = True) -> Outcome:
         run, outcome.broken, record = play(document)
         if run is not None and not outcome.broken and seed % _EVERY_SAME == 0:
             outcome.broken = _not_the_same(document, record)
+        if run is not None and not outcome.broken and seed % _EVERY_INTERRUPTED == 0:
+            document[chaos_cases.INTERRUPT] = chaos_cases.interruption_s(seed, list(_instants(run)))
+            outcome.broken = _interrupted(document, run)
     except Unplayable:
         outcome.played = False
         return outcome

@@ -18,7 +18,9 @@ CANCELS = "cancel"
 """The table of a case that scenarios do not have: requests that are cancelled, and at which times."""
 SLOW = "slow_links"
 """The key of a case that scenarios do not have: it is played at the scale of ``slow_links``."""
-NOT_OF_SCENARIOS = (CANCELS, SLOW)
+INTERRUPT = "interrupted_at_s"
+"""The key of a case that scenarios do not have: when its run is interrupted, in scenario seconds."""
+NOT_OF_SCENARIOS = (CANCELS, SLOW, INTERRUPT)
 QUIET_S = 2000.0
 """The last requests arrive so long after the last disturbance, in scenario seconds."""
 _N_LAST, _BETWEEN_LAST_S = 2, 200.0
@@ -263,6 +265,12 @@ def _cancels(seed: int, n_requests: int, known: list[float]) -> list[Document]:
             at_s = max(0.0, rng.choice(known) + rng.choice(_NEAR_S))
         cancels.append({"request": request, "at_s": at_s})
     return cancels
+
+
+def interruption_s(seed: int, known: list[float]) -> float:
+    """Returns when a run is interrupted: at or close to one of ``known`` times. It has its own generator."""
+    rng = random.Random(f"chaos:{seed}:interrupt")
+    return max(0.0, rng.choice(known) + rng.choice(_NEAR_S))
 
 
 def _fault(rng: random.Random, kind: str, names: list[str], at: str, ends: bool) -> Document:

@@ -359,6 +359,27 @@ def broken(run: Finished) -> list[tuple[int, str]]:
     return found
 
 
+def interrupted_badly(run: Finished, whole: Finished, at_s: float) -> str | None:
+    """Returns what is wrong with a run that was interrupted ``at_s``; ``whole`` is the same run without that.
+
+    12: every request that had arrived has one end, no log has a traceback, no session was left to expire, and up to then it is
+    the run that it would have been.
+    """
+    for name, log in run.logs.items():
+        arrived = sorted(record.request for record in log if isinstance(record, Arrived))
+        ended = sorted(record.request for record in log if isinstance(record, ENDED))
+        if ended != arrived:
+            return f"{name}: requests {arrived} arrived, {ended} ended"
+        kept, before = (
+            [r for r in of if isinstance(r, (Token, *ENDED)) and r.at_s < at_s]
+            for of in (log, whole.logs[name])
+        )
+        if kept != before:
+            return f"{name}: {len(kept)} tokens and ends before the interrupt, {len(before)} without it"
+    # Nobody looks for what sessions have left in a run that is interrupted: its servers are ended.
+    return next((wrong for wrong in _nothing_left(run) if not wrong.startswith("left: ")), None)
+
+
 def disturbed_until_s(experiment: Experiment) -> float:
     """Returns the time of the last disturbance, or of the last arrival before the undisturbed last
     requests.
