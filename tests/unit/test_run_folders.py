@@ -195,6 +195,20 @@ def test_a_killed_process_that_has_not_ended_is_named_as_a_problem(
 TINY = ["network.backend=memory", "workload.n_requests=1", "workload.n_output_tokens=2"]
 
 
+def test_clean_removes_inputs_that_a_kill_left_half_copied(
+    run: SyntheticRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clean, "_orphans", dict)
+    monkeypatch.setattr(clean, "scratch_folders", list)
+    finish_run(run.path, run.experiment)
+    (run.path / OWNER).write_text('{"pid": 1, "started": "never"}', encoding="utf-8")
+    half = run.path / "inputs.part"
+    (half / "files").mkdir(parents=True)
+    (half / "inputs.json.part").touch()
+    assert str(half) in clean_command(run.path.parent)["files"]
+    assert not half.exists()
+
+
 def test_a_folder_that_another_clean_removes_meanwhile_is_no_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
