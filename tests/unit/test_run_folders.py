@@ -97,6 +97,15 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
         check_new_folder(Path("/proc/a/b"))
 
 
+def test_a_kill_while_a_folder_is_tried_leaves_nothing_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "rmdir", lambda *_, **__: None)  # what is to be removed after a kill, is not
+    monkeypatch.setattr(os, "unlink", lambda *_, **__: None)
+    check_new_folder(tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_owner_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / OWNER)
     assert owner_alive(tmp_path) is False
