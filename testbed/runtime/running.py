@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -58,6 +59,7 @@ async def emulate(
         keep_policies(run_dir, experiment)
     except OSError as full:
         launcher.close()
+        shutil.rmtree(run_dir)  # nothing began: the same command can use the same folder
         raise RunError(
             f"cannot write to {run_dir}: {full.strerror}; make room, or choose another --out"
         ) from full
