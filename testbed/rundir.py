@@ -107,7 +107,7 @@ def check_writable(out: Path, option: str = "--out") -> None:
     if not there.is_dir():
         raise UserError(f"{there} is a file, but a folder belongs there; choose another as {option}")
     try:  # what the permissions say does not hold for root, nor on every file system
-        Path(tempfile.mkdtemp(prefix=".testbed-", dir=there)).rmdir()
+        tempfile.TemporaryFile(prefix=".testbed-", dir=there).close()
     except OSError as error:
         raise UserError(
             f"{out}: nothing can be written to {there} ({error.strerror}); choose another as {option}"

@@ -6,6 +6,7 @@ of blocks half-open from 0.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -376,9 +377,13 @@ class EventWriter:
         self.failure: str | None = None
 
     def write(self, event: AnyEvent) -> None:
-        """Append an event."""
+        """Append an event, whole or not at all."""
+        line = msgspec.json.encode(event) + b"\n"
         try:
-            os.write(self._fd, msgspec.json.encode(event) + b"\n")
+            written = os.write(self._fd, line)
+            if written < len(line):
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self.failure = f"cannot write {EVENTS}: {error.strerror}"
 

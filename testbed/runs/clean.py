@@ -68,7 +68,10 @@ def clean_command(out: Path) -> dict[str, Any]:
             socket.unlink(missing_ok=True)
             answer["sockets"].append(str(socket))
         for half in sorted([*run.rglob(f"*{HALF_WRITTEN}"), *run.glob(PAGE), *run.glob(ENDPOINT)]):
-            half.unlink(missing_ok=True)
+            if half.is_dir() and not half.is_symlink():
+                shutil.rmtree(half)
+            else:
+                half.unlink(missing_ok=True)
             answer["files"].append(str(half))
         if any((run / "events").glob("*.log")) and not all((run / name).exists() for name in TABLES):
             try:

@@ -6,13 +6,12 @@ Whatever happens (an error, Ctrl-C, a node that dies), the network and the proce
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from nodes import control
 from testbed.errors import RunError, TestbedError
 from testbed.records.base import data_of
 from testbed.records.events import Broken, Interrupted
-from testbed.records.plan import Clock, PlacementRow, Plan
+from testbed.records.plan import PLAN, Clock, PlacementRow, Plan
 from testbed.rundir import write_json
 from testbed.runtime.emulation import Emulation
 
@@ -53,17 +52,16 @@ async def run_emulation(
     An interrupt is not an error: it ends the run cleanly, also one that is held up after its workload.
     """
     try:
-        plan = emulation.run_dir / "plan.json"
-        write_json(plan, data_of(plan_of(emulation)))
+        _write_plan(emulation)
         await emulation.start(announce)
-        write_json(plan, data_of(plan_of(emulation)))
+        _write_plan(emulation)
         announce(
             f"{emulation.network_text()}; "
             f"{len(emulation.experiment.nodes)} nodes up in {emulation.startup_s['total']:.2f} s"
         )
         await emulation.serve()
         emulation.has_served = True
-        write_json(plan, data_of(plan_of(emulation, has_ended=True)))
+        _write_plan(emulation, has_ended=True)
         if hold:
             announce("the workload is done; holding the testbed up, Ctrl-C ends it")
             await emulation.hold()
@@ -79,13 +77,17 @@ async def run_emulation(
         return RunError(f"the run ended: {error}")
     finally:
         await emulation.stop()
-    return _written(plan, emulation)
-
-
-def _written(plan: Path, emulation: Emulation) -> TestbedError | None:
-    """Write the plan for the last time, with the leaks that are known now."""
     try:
-        write_json(plan, data_of(plan_of(emulation, has_ended=True)))
-    except OSError as error:
-        return RunError(f"cannot write {plan}: {error.strerror}")
+        _write_plan(emulation, has_ended=True)  # with the leaks, which are known now
+    except RunError as error:
+        return error
     return None
+
+
+def _write_plan(emulation: Emulation, has_ended: bool = False) -> None:
+    """Write what is known of the plan. Raises ``RunError``."""
+    plan = emulation.run_dir / PLAN
+    try:
+        write_json(plan, data_of(plan_of(emulation, has_ended)))
+    except OSError as error:
+        raise RunError(f"cannot write {plan}: {error.strerror}; make room") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -56,12 +57,13 @@ async def emulate(
         gpus = [] if setup.blocks is None else [str(gpu) for gpu in find_gpus()]
         write_json(run_dir / PROVENANCE, provenance(experiment, gpus))
         keep_policies(run_dir, experiment)
+        emulation = Emulation(setup)
     except OSError as full:
         launcher.close()
+        shutil.rmtree(run_dir)  # nothing began: the same command can use the same folder
         raise RunError(
             f"cannot write to {run_dir}: {full.strerror}; make room, or choose another --out"
         ) from full
-    emulation = Emulation(setup)
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
 

@@ -34,7 +34,6 @@ def write_simulation(out: Path, simulation: Simulation, summary: RunSummary) -> 
         "plan.json": lambda path: write_json(path, data_of(simulation.plan)),
         PROVENANCE: lambda path: write_json(path, provenance(experiment)),
         INPUTS: lambda path: keep_policies(path.parent, experiment),
-        "summary.json": lambda path: write_json(path, data_of(summary)),
         "requests.parquet": lambda path: write_requests(path, simulation.rows),
     }
     if source is None:
@@ -47,13 +46,14 @@ def write_simulation(out: Path, simulation: Simulation, summary: RunSummary) -> 
         writers["hops.parquet"] = lambda path: write_hops(path, experiment, hops)
     if lines := [msgspec.json.encode(event) + b"\n" for event in _events(simulation)]:
         writers[EVENTS] = lambda path: path.write_bytes(b"".join(lines))
+    writers["summary.json"] = lambda path: write_json(path, data_of(summary))  # with it all is there
     for name, write in writers.items():
         try:
             out.mkdir(parents=True, exist_ok=True)
             write(out / name)
         except OSError as error:
             raise RunError(
-                f"cannot write {out / name} ({error.strerror}); make room, or choose another --out"
+                f"cannot write {out / name} ({error.strerror}); make room, and choose another --out"
             ) from error
 
 

@@ -97,6 +97,15 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
         check_new_folder(Path("/proc/a/b"))
 
 
+def test_a_kill_while_a_folder_is_tried_leaves_nothing_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "rmdir", lambda *_, **__: None)  # what is to be removed after a kill, is not
+    monkeypatch.setattr(os, "unlink", lambda *_, **__: None)
+    check_new_folder(tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_owner_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / OWNER)
     assert owner_alive(tmp_path) is False
@@ -193,6 +202,20 @@ def test_a_killed_process_that_has_not_ended_is_named_as_a_problem(
 
 
 TINY = ["network.backend=memory", "workload.n_requests=1", "workload.n_output_tokens=2"]
+
+
+def test_clean_removes_inputs_that_a_kill_left_half_copied(
+    run: SyntheticRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clean, "_orphans", dict)
+    monkeypatch.setattr(clean, "scratch_folders", list)
+    finish_run(run.path, run.experiment)
+    (run.path / OWNER).write_text('{"pid": 1, "started": "never"}', encoding="utf-8")
+    half = run.path / "inputs.part"
+    (half / "files").mkdir(parents=True)
+    (half / "inputs.json.part").touch()
+    assert str(half) in clean_command(run.path.parent)["files"]
+    assert not half.exists()
 
 
 def test_a_folder_that_another_clean_removes_meanwhile_is_no_problem(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
+import os
 import signal
 import threading
 from pathlib import Path
@@ -13,12 +15,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from testbed.errors import EXIT_INTERRUPTED, UserError
+from testbed.errors import EXIT_INTERRUPTED, RunError, UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.runs.serve import say_ended
 from testbed.runs.session import Ended, RunOptions, RunSession
 from testbed.runs.up import up_command
+from testbed.runtime import phases, running
 from testbed.runtime.nodeset import NodeSet
 from testbed.runtime.stage import Stage
 
@@ -94,6 +97,34 @@ async def test_a_cancelled_wait_interrupts_the_run_and_leaves_its_record(tmp_pat
         await RunSession(long, tmp_path / "run", QUIET, announce).run_async()
     task.uncancel()
     assert events(tmp_path / "run")[-2:] == ["interrupted", "stopped"]
+
+
+@pytest.mark.parametrize("first_of", ["keep_policies", "Emulation"])
+def test_a_disk_that_is_full_before_a_run_begins_leaves_its_folder_to_the_same_command(
+    tmp_path: Path, first_of: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(RunError, match="No space left on device; make"),
+    ):
+        patch.setattr(running, first_of, full)
+        RunSession(tiny(), tmp_path / "run", QUIET).run()
+    assert completed(RunSession(tiny(), tmp_path / "run", QUIET).run()) == 2
+
+
+def test_a_disk_that_is_full_when_the_plan_is_written_is_named_with_the_file(tmp_path: Path) -> None:
+    def full(path: Path, _: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(RunError, match=r"cannot write .*plan\.json: No space left on device; make room$"),
+    ):
+        patch.setattr(phases, "write_json", full)
+        RunSession(tiny(), tmp_path / "run", QUIET).run()
 
 
 def test_a_run_that_is_interrupted_before_it_begins_serves_nothing(tmp_path: Path) -> None:

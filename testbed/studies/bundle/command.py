@@ -60,8 +60,10 @@ def bundle_command(results: Path, out: Path) -> tuple[dict[str, Any], str]:
         write_json(temporary / BUNDLE, msgspec.to_builtins(manifest))
         temporary.replace(out)
     except OSError as error:
+        # Copying goes on after an error, and has them all at the end: (from, to, reason).
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror or error
         raise RunError(
-            f"cannot write the bundle {out}: {error.strerror or error}; make room, or choose another OUT"
+            f"cannot write the bundle {out}: {reason}; make room, or choose another OUT"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -29,7 +29,7 @@ def write_comparison(out: Path, answer: dict[str, Any], a: Run, b: Run, alignmen
         draw_comparison(out, answer, a, b, alignment)
     except OSError as error:
         raise RunError(
-            f"cannot write to {out} ({error.strerror}); make room, or choose another --out"
+            f"cannot write to {out} ({error.strerror}); make room, and choose another --out"
         ) from error
 
 

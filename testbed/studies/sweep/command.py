@@ -164,9 +164,10 @@ def measured(study: Study, out: Path, workers: Executor, shown: Shown = with_pro
         for point in study.points
         for policy in study.policies or (None,)
     ]
-    _claim(out, study)
+    make_folder(out, RUNS, (STUDY, STORED, PROVENANCE, RESULTS, REQUESTS, PAGE, *TABLES))
     with ExitStack() as opened:
         lines = opened.enter_context(Lines(out / RUNS))
+        _claim(out, study)
         kept = Kept(opened.enter_context(Lines(out / STORED))) if study.keeps_requests else None
         with writing(out / PROVENANCE):
             write_json(out / PROVENANCE, provenance())
@@ -217,14 +218,13 @@ def _readable(study: Study, points: Sequence[Point], seeds: range) -> Point:
 
 
 def _claim(out: Path, study: Study) -> None:
-    """Make ``out`` the folder of ``study``, or check that it is one already.
+    """Make ``out``, which is locked, the folder of ``study``, or check that it is one already.
 
     An existing folder must be of the same scenario, keys and engine; values, policies and seeds may differ.
     Raises ``UserError`` if it holds anything else.
     """
     about = {"scenario": str(study.target), "axes": sorted(study.keys), "engine": study.engine}
     path = out / STUDY
-    make_folder(out, STUDY, (RUNS, STORED, PROVENANCE, RESULTS, REQUESTS, PAGE, *TABLES))
     if path.exists():
         try:
             before = json.loads(path.read_text(encoding="utf-8"))

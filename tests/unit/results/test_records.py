@@ -27,6 +27,7 @@ from testbed.records.plan import Plan
 from testbed.records.requests import OPTIONAL, RequestRow, Times, flat, request_columns, row_of
 from testbed.records.summary import RunSummary, summary_from
 from testbed.results.tables import read_requests, request_table
+from tests.support.full_disk import files_no_longer_than
 
 ROOT = Path(__file__).parents[3]
 
@@ -148,3 +149,15 @@ def test_events_are_read_as_they_were_written_and_other_lines_are_left_out(tmp_p
         "factor": 2.0,
     }
     assert read_events(tmp_path / "none", Serving) == []
+
+
+def test_an_event_for_which_the_disk_has_no_room_costs_no_other_event(tmp_path: Path) -> None:
+    before, lost, after = (Serving(at_s=at_s) for at_s in (1.0, 2.0, 3.0))
+    writer = EventWriter(tmp_path)
+    writer.write(before)
+    with files_no_longer_than((tmp_path / "events.jsonl").stat().st_size + 10):
+        writer.write(lost)
+    assert writer.failure == "cannot write events.jsonl: No space left on device"
+    writer.write(after)
+    writer.close()
+    assert read_events(tmp_path, Serving) == [before, after]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import errno
 import itertools
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,17 @@ import pytest
 
 from testbed import terminal
 from testbed.cli.main import app
-from testbed.errors import UserError
+from testbed.errors import RunError, UserError
 from testbed.experiments import load_experiment
+from testbed.results import tables
 from testbed.results.logs import RunRecords
 from testbed.results.model import hop_table
 from testbed.results.requests import request_rows
 from testbed.results.tables import request_table
 from testbed.simulator import engine
 from testbed.simulator.text import comparison_text
+from testbed.studies.bundle.command import bundle_command
+from testbed.studies.compare.load import load_run
 from tests.support.own_modules import write_module
 from tests.unit.simulator.test_instance import DOCUMENT
 
@@ -297,6 +302,21 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds something already"):
         run("clustered", "--out", str(tmp_path))
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_simulation_that_could_not_be_written_whole_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(tables, "write_links", full)
+    out = tmp_path / "out"
+    with pytest.raises(RunError, match=r"links.parquet \(No space left on device\); make room, and choose"):
+        run("abovenet", "--out", str(out), *SHORT)
+    for reads in (lambda: load_run(out), lambda: bundle_command(out, tmp_path / "bundle")):
+        with pytest.raises(UserError, match=r"summary\.json"):
+            reads()
 
 
 def test_targets_of_one_name_are_told_apart_on_screen_and_on_disk(

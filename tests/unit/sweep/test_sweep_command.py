@@ -15,7 +15,7 @@ from testbed.experiments.provenance import read_provenance
 from testbed.experiments.slo import Objectives
 from testbed.records.requests import OPTIONAL, request_columns
 from testbed.results.plots import save_both
-from testbed.rundir import STUDY, not_a_run
+from testbed.rundir import HALF_WRITTEN, STUDY, not_a_run
 from testbed.simulator import engine
 from testbed.simulator.cases import scenario_case
 from testbed.simulator.engine import simulate
@@ -438,6 +438,24 @@ def test_two_commands_do_not_write_into_one_folder(tmp_path: Path) -> None:
     sweep(tmp_path, RATES)
     with Lines(tmp_path / RUNS), pytest.raises(UserError, match="another command writes there now"):
         sweep(tmp_path, RATES)
+
+
+def test_a_command_that_waits_for_the_folder_makes_it_no_folder_of_its_own_study(tmp_path: Path) -> None:
+    with Lines(tmp_path / RUNS), pytest.raises(UserError, match="another command writes there now"):
+        sweep(tmp_path, RATES)
+    assert not (tmp_path / STUDY).exists()
+
+
+def test_a_kill_while_the_study_is_noted_leaves_its_folder_to_the_same_command(tmp_path: Path) -> None:
+    def killed(path: Path, *_: object) -> None:
+        path.with_name(path.name + HALF_WRITTEN).touch()
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(command, "write_json", killed)
+        sweep(tmp_path, RATES)
+    assert sweep(tmp_path, RATES)["n_computed"] == 2
+    assert (tmp_path / STUDY).exists() and not (tmp_path / f"{STUDY}{HALF_WRITTEN}").exists()
 
 
 def test_a_line_of_another_form_is_named_and_one_cut_short_is_computed_again(tmp_path: Path) -> None:
