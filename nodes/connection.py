@@ -23,6 +23,8 @@ from nodes.parts import Messages, Receiver, Sender, Sending, class_of
 from nodes.watchdog import Limit, Overdue, Watchdog
 from policies.links import UNSENT_BYTES
 
+_CLOSING_S = 0.5
+"""Event-loop seconds that a connection's closing waits for the server's confirmation: a link may be cut."""
 AnyAnswer = wire.Answer | wire.More | wire.Drop | wire.Got
 OnAnswer = Callable[[wire.Answer | None, float], None]
 """Called with (answer, received_at_s); the answer is ``None`` when the connection is lost."""
@@ -133,6 +135,7 @@ class Connection:
             self._url,
             compress=0,
             autoping=True,
+            timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSING_S),
             max_msg_size=min(self._max_payload_bytes, wire.PART_BYTES) + wire.FRAME_OVERHEAD_BYTES,
         )
         prepare(ws.get_extra_info("socket"))

@@ -136,6 +136,23 @@ async def test_a_server_that_breaks_the_protocol_is_a_lost_connection_for_everyb
             await ask(connection, "ping", b"3")
 
 
+async def test_closing_does_not_wait_for_a_server_that_is_not_heard() -> None:
+    ends = asyncio.Event()
+
+    async def deaf(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await ends.wait()
+        return socket
+
+    app = web.Application()
+    app.router.add_get(wire.PATH, deaf)
+    async with serving_app(app) as url, connection_to(url, ManualClock()) as connection:
+        async with asyncio.timeout(5):
+            await connection.close()
+        ends.set()
+
+
 async def test_an_answer_that_nobody_waits_for_is_ignored() -> None:
     async def twice(socket: web.WebSocketResponse) -> None:
         await socket.send_bytes(raw_frame("ok", 77))
