@@ -56,7 +56,7 @@ def draw_of(experiment: Experiment, n_runs: int) -> Change | None:
         return Change("workload.draw", "windows" if n_runs <= n_windows else BOOTSTRAP)
     if sample.draw == "windows" and n_runs > n_windows:
         raise UserError(
-            f"--runs {n_runs} needs as many windows of {n:,} requests, but {sample.n_recorded:,} recorded "
+            f"{n_runs} seeds need as many windows of {n:,} requests, but {sample.n_recorded:,} recorded "
             f"requests have only {n_windows}; lower --runs or workload.n_requests, or set workload.draw = "
             f'"{BOOTSTRAP}"'
         )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,31 @@ def test_objectives_that_are_kept_with_the_seeds_that_chose_the_best_alone_are_n
     assert answer["best"]["add"] == {} and answer["best"]["is_kept_in_search"]
     assert not answer["best"]["is_kept"] and not answer["now"]["is_kept"] and answer["tried"][0]["is_kept"]
     assert "keeps the objectives with seeds 2 to 3, but with seeds 0 to 1 it does not" in answer["text"]
+
+
+def recorded(tmp_path: Path) -> tuple[str, ...]:
+    """Overrides with a recording of four windows of five requests, with 1, 2, 4 and 8 tokens out."""
+    lines = [
+        {"timestamp": 10_000 * i, "input_length": 10, "output_length": 2 ** (i // 5), "hash_ids": []}
+        for i in range(20)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    return (
+        *("workload.arrivals=trace", f"workload.file={trace}", "workload.n_requests=5"),
+        *("workload.rate=trace", "workload.n_input_tokens=trace", "workload.n_output_tokens=trace"),
+    )
+
+
+def test_the_best_is_measured_with_other_requests_of_a_recording_than_those_that_chose_it(
+    tmp_path: Path,
+) -> None:
+    for n_runs in (1, 2, 3):
+        answer = advise("mig-1g@Cluster0=1", "1", *recorded(tmp_path), n_runs=n_runs, losses=False)
+        (searched,) = (row for row in answer["tried"] if not row["add"])
+        assert searched["values"] != answer["now"]["values"]
+    with pytest.raises(UserError, match="6 seeds need as many windows of 5 requests, but 20 recorded"):
+        advise("mig-1g@Cluster0=1", "1", *recorded(tmp_path), "workload.draw=windows", n_runs=3)
 
 
 @pytest.mark.parametrize("most", [100, 0])
