@@ -19,6 +19,8 @@ from testbed.simulator.answer import MEANS, MOST_REASONS, PERCENTILES, TIMES
 from testbed.simulator.cases import Case, scenario_case
 
 BOOTSTRAP = "bootstrap"
+SAME_RUN = "no seed changes anything in its runs, so they have no interval"
+"""Said of a policy whose runs with several seeds are all the same."""
 _VERDICTS = {MORE: "gain", LESS: "loss"}
 """Of a policy whose times the first one's are compared with."""
 

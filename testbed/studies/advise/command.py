@@ -18,7 +18,7 @@ from testbed.experiments.provenance import n_cpus
 from testbed.experiments.slo import Objective, Objectives, parse_statistic
 from testbed.experiments.units import RATE
 from testbed.results.slo import parse_slo_statistics
-from testbed.simulator.runs import cases_of
+from testbed.simulator.runs import cases_of, drawn_of
 from testbed.studies.advise.candidates import Addition, Fleet, WiderLink, parse_candidates, parse_cost
 from testbed.studies.advise.judging import Judging, Variant, numbers
 from testbed.studies.advise.search import LOOK_AHEAD, combinations, cost_of, everything, greedy, one_less
@@ -107,6 +107,7 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
         "scenario": target,
         "seeds": list(seeds),
         "search_seeds": list(search_seeds),
+        "drawn": drawn_of(first.experiment),
         "goal": _goal(options, objectives),
         "budget": float(budget),
         "candidates": added,

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from testbed.results.costs import CARBON, COST, COSTS, ENERGY
 from testbed.results.intervals import EQUAL, UNRESOLVED, Mean
+from testbed.simulator.runs import drawn_text
 from testbed.studies.advise.judging import over
 from testbed.studies.sweep.contrast import WORSE, Difference
 from testbed.studies.sweep.documents import difference, number
@@ -42,6 +43,8 @@ def advise_text(answer: dict[str, Any], width: int = 160) -> str:
             "seeds)"
         )
     console.print(_how(answer))
+    if answer["drawn"] is not None:
+        console.print(drawn_text(answer["drawn"]))
     if answer["engine"]:
         console.print(f"engine {answer['engine']}: {answer['engine_why']}")
     measures = list(answer["now"]["values"])

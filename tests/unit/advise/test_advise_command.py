@@ -151,6 +151,9 @@ def test_the_best_is_measured_with_other_requests_of_a_recording_than_those_that
         answer = advise("mig-1g@Cluster0=1", "1", *recorded(tmp_path), n_runs=n_runs, losses=False)
         (searched,) = (row for row in answer["tried"] if not row["add"])
         assert searched["values"] != answer["now"]["values"]
+        assert answer["drawn"]["draw"] == ("windows" if n_runs < 3 else "bootstrap")
+        said = "a window of its own" if n_runs < 3 else "draws 5 requests, in blocks,"
+        assert f"each run {'uses ' * (n_runs < 3)}{said}" in answer["text"]
     with pytest.raises(UserError, match="6 seeds need as many windows of 5 requests, but 20 recorded"):
         advise("mig-1g@Cluster0=1", "1", *recorded(tmp_path), "workload.draw=windows", n_runs=3)
 
