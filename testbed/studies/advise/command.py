@@ -244,6 +244,10 @@ def _found(
     tried = [counts for counts in judging.scores if cost_of(costs, counts) <= budget]
     record = judging.judged[now].cell.rows[0].record
 
+    def alone(candidate: Addition) -> dict[str, Any]:
+        variant = judging.measured(tuple(int(other is candidate) for other in candidates))
+        return {**outcome(variant), "against_best": outcome(variant, best)["difference"]}
+
     def combination(variant: Variant) -> dict[str, Any]:
         add = {c.name: n for c, n in zip(candidates, variant.counts, strict=True) if n}
         return {"add": add, "cost": float(cost_of(costs, variant.counts)), **outcome(variant)}
@@ -271,7 +275,7 @@ def _found(
                 "candidate": candidate.name,
                 "cost": float(candidate.cost),
                 "is_paid": candidate.cost <= budget,
-                **outcome(judging.measured(tuple(int(other is candidate) for other in candidates))),
+                **alone(candidate),
             }
             for candidate in candidates
         ],

@@ -181,6 +181,21 @@ def test_a_server_that_makes_it_worse_is_not_added_and_that_is_said() -> None:
     assert "add nothing: no combination is better" in answer["text"]
 
 
+def test_a_single_addition_that_costs_less_and_is_not_shown_to_be_worse_is_named() -> None:
+    answer = advise("a100@Cluster1=3.5,mig-1g@Cluster0=0.5", "4", *SHORT, policy="petals", losses=False)
+    assert answer["best"]["add"] == {"a100@Cluster1": 1}
+    best, cheap = answer["first"]
+    assert best["against_best"]["e2e_mean"]["mean_s"] == 0
+    more_s = mean_s(cheap) - mean_s(answer["best"])
+    assert cheap["against_best"]["e2e_mean"]["mean_s"] == pytest.approx(more_s)
+    assert cheap["against_best"]["e2e_mean"]["verdict"] == "unresolved"
+    said = "not shown to be worse than that over these seeds: 1 mig-1g@Cluster0 alone, for 0.5\n"
+    assert said in answer["text"]
+    answer = advise("a100-0@Cluster1=1", "2", *ONE_SERVER)
+    assert answer["first"][0]["against_best"]["e2e_mean"]["mean_s"] > 1
+    assert "not shown to be worse" not in answer["text"]
+
+
 def test_each_combination_has_the_costs_of_its_tokens_where_servers_have_prices() -> None:
     priced = (*ONE_SERVER, "servers.0.cost_per_hour=2")
     answer = advise("a100@Cluster1=1", "1", *priced, losses=False)
