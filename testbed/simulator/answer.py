@@ -62,7 +62,7 @@ def answer(simulation: Simulation) -> dict[str, Any]:
     else:
         found["placement"] = [[r.first + 1, r.n_blocks] if r.n_blocks else [0, 0] for r in placement.ranges]
         found["cache_bytes"] = list(placement.cache_bytes)
-        found["requests"] = [_request(row) for row in simulation.rows]
+        found["requests"] = [request_of(row) for row in simulation.rows]
         found["mean"] = means(simulation.rows)
         found["percentiles"] = percentiles(simulation.rows)
         found |= _left_out(simulation.rows)
@@ -102,7 +102,8 @@ def _disturbances(simulation: Simulation) -> tuple[int, int, int]:
     return sum(fault.applies for fault in faults), n_never, sum(row.n_recoveries for row in simulation.rows)
 
 
-def _request(row: RequestRow) -> dict[str, Any]:
+def request_of(row: RequestRow) -> dict[str, Any]:
+    """Return a request as in ``answer``: times in ms, and its route as 0-based servers."""
     times = row.times
     found: dict[str, Any] = {
         "route": [hop.server for hop in row.hops],

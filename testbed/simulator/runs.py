@@ -19,6 +19,8 @@ from testbed.simulator.answer import MEANS, MOST_REASONS, PERCENTILES, TIMES
 from testbed.simulator.cases import Case, scenario_case
 
 BOOTSTRAP = "bootstrap"
+SAME_RUN = "no seed changes anything in its runs, so they have no interval"
+"""Said of a policy whose runs with several seeds are all the same."""
 _VERDICTS = {MORE: "gain", LESS: "loss"}
 """Of a policy whose times the first one's are compared with."""
 
@@ -56,7 +58,7 @@ def draw_of(experiment: Experiment, n_runs: int) -> Change | None:
         return Change("workload.draw", "windows" if n_runs <= n_windows else BOOTSTRAP)
     if sample.draw == "windows" and n_runs > n_windows:
         raise UserError(
-            f"--runs {n_runs} needs as many windows of {n:,} requests, but {sample.n_recorded:,} recorded "
+            f"{n_runs} seeds need as many windows of {n:,} requests, but {sample.n_recorded:,} recorded "
             f"requests have only {n_windows}; lower --runs or workload.n_requests, or set workload.draw = "
             f'"{BOOTSTRAP}"'
         )

@@ -22,7 +22,7 @@ from testbed.results.speculation import speculation_text
 from testbed.results.unused import unused_from, unused_text
 from testbed.simulator.answer import PERCENTILES
 from testbed.simulator.engine import EMULATED, MAX_STEPS
-from testbed.simulator.runs import drawn_text
+from testbed.simulator.runs import SAME_RUN, drawn_text
 from testbed.terminal import console_to
 
 _COLUMNS = (
@@ -135,7 +135,7 @@ def _designed(row: dict[str, Any]) -> str:
 def _notes(row: dict[str, Any]) -> list[str]:
     notes = []
     if row.get("same_run"):
-        notes.append(f"{row['policy']}: no seed changes anything in its runs, so they have no interval")
+        notes.append(f"{row['policy']}: {SAME_RUN}")
     if "note" in row:
         notes.append(row["note"])
     if "goodput_rps" in row:

@@ -13,11 +13,12 @@ from typing import Any
 from testbed.control.choice import check_policy
 from testbed.errors import ScenarioError, UserError
 from testbed.experiments import Change, load_experiment
-from testbed.experiments.policy import FIXED
+from testbed.experiments.policy import FIXED, PolicyChoice
 from testbed.experiments.provenance import n_cpus
 from testbed.experiments.slo import Objective, Objectives, parse_statistic
 from testbed.experiments.units import RATE
 from testbed.results.slo import parse_slo_statistics
+from testbed.simulator.runs import cases_of, drawn_of
 from testbed.studies.advise.candidates import Addition, Fleet, WiderLink, parse_candidates, parse_cost
 from testbed.studies.advise.judging import Judging, Variant, numbers
 from testbed.studies.advise.search import LOOK_AHEAD, combinations, cost_of, everything, greedy, one_less
@@ -65,9 +66,9 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
     """
     budget, candidates = _checked(options)
     objectives, costs = _objectives(options), [candidate.cost for candidate in candidates]
-    seed = options.seed
-    if seed is None:
-        seed = load_experiment(target, options.overrides).seed
+    n_seeds = 2 * options.n_runs  # to choose and to measure: with a recording, no two use the same requests
+    first = next(cases_of(target, PolicyChoice.of(options.policy), options.overrides, options.seed, n_seeds))
+    seed = first.experiment.seed
     seeds = range(seed, seed + options.n_runs)
     search_seeds = range(seeds.stop, seeds.stop + options.n_runs)
     fleets = {
@@ -81,7 +82,7 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
     search = greedy(costs, budget, only_once) if paid is None else everything(costs, paid, stops=is_slo)
     default = default_folder("advise", target, options.overrides)
     with sigterm_as_ctrl_c(), kept_runs(options.out, default, RUNS) as kept:
-        setup = Setup(target, FAST, options.n_runs, Objectives(), frozenset(kept.known))
+        setup = Setup(target, FAST, n_seeds, Objectives(), frozenset(kept.known))
         added = _added(setup, options, candidates, fleets[seed], seed)
         judging = Judging(
             candidates,
@@ -106,6 +107,7 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
         "scenario": target,
         "seeds": list(seeds),
         "search_seeds": list(search_seeds),
+        "drawn": drawn_of(first.experiment),
         "goal": _goal(options, objectives),
         "budget": float(budget),
         "candidates": added,
@@ -242,6 +244,10 @@ def _found(
     tried = [counts for counts in judging.scores if cost_of(costs, counts) <= budget]
     record = judging.judged[now].cell.rows[0].record
 
+    def alone(candidate: Addition) -> dict[str, Any]:
+        variant = judging.measured(tuple(int(other is candidate) for other in candidates))
+        return {**outcome(variant), "against_best": outcome(variant, best)["difference"]}
+
     def combination(variant: Variant) -> dict[str, Any]:
         add = {c.name: n for c, n in zip(candidates, variant.counts, strict=True) if n}
         return {"add": add, "cost": float(cost_of(costs, variant.counts)), **outcome(variant)}
@@ -269,7 +275,7 @@ def _found(
                 "candidate": candidate.name,
                 "cost": float(candidate.cost),
                 "is_paid": candidate.cost <= budget,
-                **outcome(judging.measured(tuple(int(other is candidate) for other in candidates))),
+                **alone(candidate),
             }
             for candidate in candidates
         ],

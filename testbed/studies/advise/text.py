@@ -10,6 +10,7 @@ from rich.table import Table
 
 from testbed.results.costs import CARBON, COST, COSTS, ENERGY
 from testbed.results.intervals import EQUAL, UNRESOLVED, Mean
+from testbed.simulator.runs import drawn_text
 from testbed.studies.advise.judging import over
 from testbed.studies.sweep.contrast import WORSE, Difference
 from testbed.studies.sweep.documents import difference, number
@@ -41,7 +42,11 @@ def advise_text(answer: dict[str, Any], width: int = 160) -> str:
             "the effect of that is unresolved: its interval over these seeds contains 0 (--runs sets more "
             "seeds)"
         )
+    if cheaper := _cheaper(answer):
+        console.print(f"not shown to be worse than that over these seeds: {', '.join(cheaper)}")
     console.print(_how(answer))
+    if answer["drawn"] is not None:
+        console.print(drawn_text(answer["drawn"]))
     if answer["engine"]:
         console.print(f"engine {answer['engine']}: {answer['engine_why']}")
     measures = list(answer["now"]["values"])
@@ -105,6 +110,18 @@ def _best(answer: dict[str, Any]) -> str:
     return what if add else "add nothing: no combination is better than what is there"
 
 
+def _cheaper(answer: dict[str, Any]) -> list[str]:
+    """Returns the single candidates that cost less than the best combination and are not shown to be worse."""
+    best = answer["best"]
+    return [
+        f"1 {row['candidate']} alone, for {row['cost']:g}"
+        for row in answer["first"]
+        if "metric" in answer["goal"] and row["cost"] < best["cost"]
+        if any(of["verdict"] for of in row["against_best"].values())
+        if not _worse({**row, "difference": row["against_best"]}, best)
+    ]
+
+
 def _how(answer: dict[str, Any]) -> str:
     by, n_tried, n_all = over(answer["search_seeds"]), answer["n_tried"], answer["n_combinations"]
     if answer["method"] == "greedy":
@@ -162,9 +179,7 @@ def _half(ci95_s: float | None) -> float:
 
 
 def _worse(row: Outcome, now: Outcome) -> str:
-    """Returns why a row is worse than the scenario without changes; empty if it is not, or if that is
-    unresolved.
-    """
+    """Returns why a row is worse than another, ``now``; empty if it is not, or if that is unresolved."""
     if (row["share_without_placement"] or 0) > (now["share_without_placement"] or 0):
         return f"no placement: {row['reason']}"
     if (row["n_failed"] or 0) > (now["n_failed"] or 0):

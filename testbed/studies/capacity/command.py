@@ -14,9 +14,11 @@ from testbed.control.choice import check_policy
 from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.experiments import Change, Override, load_experiment
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.slo import Objective, Objectives
 from testbed.results.intervals import Mean
 from testbed.results.slo import parse_slo_statistics
+from testbed.simulator.runs import cases_of, drawn_of
 from testbed.studies.capacity.measures import load_measures
 from testbed.studies.capacity.search import (
     STEPS_DOWN,
@@ -27,7 +29,7 @@ from testbed.studies.capacity.search import (
     search,
     stopped,
 )
-from testbed.studies.capacity.seeds import is_wide, runs_needed
+from testbed.studies.capacity.seeds import is_wide, most_seeds, runs_needed
 from testbed.studies.capacity.text import capacity_text
 from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, costs_over_seeds, verdict_of
 from testbed.studies.sweep.axes import SEED
@@ -71,6 +73,8 @@ def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str
     objectives = parse_slo_statistics(options.slo)
     _check(options)
     experiment = load_experiment(target, [*options.overrides, *_seeded(options.seed)])
+    first = next(cases_of(target, PolicyChoice(), options.overrides, options.seed, options.n_runs)).experiment
+    drawn = drawn_of(first)
     start = _start(experiment, target)
     least, most = _requests(experiment, target, options.overrides, options.most_requests)
     seeds = range(experiment.seed, experiment.seed + options.n_runs)
@@ -99,7 +103,7 @@ def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str
                 raise KeyboardInterrupt(kept.stopped()) from None
             is_stopped = True
             say(kept.stopped())
-    rows = [_row(searches, policy, objectives, options.n_runs) for policy in policies]
+    rows = [_row(searches, policy, objectives, options.n_runs, most_seeds(drawn)) for policy in policies]
     answer: dict[str, Any] = {
         "scenario": target,
         "objectives": {objective.name: objective.limit_s for objective in objectives},
@@ -108,7 +112,8 @@ def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str
         "lowest_rate": start / 2**STEPS_DOWN,
         "highest_rate": start * 2**STEPS_UP,
         "width_ratio": options.width,
-        "arrivals": experiment.workload.source,
+        "arrivals": first.workload.source,
+        "drawn": drawn,
         "policies": rows,
         "stopped": is_stopped,
         "out": str(kept.folder),
@@ -245,21 +250,24 @@ def _say_verdict(policy: str | None, verdict: Verdict) -> None:
 
 
 def _row(
-    searches: _Searches, policy: str | None, objectives: Sequence[Objective], n_runs: int
+    searches: _Searches, policy: str | None, objectives: Sequence[Objective], n_runs: int, most: int
 ) -> dict[str, Any]:
     found, has_ended = searches.found(policy)
     kept, at_edge = found.kept, found.broken or found.at_bottom
     shown = kept or at_edge
+    is_same_run = shown is not None and shown.is_same_run
+    has_interval = has_ended and n_runs > 1 and not is_same_run
     draining = [v.rate for v in found.judged if kept and v.rate <= kept.rate and not v.is_growing]
     return {
         "policy": searches.names.get(policy, policy or ""),
         "engine": None if shown is None else shown.engine,
         "engine_why": None if shown is None else shown.engine_why,
         "max_rate": None if kept is None or found.error else kept.rate,
-        "low": found.low,
-        "high": found.high,
-        "is_wide": has_ended and n_runs > 1 and is_wide(found),
-        "runs_needed": runs_needed(found, n_runs) if has_ended else None,
+        "low": found.low if has_interval else None,
+        "high": found.high if has_interval else None,
+        "same_run": is_same_run,
+        "is_wide": has_interval and is_wide(found),
+        "runs_needed": runs_needed(found, n_runs, most) if has_interval else None,
         "limited_by": at_edge.broken_by if at_edge is not None else None,
         "limited_at": _limited_at(at_edge, objectives),
         "broken_at": found.broken.rate if found.broken is not None else None,

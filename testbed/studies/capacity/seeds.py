@@ -12,7 +12,8 @@ h itself is known only from n seeds, and may look too small by chance. So it is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from testbed.results.intervals import t_quantile
 from testbed.studies.capacity.search import SearchResult
@@ -34,15 +35,21 @@ def is_wide(found: SearchResult) -> bool:
     return found.low is None or found.high is None or found.high - found.low > WIDE_RATIO * found.kept.rate
 
 
-def runs_needed(found: SearchResult, n_runs: int) -> int | None:
+def most_seeds(drawn: Mapping[str, Any] | None) -> int:
+    """Returns how many seeds there can be that choose recorded requests as ``drawn`` says (``drawn_of``)."""
+    if drawn is None or drawn["draw"] != "windows":
+        return MOST_SEEDS
+    return int(drawn["n_recorded"] // drawn["n_requests"])
+
+
+def runs_needed(found: SearchResult, n_runs: int, most: int = MOST_SEEDS) -> int | None:
     """Returns how many seeds make a wide interval of ``n_runs`` seeds narrow.
 
-    None: it is not wide, or not even ``MOST_SEEDS`` are enough, as may be where all seeds draw from one
-    recording.
+    None: it is not wide, or not even ``most`` are enough, as may be where all seeds draw from one recording.
     """
-    if n_runs < 2 or not is_wide(found):
+    if not 2 <= n_runs < most or not is_wide(found):
         return None
-    too_few, enough = n_runs, MOST_SEEDS
+    too_few, enough = n_runs, most
     if not _is_narrow(found, n_runs, enough):
         return None
     while enough - too_few > 1:

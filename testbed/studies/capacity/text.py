@@ -8,7 +8,8 @@ from typing import Any
 from rich.table import Table
 
 from testbed.results.costs import costs_text
-from testbed.studies.capacity.seeds import MOST_SEEDS
+from testbed.simulator.runs import SAME_RUN, drawn_text
+from testbed.studies.capacity.seeds import MOST_SEEDS, most_seeds
 from testbed.terminal import console_to
 
 _NOT_TIMES = {"placement": "no placement", "failed": "requests that fail"}
@@ -33,7 +34,7 @@ def capacity_text(answer: dict[str, Any], width: int = 160) -> str:
             "-" if row["n_requests"] is None else f"{row['n_requests']:,}",
             str(row["n_rates"]),
         )
-        notes += _notes(row, len(answer["seeds"]))
+        notes += _notes(row, len(answer["seeds"]), most_seeds(answer["drawn"]))
     buffer = io.StringIO()
     console = console_to(buffer, width)
     limits = ", ".join(f"{name} at most {limit:g} s" for name, limit in answer["objectives"].items())
@@ -43,6 +44,8 @@ def capacity_text(answer: dict[str, Any], width: int = 160) -> str:
         f"{answer['scenario']}: highest rate with {limits} ({over}, within {answer['width_ratio']:.0%})"
     )
     console.print(table)
+    if answer["drawn"] is not None:
+        console.print(drawn_text(answer["drawn"]) if len(seeds) > 1 else f"requests: {answer['arrivals']}")
     for note in notes:
         console.print(note)
     return buffer.getvalue().rstrip()
@@ -63,14 +66,19 @@ def _goodput(row: dict[str, Any]) -> str:
     return _number(row["goodput_rps"]) + (f" ±{half:.2g}" if half is not None else "")
 
 
-def _wide(row: dict[str, Any], n_runs: int) -> str:
+def _wide(row: dict[str, Any], n_runs: int, most: int) -> str:
     """Returns what an interval needs that is too wide to plan with."""
     ends = (row["low"], row["high"])
     fold = "" if None in ends else f", {ends[1] / ends[0]:.2g}-fold,"
     text = f"the interval{fold} is wider than a third of the rate"
     n = row["runs_needed"]
+    if n is None and most < MOST_SEEDS:
+        return (
+            f"{text}, and the recording has only {most:,} windows, too few to make it narrower than that; with a "
+            "lower workload.n_requests it has more"
+        )
     if n is None:
-        return f"{text}, and {MOST_SEEDS:,} seeds would not make it narrower than that"
+        return f"{text}, and {most:,} seeds would not make it narrower than that"
     text += f": some {n:,} seeds are needed; the same command with --runs {n} goes on from these runs"
     if n_runs < _FEW < n:
         text += f", but {n_runs} seeds hardly show the spread, and --runs {_FEW} estimates it better"
@@ -98,7 +106,7 @@ def _of_clients(row: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _notes(row: dict[str, Any], n_runs: int) -> list[str]:
+def _notes(row: dict[str, Any], n_runs: int, most: int) -> list[str]:
     policy, notes = row["policy"], []
     if row["engine"]:
         notes.append(f"{policy}: engine {row['engine']}: {row['engine_why']}")
@@ -108,8 +116,10 @@ def _notes(row: dict[str, Any], n_runs: int) -> list[str]:
     if row.get("costs"):
         costs = costs_text({name: of["value"] for name, of in row["costs"].items()})
         notes += [f"{policy}: {line}, at {row['max_rate']:.4g} requests/s" for line in costs]
+    if row["same_run"]:
+        notes.append(f"{policy}: {SAME_RUN}")
     if row["is_wide"]:
-        notes.append(f"{policy}: {_wide(row, n_runs)}")
+        notes.append(f"{policy}: {_wide(row, n_runs, most)}")
     if row["metastable"]:
         first_s, _, last_s = row["ttft_thirds_s"]
         stable = row["draining_rate"]

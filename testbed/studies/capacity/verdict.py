@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from testbed.experiments.slo import Objective
 from testbed.results.costs import COSTS
 from testbed.results.intervals import Mean, mean_of
-from testbed.studies.capacity.measures import MEAN_TIME, N_FAILED, THIRDS, of_client
+from testbed.studies.capacity.measures import FINGERPRINT, MEAN_TIME, N_FAILED, THIRDS, of_client
 from testbed.studies.sweep.measures import GOODPUT
 from testbed.studies.sweep.runs import FAILED, INFEASIBLE, OK, Record
 
@@ -36,6 +36,8 @@ class Verdict:
     - ``is_growing``: whether the time to the first token keeps growing, see ``_growth``
     - ``engine``, ``engine_why``: what served the first seed, and why
     - ``recorded_share``: the share of a recording that each seed draws, for ``mean_of``
+    - ``is_same_run``: no seed changes anything: ``values``, ``by_client``, ``costs`` and ``goodput`` have no
+      interval then, and ``excess`` one of no width
     - ``reason``: why a seed has no placement; ``error``: why a run failed, in which case there is no verdict
     """
 
@@ -53,6 +55,7 @@ class Verdict:
     engine: str = ""
     engine_why: str = ""
     recorded_share: float = 0.0
+    is_same_run: bool = False
     reason: str = ""
     error: str = ""
 
@@ -100,6 +103,8 @@ def verdict_of(
         return Verdict(rate, n_requests, error=wrong.reason)
     share = max(record.recorded_share for record in records)
     served = [record.measures for record in records if record.status == OK]
+    is_same_run = len(served) == len(records) > 1 and len({measures[FINGERPRINT] for measures in served}) == 1
+    different = served[:1] if is_same_run else served
     excess, values, ratios = {}, {}, {}
     n_without = [float(record.status == INFEASIBLE) for record in records]
     without = mean_of(n_without)
@@ -110,14 +115,14 @@ def verdict_of(
         excess[REQUESTS] = failed
 
     def over_seeds(name: str) -> Mean | None:
-        return mean_of([value for of in served if (value := of.get(name)) is not None], share)
+        return mean_of([value for of in different if (value := of.get(name)) is not None], share)
 
     for objective in objectives:
         found = over_seeds(objective.name)
         if found is not None:
             values[objective.name] = found
             over_s = found.mean - objective.limit_s
-            excess[objective.name] = found._replace(mean=over_s)
+            excess[objective.name] = Mean(over_s, 0.0 if is_same_run else found.half_width, found.n)
             ratios[objective.name] = over_s / objective.limit_s if objective.limit_s else over_s
         elif failed is not None and failed.mean == 0:
             return Verdict(
@@ -156,6 +161,7 @@ def verdict_of(
         records[0].engine,
         records[0].engine_why,
         share,
+        is_same_run,
         next((record.reason for record in records if record.status == INFEASIBLE), ""),
     )
 

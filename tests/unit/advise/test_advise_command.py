@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,34 @@ def test_objectives_that_are_kept_with_the_seeds_that_chose_the_best_alone_are_n
     assert "keeps the objectives with seeds 2 to 3, but with seeds 0 to 1 it does not" in answer["text"]
 
 
+def recorded(tmp_path: Path) -> tuple[str, ...]:
+    """Overrides with a recording of four windows of five requests, with 1, 2, 4 and 8 tokens out."""
+    lines = [
+        {"timestamp": 10_000 * i, "input_length": 10, "output_length": 2 ** (i // 5), "hash_ids": []}
+        for i in range(20)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    return (
+        *("workload.arrivals=trace", f"workload.file={trace}", "workload.n_requests=5"),
+        *("workload.rate=trace", "workload.n_input_tokens=trace", "workload.n_output_tokens=trace"),
+    )
+
+
+def test_the_best_is_measured_with_other_requests_of_a_recording_than_those_that_chose_it(
+    tmp_path: Path,
+) -> None:
+    for n_runs in (1, 2, 3):
+        answer = advise("mig-1g@Cluster0=1", "1", *recorded(tmp_path), n_runs=n_runs, losses=False)
+        (searched,) = (row for row in answer["tried"] if not row["add"])
+        assert searched["values"] != answer["now"]["values"]
+        assert answer["drawn"]["draw"] == ("windows" if n_runs < 3 else "bootstrap")
+        said = "a window of its own" if n_runs < 3 else "draws 5 requests, in blocks,"
+        assert f"each run {'uses ' * (n_runs < 3)}{said}" in answer["text"]
+    with pytest.raises(UserError, match="6 seeds need as many windows of 5 requests, but 20 recorded"):
+        advise("mig-1g@Cluster0=1", "1", *recorded(tmp_path), "workload.draw=windows", n_runs=3)
+
+
 @pytest.mark.parametrize("most", [100, 0])
 def test_two_more_are_needed_before_blocks_have_a_place(most: int) -> None:
     """Fifteen blocks, five to a server: one more than there is does nothing."""
@@ -150,6 +179,21 @@ def test_a_server_that_makes_it_worse_is_not_added_and_that_is_said() -> None:
     assert answer["best"]["add"] == {} and answer["best"]["cost"] == 0
     assert "mig-1g@Cluster2 alone makes it worse" in answer["text"]
     assert "add nothing: no combination is better" in answer["text"]
+
+
+def test_a_single_addition_that_costs_less_and_is_not_shown_to_be_worse_is_named() -> None:
+    answer = advise("a100@Cluster1=3.5,mig-1g@Cluster0=0.5", "4", *SHORT, policy="petals", losses=False)
+    assert answer["best"]["add"] == {"a100@Cluster1": 1}
+    best, cheap = answer["first"]
+    assert best["against_best"]["e2e_mean"]["mean_s"] == 0
+    more_s = mean_s(cheap) - mean_s(answer["best"])
+    assert cheap["against_best"]["e2e_mean"]["mean_s"] == pytest.approx(more_s)
+    assert cheap["against_best"]["e2e_mean"]["verdict"] == "unresolved"
+    said = "not shown to be worse than that over these seeds: 1 mig-1g@Cluster0 alone, for 0.5\n"
+    assert said in answer["text"]
+    answer = advise("a100-0@Cluster1=1", "2", *ONE_SERVER)
+    assert answer["first"][0]["against_best"]["e2e_mean"]["mean_s"] > 1
+    assert "not shown to be worse" not in answer["text"]
 
 
 def test_each_combination_has_the_costs_of_its_tokens_where_servers_have_prices() -> None:

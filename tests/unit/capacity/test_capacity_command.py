@@ -44,12 +44,20 @@ def test_one_session_at_a_time_serves_as_many_as_its_time_says(found: dict[str, 
     assert time_s is not None
     (row,) = found["policies"]
     assert 0.96 / time_s < row["max_rate"] <= 1 / time_s, "freeing the server takes a message"
-    assert row["low"] <= row["max_rate"] <= row["high"] == row["broken_at"]
+    assert row["max_rate"] < row["broken_at"] <= 1.02 * row["max_rate"]
     assert (
         row["limited_by"] == "queue_p99" and row["drains_at_broken"] is False and row["metastable"] is False
     )
     assert row["goodput_rps"] == pytest.approx(row["max_rate"], rel=0.02) and found["code"] == 0
     assert "arrivals seem never to drain" in found["text"]
+
+
+def test_seeds_that_change_nothing_have_no_interval(found: dict[str, Any]) -> None:
+    (row,) = found["policies"]
+    assert row["same_run"] and row["max_rate"] is not None and not row["is_wide"]
+    assert row["low"] is row["high"] is row["goodput_rps_ci95"] is row["runs_needed"] is None
+    assert row["at_max"]["queue_p99"]["ci95_s"] is row["at_broken"]["queue_p99"]["ci95_s"] is None
+    assert "no seed changes anything in its runs, so they have no interval" in found["text"]
 
 
 def test_two_workers_find_the_same_as_one_and_rows_stay_in_order(tmp_path: Path) -> None:
@@ -131,7 +139,38 @@ def test_a_recording_is_stretched_with_as_many_requests_as_it_has(tmp_path: Path
     )
     answer = capacity("ttft_p95=20s", *recorded, n_runs=2)
     (row,) = answer["policies"]
-    assert row["n_requests"] == 20 and row["max_rate"] > 0.1
+    assert row["n_requests"] == 20 and row["max_rate"] > 0.1 and row["same_run"]
+    assert "all runs use the first 20 of the 20 recorded requests" in answer["text"]
+    (alone,) = capacity("ttft_p95=20s", *recorded, n_runs=1, out=Path("alone"))["policies"]
+    assert alone["max_rate"] == row["max_rate"] and not alone["same_run"]
+
+
+def test_no_more_seeds_are_asked_for_than_a_recording_has_windows(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 10_000 * i, "input_length": 140, "output_length": 2 + 6 * (i // 10), "hash_ids": []}
+        for i in range(20)
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    recorded = (
+        *ONE_SERVER[:3],
+        "policy.design_concurrency=1",
+        *("workload.arrivals=trace", f"workload.file={trace}", "workload.n_requests=10"),
+        *("workload.rate=0.3", "workload.n_input_tokens=trace", "workload.n_output_tokens=trace"),
+    )
+    given: dict[str, Any] = {"width": 0.2}
+    answer = capacity("queue_p99=10ms", *recorded, n_runs=2, **given)
+    (row,) = answer["policies"]
+    assert answer["drawn"] == {"draw": "windows", "n_requests": 10, "n_recorded": 20}
+    assert "requests 1 to 10 of 20" in answer["arrivals"] or "requests 11 to 20 of 20" in answer["arrivals"]
+    text = " ".join(answer["text"].split())
+    assert "each run uses a window of its own: 10 of the 20 recorded requests" in text
+    assert row["is_wide"] and row["runs_needed"] is None and not row["same_run"]
+    assert "the recording has only 2 windows, too few to make it narrower" in text
+    answer = capacity("queue_p99=10ms", *recorded, n_runs=1, **given)
+    assert "requests: " in answer["text"] and "the first 10 of 20 requests" in answer["text"]
+    with pytest.raises(UserError, match="3 seeds need as many windows of 10 requests"):
+        capacity("queue_p99=10ms", *recorded, "workload.draw=windows", n_runs=3, **given)
 
 
 QUICK: dict[str, Any] = {"n_runs": 2, "width": 0.2, "most_requests": 10}

@@ -44,7 +44,14 @@ def one_server(trial: RateTrial) -> dict[str, float | int | None]:
     ttft_s = SERVICE_S + number * max(0.0, SERVICE_S - 1 / trial.rate)
     parts = {name: float(part.mean()) for name, part in zip(THIRDS, np.array_split(ttft_s, 3), strict=True)}
     mean_s, p95_s = float(ttft_s.mean()), float(np.percentile(ttft_s, 95))
-    return {"n_failed": 0, "ttft_p95": p95_s, "e2e_mean": mean_s, "goodput_rps": trial.rate, **parts}
+    return {
+        "fingerprint": 0,
+        "n_failed": 0,
+        "ttft_p95": p95_s,
+        "e2e_mean": mean_s,
+        "goodput_rps": trial.rate,
+        **parts,
+    }
 
 
 def by_one_server(limit_s: float) -> Callable[[RateTrial], Verdict]:
@@ -71,7 +78,7 @@ def test_an_edge_beyond_what_the_server_can_do_is_metastable() -> None:
 
 def test_what_fills_up_from_empty_does_not_count_as_growing() -> None:
     def growing(*thirds_s: float) -> bool:
-        of = {"n_failed": 0, "e2e_mean": 1.0, "goodput_rps": 1.0, "ttft_mean": 1.0}
+        of = {"fingerprint": 0, "n_failed": 0, "e2e_mean": 1.0, "goodput_rps": 1.0, "ttft_mean": 1.0}
         record = Record("", measures={**of, **dict(zip(THIRDS, thirds_s, strict=True))})
         return verdict_of(1.0, 100, [record] * 3, [Objective("ttft", "mean", 5.0)]).is_growing
 
