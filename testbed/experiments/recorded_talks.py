@@ -48,7 +48,9 @@ def sharegpt() -> Callable[[Any], Sequence[Row]]:
     def read(record: Any) -> Sequence[Row]:
         said = record.get("conversations") if isinstance(record, Mapping) else None
         if not isinstance(said, list):
-            raise ValueError('it has no list "conversations"')
+            raise ValueError(
+                'it has no list "conversations", as ShareGPT needs; write another format as JSON lines'
+            )
         number, rows = next(numbers), list[Row]()
         n_history = n_new = 0
         for message in said:

@@ -133,7 +133,7 @@ def _open(path: Path) -> io.TextIOBase:
 
 def _text(path: Path) -> tuple[str, Iterator[Row]]:
     with _open(path) as file:
-        first = file.readline()
+        first = next((line for line in file if line.strip()), "")
         file.seek(0)
         if first.lstrip().startswith("["):
             return SHAREGPT, _json_array(path)
@@ -145,7 +145,7 @@ def _text(path: Path) -> tuple[str, Iterator[Row]]:
             )
         if first.lstrip().startswith("{"):
             return (BAILIAN if _IS_TURN.search(first) else "Mooncake"), _json_lines(path, _json_line())
-        columns = set(csv.DictReader(file).fieldnames or ())
+        columns = set(_csv_reader(file).fieldnames or ())
     for kind, needed, read in _CSV:
         if needed <= columns:
             return kind, _csv_lines(path, read())
@@ -173,10 +173,23 @@ def _json_array(path: Path) -> Iterator[Row]:
     yield from _rows(path, enumerate(records, 1), lambda record: [*of_talk(record)], "conversation")
 
 
+def _csv_reader(file: io.TextIOBase) -> csv.DictReader[str]:
+    """Returns a reader of records by column; the header may come after blank lines and have spaces around names."""
+    reader = csv.DictReader(file)
+    rows = ([name.strip() for name in row] for row in reader.reader)
+    reader.fieldnames = next((row for row in rows if any(row)), [])
+    return reader
+
+
 def _csv_lines(path: Path, read: Callable[[dict[str, str]], Row]) -> Iterator[Row]:
+    def read_whole(record: dict[str, str]) -> Row:
+        if None in record:
+            raise ValueError("it has more cells than the header; quote a cell that contains a comma")
+        return read(record)
+
     with _open(path) as file:
-        reader = csv.DictReader(file)
-        yield from _rows(path, ((reader.line_num, record) for record in reader), read)
+        reader = _csv_reader(file)
+        yield from _rows(path, ((reader.line_num, record) for record in reader), read_whole)
 
 
 def _rows(
@@ -192,6 +205,8 @@ def _rows(
             for row in found if isinstance(found, list) else [found]:
                 if not math.isfinite(row[0]):
                     raise ValueError(f"arrival {row[0]} is not a finite time")
+                if min(row[1:3]) < 0:
+                    raise ValueError(f"{min(row[1:3])} tokens are fewer than 0")
                 if max(row[1:3]) > MAX_TOKENS:
                     raise ValueError(f"{max(row[1:3]):.0g} tokens are more than {MAX_TOKENS:,}")
                 yield row
@@ -201,6 +216,8 @@ def _rows(
             ) from None
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
+            if isinstance(error, json.JSONDecodeError):
+                what = error.msg  # without its place, which is one within the line
             raise KeyedError(_KEY, f'"{path}" {unit} {number} cannot be read: {what}') from None
 
 

@@ -12,9 +12,10 @@ from policies.rules import PrefixRules
 from policies.workload import RequestPlan
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
+from testbed.experiments.limits import MAX_DURATION_S
 from testbed.experiments.problems import KeyedError
 from testbed.experiments.prompts import implied_reuse
-from testbed.experiments.traces import TRACE_KINDS, read_trace, trace_text
+from testbed.experiments.traces import SHAREGPT, TRACE_KINDS, read_trace, trace_text
 from testbed.experiments.units import counted
 from testbed.rundir import replacing
 
@@ -97,7 +98,10 @@ def _text(answer: dict[str, Any]) -> str:
             f"{answer['gap_variation']:.2f} (Poisson: 1)"
         )
     lines = [f"{answer['file']}: {answer['kind']}, {counted(answer['n_requests'], 'requests')}"]
-    lines.append(f"  arrivals over {answer['span_s']:,.1f} s{rate}")
+    span_s = answer["span_s"]
+    over = f"{span_s:,.1f}" if span_s <= MAX_DURATION_S else f"{span_s:.4g}"
+    is_timed = answer["kind"] != SHAREGPT
+    lines.append(f"  arrivals over {over} s{rate}" if is_timed else "  no arrivals: this format has no times")
     for name, key in (("input tokens", "n_input_tokens"), ("output tokens", "n_output_tokens")):
         row = answer[key]
         shares = ", ".join(f"p{share} {row[f'p{share}']:g}" for share in _SHARES)

@@ -89,7 +89,9 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
         due = f"due to frames{' and this machine' if answer['in_real_time'] else ''}: no other request was there"
     else:
         lost_s = others_s
-        due = f"due to others{', to links that changed' if answer['links_changed'] else ''} and to failures"
+        due = "due to others"
+        due += " and to links that changed" if answer["links_changed"] else ""
+        due += " and to failures" if answer["losses"] or answer["down_meanwhile"] else ""
         if twin_s is not None:
             due += f", {_in_ms(machine_s)} s to this machine (its twin took {twin_s:.3f} s)"
     slower_s = answer["parts"]["compute_slower_s"]

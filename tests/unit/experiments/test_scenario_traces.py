@@ -44,6 +44,16 @@ def test_mooncake_lines_are_read(tmp_path: Path) -> None:
     assert read_trace(_file(tmp_path, lines)).requests == [[0, 6955, 52], [pytest.approx(3.053), 6472, 26]]
 
 
+def test_blank_lines_before_a_trace_and_spaces_in_its_header_do_no_harm(tmp_path: Path) -> None:
+    line = '\n \n{"timestamp": 0, "input_length": 5, "output_length": 6}\n'
+    assert read_trace(_file(tmp_path, line)).requests == [[0, 5, 6]]
+    azure = read_trace(_file(tmp_path, AZURE)).requests
+    assert read_trace(_file(tmp_path, "\n  \n" + AZURE)).requests == azure
+    assert read_trace(_file(tmp_path, AZURE.replace(",", ", "))).requests == azure
+    with pytest.raises(KeyedError, match="line 4 cannot be read: ContextTokens must be a number, not"):
+        read_trace(_file(tmp_path, "\n\n" + AZURE.replace("374", "x")))
+
+
 def test_qwen_bailian_lines_count_seconds(tmp_path: Path) -> None:
     turns = [
         {
@@ -177,8 +187,11 @@ def test_the_requests_of_a_run_are_read(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "is not a known kind of trace"),
         ("", "is not a known kind of trace"),
         ('{"timestamp": 1, "input_length": 3}\n', "line 1 cannot be read: no 'output_length'"),
-        ('{"timestamp": \n', "line 1 cannot be read"),
+        ('\n{"timestamp": \n', "line 2 cannot be read: Expecting value"),
+        ('[{"timestamp": 1, "input_length": 3, "output_length": 3}]', "write another format as JSON lines"),
         (AZURE.replace("396", "many"), "line 3 cannot be read"),
+        (AZURE.replace("396", "1,000"), "line 3 cannot be read: it has more cells than the header"),
+        (AZURE.replace("396", "-396"), "line 3 cannot be read: -396 tokens are fewer than 0"),
         (AZURE.splitlines()[0], "holds no request"),
         (BURSTGPT.replace("45.5", "nan"), "line 3 cannot be read: arrival nan is not a finite time"),
     ],
@@ -187,7 +200,7 @@ def test_a_bad_trace_is_refused_with_file_and_line(tmp_path: Path, text: str, sa
     with pytest.raises(KeyedError) as caught:
         read_trace(_file(tmp_path, text, "bad"))
     assert said in caught.value.what
-    assert "bad" in caught.value.what
+    assert "bad" in caught.value.what and "(char" not in caught.value.what
 
 
 @pytest.mark.parametrize(
@@ -329,6 +342,14 @@ def test_a_trace_that_cannot_be_unpacked_is_refused(tmp_path: Path, content: byt
     path.write_bytes(content)
     with pytest.raises(UserError, match=said):
         show_command(path)
+
+
+def test_arrivals_are_described_where_there_are_any_and_with_few_digits(tmp_path: Path) -> None:
+    talk = [{"from": "human", "value": "yes"}, {"from": "gpt", "value": "no"}]
+    _, text = show_command(_file(tmp_path, json.dumps([{"conversations": talk}])))
+    assert "no arrivals: this format has no times" in text
+    _, text = show_command(_file(tmp_path, BURSTGPT.replace("118", "1e300")))
+    assert "arrivals over 1e+300 s" in text
 
 
 def test_a_trace_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

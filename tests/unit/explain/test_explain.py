@@ -114,6 +114,8 @@ def test_waiting_counts_attempts_and_hindsight_shows_a_worse_chain() -> None:
     others_s = sum(answer["parts"][name] for name in ("queue_s", "link_wait_s", "setup_wait_s"))
     assert answer["lost_to_others_s"] == pytest.approx(others_s, abs=0.01)
     assert answer["parts"]["link_wait_s"] > 0.1, "messages met on links"
+    said = explain_text(answer)
+    assert "s are due to others" in said and "failures" not in said
 
 
 LONG = (
@@ -231,6 +233,7 @@ def test_a_session_that_outlived_a_server_has_its_replays_named(tmp_path: Path) 
         assert (
             f"it lost {server} at {loss['at_s']:.3f} s, and went on at {loss['on_again_at_s']:.3f} s" in said
         )
+        assert "s are due to others and to failures" in said
         assert f"without {server}, down meanwhile" in said and "alone on its first chain" in said
         without_any = {**answer, "best_chain_alone": None, "lost_to_chain_s": None}
         assert f"without {server}, down meanwhile, holds all blocks and has room" in explain_text(without_any)
