@@ -44,12 +44,13 @@ def test_mooncake_lines_are_read(tmp_path: Path) -> None:
     assert read_trace(_file(tmp_path, lines)).requests == [[0, 6955, 52], [pytest.approx(3.053), 6472, 26]]
 
 
-def test_blank_lines_before_a_trace_and_spaces_in_its_header_do_no_harm(tmp_path: Path) -> None:
+def test_blank_lines_spaces_in_a_header_and_commas_at_the_end_do_no_harm(tmp_path: Path) -> None:
     line = '\n \n{"timestamp": 0, "input_length": 5, "output_length": 6}\n'
     assert read_trace(_file(tmp_path, line)).requests == [[0, 5, 6]]
     azure = read_trace(_file(tmp_path, AZURE)).requests
     assert read_trace(_file(tmp_path, "\n  \n" + AZURE)).requests == azure
     assert read_trace(_file(tmp_path, AZURE.replace(",", ", "))).requests == azure
+    assert read_trace(_file(tmp_path, AZURE.replace("109", "109,"))).requests == azure
     with pytest.raises(KeyedError, match="line 4 cannot be read: ContextTokens must be a number, not"):
         read_trace(_file(tmp_path, "\n\n" + AZURE.replace("374", "x")))
 
