@@ -14,11 +14,10 @@ from testbed.control.choice import check_policy
 from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.experiments import Change, Override, load_experiment
 from testbed.experiments.experiment import Experiment
-from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.slo import Objective, Objectives
 from testbed.results.intervals import Mean
 from testbed.results.slo import parse_slo_statistics
-from testbed.simulator.runs import cases_of, drawn_of
+from testbed.simulator.runs import draw_of, drawn_of
 from testbed.studies.capacity.measures import load_measures
 from testbed.studies.capacity.search import (
     STEPS_DOWN,
@@ -72,8 +71,10 @@ def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str
     """
     objectives = parse_slo_statistics(options.slo)
     _check(options)
-    experiment = load_experiment(target, [*options.overrides, *_seeded(options.seed)])
-    first = next(cases_of(target, PolicyChoice(), options.overrides, options.seed, options.n_runs)).experiment
+    changes: list[Override] = [*options.overrides, *_seeded(options.seed)]
+    experiment = load_experiment(target, changes)
+    draw = draw_of(experiment, options.n_runs)
+    first = experiment if draw is None else load_experiment(target, [*changes, draw])
     drawn = drawn_of(first)
     start = _start(experiment, target)
     least, most = _requests(experiment, target, options.overrides, options.most_requests)
