@@ -280,7 +280,7 @@ class Chain:
 
     def forget(self, hop: OpenHop) -> None:
         """Closes a hop without waiting for its server."""
-        self._connections[hop.server].forget(hop.key, hop.generation)
+        self._close(hop)
 
     async def close(self, hops: Sequence[OpenHop], pages: bytes | None = None) -> None:
         """Closes the hops that can still be reached.
@@ -291,7 +291,7 @@ class Chain:
         closings = [self._close(hop, pages) for hop in hops]
         await asyncio.gather(*(self._closed(closing) for closing in closings if closing is not None))
 
-    def _close(self, hop: OpenHop, pages: bytes | None) -> asyncio.Task[None] | None:
+    def _close(self, hop: OpenHop, pages: bytes | None = None) -> asyncio.Task[None] | None:
         if pages is not None:
             pages = pages[hop.n_pages * PAGE_ID_BYTES :]
         return self._connections[hop.server].forget(hop.key, hop.generation, pages)

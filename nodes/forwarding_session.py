@@ -256,18 +256,11 @@ class ForwardingChain(Chain):
     def end_of_loss(self, hops: Sequence[OpenHop], at: int) -> int:
         return len(hops)
 
-    def forget(self, hop: OpenHop) -> None:
-        self._ignore(hop)
-        super().forget(hop)
-
-    def _close(self, hop: OpenHop, pages: bytes | None) -> asyncio.Task[None] | None:
-        self._ignore(hop)
-        return super()._close(hop, pages)
-
-    def _ignore(self, hop: OpenHop) -> None:
+    def _close(self, hop: OpenHop, pages: bytes | None = None) -> asyncio.Task[None] | None:
         join_id = self._join_ids.pop((hop.server, hop.key), None)
         if join_id is not None:
             self._connections[hop.server].ignore(join_id, hop.generation)
+        return super()._close(hop, pages)
 
 
 class ForwardingSession(HubSession):

@@ -17,7 +17,7 @@ from testbed.api.choices import Chosen, PolicyLike, chosen_of, label_of
 from testbed.api.html import table_html
 from testbed.api.paths import folder_of, path_of
 from testbed.api.progress import Listener, heard
-from testbed.api.scenarios import Given, flags, plain, scenario, slo_text, whole
+from testbed.api.scenarios import Given, flag, plain, scenario, slo_text, whole
 from testbed.control.placing import load_to_run
 from testbed.errors import UserError
 from testbed.experiments import Change, Override
@@ -206,17 +206,7 @@ def up(
     what was served until then is in the folder.
     """
     with heard(progress) as tell, chosen_of([policy]) as chosen:
-        session = _session(
-            scenario,
-            chosen,
-            network,
-            clock,
-            seed,
-            slo,
-            out,
-            flags(twin=twin, report=report, trace=trace),
-            tell,
-        )
+        session = _session(scenario, chosen, network, clock, seed, slo, out, (twin, report, trace), tell)
         return _ended(session.run())
 
 
@@ -236,17 +226,7 @@ async def up_async(
 ) -> Run:
     """As ``up``, while other tasks of the event loop go on. A cancelled task interrupts its run first."""
     with heard(progress) as tell, chosen_of([policy]) as chosen:
-        session = _session(
-            scenario,
-            chosen,
-            network,
-            clock,
-            seed,
-            slo,
-            out,
-            flags(twin=twin, report=report, trace=trace),
-            tell,
-        )
+        session = _session(scenario, chosen, network, clock, seed, slo, out, (twin, report, trace), tell)
         return _ended(await session.run_async())
 
 
@@ -285,17 +265,16 @@ def _session(
     seed: int | None,
     slo: str | Mapping[str, float] | None,
     out: str | os.PathLike[str] | None,
-    written: dict[str, bool],
+    written: tuple[bool, bool, bool],
     tell: Announce,
 ) -> RunSession:
     made = scenario(source)
     given = {"network.backend": network, "clock": clock, "seed": whole(seed, "seed")}
     changes = [*made.changes, *(Change(key, value) for key, value in given.items() if value is not None)]
     experiment = load_to_run(made.target, [*changes, *PolicyChoice.of(chosen.names[0]).overrides()])
-    report, trace = written["report"], written["trace"]
-    options = RunOptions(
-        objectives=_limits(slo), with_twin=written["twin"], report=report, trace=trace, live=False
-    )
+    twin, report, trace = written
+    with_twin, report, trace = flag(twin, "twin"), flag(report, "report"), flag(trace, "trace")
+    options = RunOptions(objectives=_limits(slo), with_twin=with_twin, report=report, trace=trace, live=False)
     return RunSession(experiment, folder_of(out), options, tell)
 
 

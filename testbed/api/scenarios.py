@@ -134,12 +134,11 @@ def whole(value: Any, name: str) -> int | None:
     raise UserError(f"{name} must be a whole number, not {value!r}")
 
 
-def flags(**given: Any) -> dict[str, bool]:
-    """Return values by name that are each true or false. Raises ``UserError`` for any that is not."""
-    for name, value in given.items():
-        if not isinstance(value, bool):
-            raise UserError(f"{name} must be True or False, not {value!r}")
-    return given
+def flag(value: Any, name: str) -> bool:
+    """Return what is true or false. Raises ``UserError`` for anything else."""
+    if isinstance(value, bool):
+        return value
+    raise UserError(f"{name} must be True or False, not {value!r}")
 
 
 def slo_text(slo: str | Mapping[str, float] | None) -> str | None:

@@ -11,7 +11,7 @@ from testbed.api.choices import PolicyLike, chosen_of
 from testbed.api.html import table_html
 from testbed.api.paths import folder_of, path_of
 from testbed.api.progress import Listener, heard
-from testbed.api.scenarios import flags, whole
+from testbed.api.scenarios import flag, whole
 from testbed.api.sweeps import shown_to
 from testbed.control.choice import check_policy
 from testbed.errors import UserError
@@ -94,7 +94,7 @@ def score(
 
     A policy that fails, loops or breaks a rule has a score that is not ``valid``. Raises ``UserError`` for wrong input.
     """
-    flags(quick=quick, checks=checks)
+    quick, checks = flag(quick, "quick"), flag(checks, "checks")
     of = str(path_of(suite, "suite is a shipped suite's name, or a folder"))
     found = read_suite(of)
     found.best()

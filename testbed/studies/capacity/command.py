@@ -259,6 +259,7 @@ def _row(
     is_same_run = shown is not None and shown.is_same_run
     has_interval = has_ended and n_runs > 1 and not is_same_run
     draining = [v.rate for v in found.judged if kept and v.rate <= kept.rate and not v.is_growing]
+    odd = [v.rate for v in found.judged if kept and v.rate > kept.rate and v.is_kept]
     return {
         "policy": searches.names.get(policy, policy or ""),
         "engine": None if shown is None else shown.engine,
@@ -281,6 +282,7 @@ def _row(
         "drains_at_broken": None if found.broken is None else not found.broken.is_growing,
         "draining_rate": max(draining, default=None),
         "ttft_thirds_s": list(kept.thirds_s) if kept is not None and kept.thirds_s is not None else None,
+        "also_kept_at": odd,
         "broken_below": found.broken_below,
         "n_requests": None if shown is None else shown.n_requests,
         "mean_in_system": None if kept is None else kept.rate * kept.mean_s,
