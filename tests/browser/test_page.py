@@ -254,7 +254,7 @@ def test_two_pages_follow_a_run_do_a_fault_change_a_link_and_see_its_end(
     run = testbed.start_up("clustered", *LONG, *few, "--page", "--network", "fabric")
     run_dir = run.serving()
     url = json.loads((run_dir / "page.json").read_text())["url"]
-    other = browser.new_context().new_page()
+    other = browser.new_context(reduced_motion="reduce").new_page()
     for one in (page, other):
         one.goto(url)
         expect(one.get_by_test_id("phase")).to_have_text("running")

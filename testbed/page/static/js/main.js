@@ -16,8 +16,8 @@ import { SessionList } from './sessions.js';
 import { TimeSlider } from './slider.js';
 import { Waterfall } from './waterfall.js';
 
-const LIVE_MS = 50; // A live run is on this machine, and needs its CPUs more than the page does.
-const PANEL_MS = 100;
+const LIVE_MS = 100; // A live run is on this machine, and needs its CPUs more than the page does.
+const PANEL_MS = 200;
 const CHART_MS = 1000;
 
 const PHASES = {
