@@ -21,11 +21,17 @@ class LogFullError(Exception):
 
 
 class EventLog:
-    """Appends records to ``path``. After a ``LogFullError``, all further writes raise it, too."""
+    """Appends records to ``path``. After a ``LogFullError``, all further writes raise it, too.
+
+    Raises ``LogFullError`` if the file cannot be opened.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise LogFullError(f"cannot write {path}: {error.strerror}; make room") from error
         self._size = os.fstat(self._fd).st_size
         self._full = False
 

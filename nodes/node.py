@@ -144,7 +144,7 @@ def _hub(config: ClientConfig, clock: Clock) -> HubModel:
     return BlocksHub(config.model)
 
 
-async def _unfit(config: NodeConfig, host: Host, error: ComputeError) -> NoReturn:
+async def _unfit(config: NodeConfig, host: Host, error: Exception) -> NoReturn:
     """Reports to the orchestrator why this node cannot start, and ends the process."""
     peer = await host.control(config.control_path, {})
     serving = asyncio.ensure_future(peer.serve())
@@ -394,9 +394,9 @@ async def drive(config: ClientConfig, host: Host) -> None:
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as http:
         try:
             model = _hub(config, clock)
-        except ComputeError as error:
+            client = _Client(config, http, model, clock)
+        except (ComputeError, LogFullError) as error:
             await _unfit(config, host, error)
-        client = _Client(config, http, model, clock)
         client.peer = await host.control(config.control_path, client.handlers())
         watch = host.watch(config.address, client.stopped)
         try:

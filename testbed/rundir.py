@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -274,14 +275,40 @@ def remove_scratch_of(pid: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)  # what is left is for `testbed clean`
 
 
+def half_written(path: Path) -> Path:
+    """Return where this process, whose pid is in the name, writes the file or folder ``path`` until it is whole.
+
+    Two commands at once do not share it. What ended processes have left of ``path`` is removed.
+    """
+    own = path.with_name(f"{path.name}.{os.getpid()}{HALF_WRITTEN}")
+    for half in path.parent.glob(f"{glob.escape(path.name)}.*{HALF_WRITTEN}"):
+        if half == own or not is_being_written(half):
+            with suppress(OSError):  # another command removes it now, or it is for `testbed clean`
+                remove(half)
+    return own
+
+
+def is_being_written(half: Path) -> bool:
+    """Whether the process of a ``half_written`` path still runs."""
+    pid = re.search(rf"\.(\d+){re.escape(HALF_WRITTEN)}$", half.name)
+    return pid is not None and process_start(int(pid[1])) != ""
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there; of a link not its target."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``, which replaces ``path`` when the body ends without an error.
 
     If either path is a symbolic link, the link is replaced and its target is not written.
     """
-    temporary = path.with_name(path.name + HALF_WRITTEN)
-    temporary.unlink(missing_ok=True)
+    temporary = half_written(path)
     try:
         yield temporary
         temporary.replace(path)
@@ -299,5 +326,10 @@ def own_folder(path: Path) -> Path:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write ``value`` to ``path`` as JSON, whole or not at all. Raises ``OSError``."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, whole or not at all. Raises ``OSError``."""
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from testbed.errors import UserError
 from testbed.records.summary import MoveRow
 from testbed.rundir import owner_alive
 
@@ -352,11 +353,18 @@ def events_in(lines: Iterable[bytes]) -> Iterator[AnyEvent]:
 
 
 def read_events(run_dir: Path, kinds: type[EventT] | Sequence[type[EventT]]) -> list[EventT]:
-    """Return the events of a kind, or of several kinds, from ``events.jsonl``, in order; empty if there is no such file."""
+    """Return the events of a kind, or of several kinds, from ``events.jsonl``, in order; empty if there is no such file.
+
+    Raises ``UserError`` if the file cannot be read.
+    """
     try:
         lines = (run_dir / EVENTS).read_bytes().splitlines()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise UserError(
+            f"cannot read {run_dir / EVENTS} ({error.strerror}); copy the whole run again"
+        ) from error
     wanted = (kinds,) if isinstance(kinds, type) else tuple(kinds)
     return [event for event in events_in(lines) if isinstance(event, wanted)]
 
@@ -369,7 +377,7 @@ def goes_on(run_dir: Path) -> bool:
 class EventWriter:
     """Writes ``events.jsonl``: one line per event of the run, at once.
 
-    A full disk does not stop the run: ``failure`` then holds the reason.
+    A full disk does not stop the run: ``failure`` then holds the reason, with which the run ends.
     """
 
     def __init__(self, run_dir: Path) -> None:

@@ -33,6 +33,7 @@ from nodes.records import (
     Token,
 )
 from policies.problem import Hop
+from testbed.errors import UserError
 from testbed.records.events import (
     OF_FAULTS,
     FaultEvent,
@@ -174,14 +175,20 @@ class RunRecords:
 
 
 def read_logs(run_dir: Path) -> RunRecords:
-    """Read every complete record of every client's log. An unreadable end of a log is dropped and counted."""
+    """Read every complete record of every client's log. An unreadable end of a log is dropped and counted.
+
+    Raises ``UserError`` if a log cannot be read at all.
+    """
     requests: dict[int, RequestRecord] = {}
     hops, dropped = LoggedHops(), 0
     for path in sorted((run_dir / "events").glob("*.log")):
         log = LogReader(path)
-        for record in log:
-            _apply(requests, hops, record)
-        dropped += log.unread_bytes
+        try:
+            for record in log:
+                _apply(requests, hops, record)
+            dropped += log.unread_bytes
+        except OSError as error:
+            raise UserError(f"cannot read {path} ({error.strerror}); copy the whole run again") from error
     return RunRecords(
         [requests[i] for i in sorted(requests)],
         dropped,

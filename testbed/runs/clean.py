@@ -26,9 +26,11 @@ from testbed.rundir import (
     PAGE,
     RUN_VARIABLE,
     SEED,
+    is_being_written,
     is_in_use,
     owner_alive,
     pid_namespace,
+    remove,
     runs,
     scratch_folders,
 )
@@ -68,10 +70,9 @@ def clean_command(out: Path) -> dict[str, Any]:
             socket.unlink(missing_ok=True)
             answer["sockets"].append(str(socket))
         for half in sorted([*run.rglob(f"*{HALF_WRITTEN}"), *run.glob(PAGE), *run.glob(ENDPOINT)]):
-            if half.is_dir() and not half.is_symlink():
-                shutil.rmtree(half)
-            else:
-                half.unlink(missing_ok=True)
+            if is_being_written(half):  # by `testbed report`
+                continue
+            remove(half)
             answer["files"].append(str(half))
         if any((run / "events").glob("*.log")) and not all((run / name).exists() for name in TABLES):
             try:

@@ -81,6 +81,10 @@ async def run_emulation(
         _write_plan(emulation, has_ended=True)  # with the leaks, which are known now
     except RunError as error:
         return error
+    if emulation.events.failure is not None:
+        return RunError(
+            f"{emulation.events.failure}; events of the run are missing there: make room, and run it again"
+        )
     return None
 
 

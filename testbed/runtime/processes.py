@@ -13,7 +13,7 @@ from nodes import control
 from nodes.messages import Hello, Stop
 from nodes.node import NodeConfig
 from testbed.control.guarded import unexpected
-from testbed.errors import RunError, TestbedError
+from testbed.errors import RunError, TestbedError, UserError
 from testbed.runtime.launching import Launcher, Listener, OpenNetwork
 from testbed.runtime.quota import why_cpus_may_sleep
 
@@ -78,10 +78,16 @@ class Processes:
         return self._ports.get(name, 0)
 
     async def spawn(self, kind: str, config: NodeConfig) -> None:
-        """Start a node of ``kind`` "server" or "client"."""
+        """Start a node of ``kind`` "server" or "client". Raises ``UserError`` if its log cannot be written."""
         name = config.process or config.name
         self._here.discard(name)
         log = self._run_dir / "logs" / f"{name}.log"
+        try:
+            log.touch()
+        except OSError as error:
+            raise UserError(
+                f"cannot write {log}: {error.strerror}; make room, or choose another --out"
+            ) from error
         self.pids[name] = await self._launcher.spawn(kind, config, log)
 
     async def all_here(self, names: Iterable[str], patience_s: float) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from testbed.errors import RunError
+from testbed.studies.links import report
 from testbed.studies.links.check import batches
 from testbed.studies.links.plot import draw_links
-from testbed.studies.links.report import links_csv, links_markdown, links_text, worst
+from testbed.studies.links.report import links_csv, links_markdown, links_text, worst, write_links
+from tests.support.full_disk import files_no_longer_than
 
 
 def times(requested: float, p50: float, p99: float) -> dict[str, float]:
@@ -116,6 +119,18 @@ def test_when_nothing_could_be_measured_the_report_says_so(tmp_path: Path) -> No
     none = answer(failed("c", "gone"), failed("gone", "c"))
     assert links_text(none).splitlines()[-1] == "no pair could be measured"
     draw_links(tmp_path, none)
+
+
+def test_a_full_disk_leaves_no_table_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        report, "write_json", lambda *_: None
+    )  # longer than the table, so it would fail first
+    with (
+        files_no_longer_than(300),
+        pytest.raises(RunError, match=f"cannot write to {tmp_path} .*; make room"),
+    ):
+        write_links(tmp_path, answer(*PAIRS))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_few_messages_per_second_are_measured_at_once() -> None:

@@ -28,7 +28,9 @@ from testbed.rundir import (
     owner_alive,
     process_start,
     remove_scratch_of,
+    replacing,
     write_json,
+    write_text,
 )
 from testbed.runs import clean, session
 from testbed.runs.clean import clean_command
@@ -118,6 +120,41 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_json(path, {"a": float("nan")})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["answer.json"]
+
+
+def test_processes_that_write_one_file_at_once_write_each_its_own_and_what_ended_ones_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, left = tmp_path / "a.txt", tmp_path / f"a.txt.{2**30}.part"
+    left.touch()
+    monkeypatch.setattr(os, "getpid", lambda: os.getppid())
+    with replacing(path) as temporary:
+        temporary.write_text("half of the other")
+        monkeypatch.undo()
+        write_text(path, "mine")
+        assert path.read_text() == "mine" and not left.exists()
+        temporary.write_text("the other")
+    assert path.read_text() == "the other" and list(tmp_path.iterdir()) == [path]
+
+
+def test_clean_leaves_the_files_that_a_report_writes_now(
+    run: SyntheticRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clean, "_orphans", dict)
+    (run.path / OWNER).write_text('{"pid": 1, "started": "never"}')
+    now, left = (run.path / f"requests.parquet.{pid}.part" for pid in (os.getppid(), 2**30))
+    now.touch()
+    left.touch()
+    assert clean_command(tmp_path)["files"] == [str(left)]
+    assert now.exists()
+
+
+@pytest.mark.parametrize("name", ["events/client-0.log", EVENTS])
+def test_a_log_that_cannot_be_read_is_named(name: str, run: SyntheticRun) -> None:
+    (run.path / name).unlink(missing_ok=True)
+    (run.path / name).mkdir()
+    with pytest.raises(UserError, match=rf"^cannot read \S+/{name} \(Is a directory\); copy the whole run"):
+        session.finish(run.path, run.experiment)
 
 
 def test_temporary_folders_of_others_are_left_to_them(

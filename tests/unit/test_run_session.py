@@ -15,9 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from nodes import node
 from testbed.errors import EXIT_INTERRUPTED, RunError, UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
+from testbed.records.events import EventWriter
 from testbed.runs.serve import say_ended
 from testbed.runs.session import Ended, RunOptions, RunSession
 from testbed.runs.up import up_command
@@ -113,6 +115,49 @@ def test_a_disk_that_is_full_before_a_run_begins_leaves_its_folder_to_the_same_c
         patch.setattr(running, first_of, full)
         RunSession(tiny(), tmp_path / "run", QUIET).run()
     assert completed(RunSession(tiny(), tmp_path / "run", QUIET).run()) == 2
+
+
+@pytest.mark.parametrize("name", ["logs/a100-1.log", "logs/client-0.log", "events/client-0.log"])
+def test_a_disk_that_is_full_when_a_log_is_opened_leaves_the_folder_to_the_same_command(
+    name: str, tmp_path: Path
+) -> None:
+    opened = os.open
+
+    def full(path: Any, *args: Any, **options: Any) -> int:
+        if str(path).endswith(name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return opened(path, *args, **options)
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(UserError, match=rf"cannot write \S+/{name}: No space left on device; make room"),
+    ):
+        patch.setattr(os, "open", full)
+        RunSession(tiny(), tmp_path / "run", QUIET).run()
+    assert completed(RunSession(tiny(), tmp_path / "run", QUIET).run()) == 2
+
+
+def test_a_node_that_fails_and_cannot_log_why_ends(tmp_path: Path) -> None:
+    def fails(*_: object) -> None:
+        (tmp_path / "run" / "logs" / "client-0.log").unlink()
+        (tmp_path / "run" / "logs" / "client-0.log").mkdir()
+        raise ValueError("no reason")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError, match="client-0 ended unexpectedly"):
+        patch.setattr(node, "_hub", fails)
+        RunSession(tiny(), tmp_path / "run", QUIET).run()
+
+
+def test_a_run_that_could_not_write_an_event_ends_with_that(tmp_path: Path) -> None:
+    def full(writer: EventWriter, _: object) -> None:
+        writer.failure = "cannot write events.jsonl: No space left on device"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EventWriter, "write", full)
+        ended = RunSession(tiny(), tmp_path / "run", QUIET).run()
+    assert isinstance(ended.error, RunError)
+    assert str(ended.error).startswith("cannot write events.jsonl: No space left on device; ")
+    assert ended.summary is not None and ended.summary["n_completed"] == 2
 
 
 def test_a_disk_that_is_full_when_the_plan_is_written_is_named_with_the_file(tmp_path: Path) -> None:

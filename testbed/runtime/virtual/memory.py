@@ -143,7 +143,8 @@ class _Log(logging.Handler):
         return None
 
     def write(self, process: Process, text: str) -> None:
-        with open(self._files[process.number], "a", encoding="utf-8") as file:
+        """Append ``text`` to the file of a node, unless the disk is full: the node ends all the same."""
+        with contextlib.suppress(OSError), open(self._files[process.number], "a", encoding="utf-8") as file:
             file.write(text + "\n")
 
 
@@ -237,6 +238,8 @@ class MemoryLauncher(OnOneMachine):
         status = 0
         try:
             await main
+        except SystemExit:  # it has reported why
+            status = 1
         except Exception:
             status = 1
             if not process.has_ended:

@@ -26,6 +26,7 @@ from testbed.rundir import (
     PAGE,
     STUDY,
     check_new_folder,
+    half_written,
     not_a_run,
     write_json,
 )
@@ -52,8 +53,7 @@ def bundle_command(results: Path, out: Path) -> tuple[dict[str, Any], str]:
     if out.absolute().is_relative_to(results.absolute()):
         raise UserError(f"{out} is in {results}, which is to be copied; give another OUT")
     why_not = why_not_again(results) if kind == RUN else None
-    temporary = out.with_name(out.name + HALF_WRITTEN)
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = half_written(out)
     try:
         shutil.copytree(results, temporary / RESULT, ignore=_left_out)
         manifest = Manifest(kind, code_version(), digests_of(temporary))

@@ -16,7 +16,7 @@ from nodes.clock import ScaledClock
 from nodes.compute import Compute, ComputeError
 from testbed.errors import RunError, UserError
 from testbed.experiments.fields import checked_name
-from testbed.rundir import check_new_folder, write_json
+from testbed.rundir import check_new_folder, check_writable, write_json, write_text
 from testbed.runtime.real.awake import kept_awake
 from testbed.studies.calibrate.backend import (
     Device,
@@ -93,8 +93,7 @@ def numbers(option: str, text: str | None) -> tuple[int, ...] | None:
 def calibrate_command(options: Options, announce: Announce = lambda _: None) -> tuple[dict[str, Any], str]:
     """Calibrate and write all files. Returns the object for ``--json`` and the text for the terminal.
 
-    Raises ``UserError`` for invalid options and if files cannot be written, ``RunError`` if the backend
-    fails.
+    Raises ``UserError`` for invalid options, ``RunError`` if the backend fails or a file cannot be written.
     """
     if options.compute != "blocks":
         raise UserError(
@@ -107,6 +106,8 @@ def calibrate_command(options: Options, announce: Announce = lambda _: None) -> 
     name = _name(options, source)
     if options.out is not None:
         check_new_folder(options.out)
+    else:
+        check_writable(Path("runs"))
     sizes = source.sizes
     if options.n_blocks is not None and not 1 <= options.n_blocks <= sizes.n_blocks:
         raise UserError(f"--blocks must be from 1 to the model's {sizes.n_blocks}, not {options.n_blocks}")
@@ -144,14 +145,16 @@ def calibrate_command(options: Options, announce: Announce = lambda _: None) -> 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in files.items():
-            (folder / file).write_text(text, encoding="utf-8")
+            write_text(folder / file, text)
         write_json(folder / "calibration.json", answer)
         drawn = draw_figures(folder / "figures", fit, measured.steps, memory)
         figures = [(str(path.relative_to(folder)), caption) for path, caption in drawn]
         report = report_markdown(name, subject, fit, memory, client, figures, how, batches)
-        (folder / "report.md").write_text(report, encoding="utf-8")
+        write_text(folder / "report.md", report)
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out") from error
+        raise RunError(
+            f"cannot write to {folder}: {error.strerror}; make room, or choose another with --out"
+        ) from error
     answer["out"] = str(folder)
     written = f"written to {folder}: {', '.join(files)}, report.md, calibration.json, figures/"
     return answer, report_text(subject, fit, client, [written], batches)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import RunError
-from testbed.rundir import write_json
+from testbed.rundir import replacing, write_json
 from testbed.studies.compare.align import Alignment
 from testbed.studies.compare.contrast import STATISTICS
 from testbed.studies.compare.load import PARTS, Run
@@ -48,7 +48,7 @@ def _hop_rows(hops: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with open(path, "w", encoding="utf-8", newline="") as file:
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import RunError
-from testbed.rundir import write_json
+from testbed.rundir import write_json, write_text
 from testbed.studies.links.plot import draw_links, rate_error_percent
 
 Row = dict[str, Any]
@@ -151,8 +151,8 @@ def write_links(folder: Path, answer: dict[str, Any]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "links.json", answer)
-        (folder / "links.md").write_text(links_markdown(answer), encoding="utf-8")
-        (folder / "links.csv").write_text(links_csv(answer), encoding="utf-8")
+        write_text(folder / "links.md", links_markdown(answer))
+        write_text(folder / "links.csv", links_csv(answer))
         draw_links(folder, answer)
     except OSError as error:
         raise RunError(

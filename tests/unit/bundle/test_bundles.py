@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -20,9 +21,10 @@ from policies.wsrr import WsRr
 from testbed.cli.main import app
 from testbed.errors import RunError, UserError
 from testbed.experiments.inputs import INPUTS, read_inputs, sources_of
+from testbed.studies.bundle import command
 from testbed.studies.bundle.command import bundle_command
 from testbed.studies.bundle.differences import differences_of
-from testbed.studies.bundle.manifest import BUNDLE, RESULT, digests_of
+from testbed.studies.bundle.manifest import BUNDLE, RESULT, digests_of, read_manifest
 from testbed.studies.bundle.reproduce import reproduce_bundle
 from testbed.studies.sweep.command import sweep_command
 from testbed.studies.sweep.study import Options, call_of, called
@@ -171,6 +173,24 @@ def test_what_is_no_bundle_or_no_result_is_refused_and_leaves_nothing(project: P
     with pytest.raises(UserError, match="does not hold what it was computed from"):
         bundle_command(tmp_path / "older", out)
     assert [path.name for path in tmp_path.iterdir()] == ["older"]
+
+
+def test_a_bundle_is_untouched_by_another_command_that_writes_the_same_one(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, out, digests = project / "work" / "out", tmp_path / "bundle", command.digests_of
+    monkeypatch.setattr(os, "getpid", lambda: os.getppid())
+
+    def meanwhile(folder: Path) -> dict[str, str]:
+        monkeypatch.undo()
+        bundle_command(results, out)
+        return digests(folder)
+
+    monkeypatch.setattr(command, "digests_of", meanwhile)
+    with pytest.raises(RunError, match=f"cannot write the bundle {out}: Directory not empty"):
+        bundle_command(results, out)
+    assert read_manifest(out).kind == "sweep"
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from nodes.compute import ComputeError
-from testbed.errors import UserError
+from policies.steps import StepTimes
+from testbed.errors import RunError, UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.catalogue import sizes_of_table
 from testbed.experiments.experiment import Experiment
@@ -19,8 +21,11 @@ from testbed.experiments.profiles import named_model
 from testbed.experiments.stub import stub_profile
 from testbed.studies.calibrate import command
 from testbed.studies.calibrate.backend import read_source
-from testbed.studies.calibrate.command import Options, calibrate_command, numbers
+from testbed.studies.calibrate.command import Backend, Options, _Measured, calibrate_command, numbers
+from testbed.studies.calibrate.plan import make_plan
 from tests.support.blocks import need_blocks
+from tests.support.full_disk import files_no_longer_than
+from tests.unit.calibrate.conftest import run_plan
 
 CONFIG = {
     "model_type": "bloom",
@@ -221,6 +226,36 @@ def test_a_model_by_name_has_the_blocks_of_its_name(name: str) -> None:
 def test_a_folder_that_holds_something_is_left_alone(model: Path) -> None:
     with pytest.raises(UserError, match="holds something already"):
         calibrate_command(Options(model=str(model), out=model))
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: object) -> NoReturn:
+        pytest.fail("measured, though the profile has no place")
+
+    monkeypatch.setattr(command, "measured_backend", measured)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").touch()
+    with pytest.raises(UserError, match="runs is a file, but a folder belongs there"):
+        calibrate_command(replace(SMALL, model=str(model)))
+
+
+def test_a_full_disk_leaves_no_file_of_a_calibration_in_part(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, samples = asyncio.run(
+        run_plan(
+            make_plan(4, 64, lengths=(4, 16), sessions=(1,), n_output_tokens=2, rounds=1),
+            StepTimes(0.01, 0.02, 0.001),
+        )
+    )
+    backend = Backend(64, 0.0, _Measured([], samples, []))
+    monkeypatch.setattr(command, "measured_backend", lambda *_: backend)
+    out = tmp_path / "out"
+    with files_no_longer_than(200), pytest.raises(RunError, match=r"cannot write to .*out: .*; make"):
+        calibrate_command(replace(SMALL, model=str(model), out=out, batches=False))
+    assert list(out.iterdir()) == []
 
 
 def test_lists_of_numbers_are_read_and_everything_else_refused() -> None:

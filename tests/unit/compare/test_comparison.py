@@ -11,8 +11,10 @@ import pytest
 
 from testbed.errors import RunError, UserError
 from testbed.studies.compare import compare_command
+from testbed.studies.compare.files import _write_csv
 from testbed.studies.compare.notes import spans
 from testbed.studies.compare.text import decimals, percent
+from tests.support.full_disk import files_no_longer_than
 from tests.support.run_tables import MakeRun, failed, hops_of, request
 
 
@@ -223,3 +225,9 @@ def test_numbers_show_the_digits_that_matter() -> None:
         "-",
     ]
     assert spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+def test_a_full_disk_leaves_no_table_in_part(tmp_path: Path) -> None:
+    with files_no_longer_than(10), pytest.raises(OSError, match="File too large"):
+        _write_csv(tmp_path / "requests.csv", [{"request": 1, "ttft_s": 0.5}])
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from testbed.experiments.provenance import read_provenance
 from testbed.experiments.slo import Objectives
 from testbed.records.requests import OPTIONAL, request_columns
 from testbed.results.plots import save_both
-from testbed.rundir import HALF_WRITTEN, STUDY, not_a_run
+from testbed.rundir import HALF_WRITTEN, STUDY, half_written, not_a_run
 from testbed.simulator import engine
 from testbed.simulator.cases import scenario_case
 from testbed.simulator.engine import simulate
@@ -448,14 +448,14 @@ def test_a_command_that_waits_for_the_folder_makes_it_no_folder_of_its_own_study
 
 def test_a_kill_while_the_study_is_noted_leaves_its_folder_to_the_same_command(tmp_path: Path) -> None:
     def killed(path: Path, *_: object) -> None:
-        path.with_name(path.name + HALF_WRITTEN).touch()
+        half_written(path).touch()
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(command, "write_json", killed)
         sweep(tmp_path, RATES)
     assert sweep(tmp_path, RATES)["n_computed"] == 2
-    assert (tmp_path / STUDY).exists() and not (tmp_path / f"{STUDY}{HALF_WRITTEN}").exists()
+    assert (tmp_path / STUDY).exists() and not list(tmp_path.glob(f"*{HALF_WRITTEN}"))
 
 
 def test_a_line_of_another_form_is_named_and_one_cut_short_is_computed_again(tmp_path: Path) -> None:
