@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from policies.problem import PolicyError
 from testbed.control.placing import load_to_run
 from testbed.errors import RunError, UserError
 from testbed.experiments import changed
-from testbed.experiments.inputs import CALL, FILES, INPUTS, Inputs
+from testbed.experiments.inputs import CALL, FILES, INPUTS, Inputs, copy_file
 from testbed.experiments.policy import HALVES, PolicyChoice
 from testbed.experiments.sources import Document, read_toml
 from testbed.records.plan import PLAN, Plan, read_plan
@@ -69,7 +68,9 @@ def unpacked(result: Path, inputs: Inputs | None, folder: Path) -> Iterator[None
     if inputs is None:
         folder.mkdir()
     else:
-        shutil.copytree(result / INPUTS / FILES, folder)
+        (folder / inputs.folder).mkdir(parents=True, exist_ok=True)
+        for file in (result / INPUTS / FILES).rglob("*"):
+            copy_file(file, folder / file.relative_to(result / INPUTS / FILES))
         for file in sorted(folder.rglob("*.toml")) if inputs.renamed else ():
             text = file.read_text(encoding="utf-8")
             file.write_text(moved(text, inputs, folder, file.parent), encoding="utf-8")
@@ -84,15 +85,20 @@ def unpacked(result: Path, inputs: Inputs | None, folder: Path) -> Iterator[None
 
 def call_in(folder: Path, inputs: Inputs) -> dict[str, Any]:
     """Return the command with paths as they are in the ``folder`` of ``unpacked``."""
-    found: dict[str, Any] = json.loads(moved(json.dumps(inputs.call), inputs, folder, folder / inputs.folder))
+    found: dict[str, Any] = json.loads(moved(_json(inputs.call), inputs, folder, folder / inputs.folder))
     return found
 
 
 def moved(text: str, inputs: Inputs, folder: Path, start: Path) -> str:
     """Return ``text`` with paths relative to ``start`` in the place of the absolute ones that are renamed."""
     for old, new in sorted(inputs.renamed.items(), key=lambda names: -len(names[0])):
-        text = text.replace(json.dumps(old)[1:-1], json.dumps(os.path.relpath(folder / new, start))[1:-1])
+        text = text.replace(_json(old)[1:-1], _json(os.path.relpath(folder / new, start))[1:-1])
     return text
+
+
+def _json(value: Any) -> str:
+    """Return JSON in which letters stand as in a TOML file: not as escapes."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _read(called: Callable[[Mapping[str, Any]], T], call: Mapping[str, Any]) -> T:
