@@ -340,6 +340,18 @@ def test_a_run_with_a_programs_objects_is_not_bundled(tmp_path: Path) -> None:
         bundle_command(tmp_path / "run", tmp_path / "bundle")
 
 
+def test_a_sweep_that_went_on_with_a_programs_objects_is_not_bundled(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(project / "work" / "out", tmp_path / "out")
+    monkeypatch.chdir(project / "work")
+    tb.sweep(
+        "mine.toml", {"workload.n_requests": [2]}, policies=[(CgBp(), WsRr())], out=tmp_path / "out", jobs=1
+    )
+    with pytest.raises(UserError, match="a program made it with objects"):
+        bundle_command(tmp_path / "out", tmp_path / "bundle")
+
+
 def test_a_score_that_has_not_ended_is_not_bundled(tmp_path: Path) -> None:
     (tmp_path / "score.jsonl").touch()
     with pytest.raises(UserError, match=r"has no score.json yet; bundle it when the score has ended"):
