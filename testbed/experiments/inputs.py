@@ -75,9 +75,9 @@ def keep_inputs(out: Path, call: Mapping[str, Any], read: FilesRead) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     (temporary / FILES / here.relative_to(top)).mkdir(parents=True)
     for path in sorted(kept):
-        _copy(path, temporary / FILES / path.relative_to(top))
+        copy_file(path, temporary / FILES / path.relative_to(top))
     for path in sorted(shipped):
-        _copy(path, temporary / SHIPPED / path.relative_to(ours))
+        copy_file(path, temporary / SHIPPED / path.relative_to(ours))
     inputs = Inputs(
         dict(call),
         str(here.relative_to(top)),
@@ -179,7 +179,8 @@ def _whole(path: Path) -> Path:
     return Path(os.path.normpath(path.absolute()))
 
 
-def _copy(path: Path, to: Path) -> None:
+def copy_file(path: Path, to: Path) -> None:
+    """Copy the bytes of a file, and make the folders around the copy; nothing if there is no file. Raises ``OSError``."""
     if path.is_file():
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, to)

@@ -19,6 +19,8 @@ from nodes.eventlog import read_log
 from nodes.records import Token
 from testbed.serving.app import CLIENT_HEADER, INDEX_HEADER
 from testbed.serving.text import SMALL, StubCodec
+from testbed.studies.bundle.command import bundle_command
+from testbed.studies.bundle.reproduce import reproduce_bundle
 from tests.support.runs import (
     PATIENCE_S,
     Testbed,
@@ -108,6 +110,9 @@ def test_a_run_that_served_has_every_request_as_a_row_and_a_twin_beside_it(
     assert again.code == 0
     assert json.loads(again.stdout)["n_requests"] == 2
     assert_one_sentence(run("up", str(tmp_path / "run" / "scenario.toml")), "testbed serve")
+    bundle_command(tmp_path / "run", tmp_path / "bundle")
+    _, text, code = reproduce_bundle(tmp_path / "bundle", 1)
+    assert code == 0, text
     assert not processes(tmp_path)
 
 

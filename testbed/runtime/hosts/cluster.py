@@ -44,6 +44,10 @@ class _Actor(Agent):
         return niceness
 
 
+class MachineLostError(RunError):
+    """A machine cannot be asked any more: it has left the cluster, or its agent has ended."""
+
+
 @dataclass
 class Host:
     """A machine of the run. ``actor`` is ``None`` for the machine of this process, which needs no agent."""
@@ -57,7 +61,7 @@ class Host:
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the agent.
 
-        Raises its ``TestbedError``, and ``RunError`` for other errors or a lost machine.
+        Raises its ``TestbedError``, ``MachineLostError``, and ``RunError`` for other errors.
         """
         ref = getattr(self.actor, method).remote(*arguments)
         try:
@@ -67,7 +71,7 @@ class Host:
                 raise error.cause from None
             raise RunError(f"{self.machine.name}: {_last_line(error)}") from None
         except RayError as error:
-            raise RunError(f"the machine {self.machine.name} ({self.address}) was lost") from error
+            raise MachineLostError(f"the machine {self.machine.name} ({self.address}) was lost") from error
 
 
 class Cluster:

@@ -24,7 +24,7 @@ from testbed.errors import RunError, UserError
 from testbed.experiments.experiment import Experiment
 from testbed.records.summary import MachineState
 from testbed.runtime.hosts.agent import SILENCE_S, AgentOptions
-from testbed.runtime.hosts.cluster import Cluster, Host
+from testbed.runtime.hosts.cluster import Cluster, Host, MachineLostError
 from testbed.runtime.hosts.following import FollowedClock
 from testbed.runtime.hosts.messages import Exited, GetTime, NodeStream, TimeReply, pack, unpack, unpack_first
 from testbed.runtime.hosts.relay import carry
@@ -285,27 +285,35 @@ class HostsLauncher:
     async def kill(self, process: int, signal: int) -> None:
         if process in self._elsewhere:
             remote, there = self._elsewhere[process]
-            await remote.host.call("kill", there, signal)
+            await self._asked(remote, "kill", there, signal)
         else:
             await self._local.kill(process, signal)
 
     async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Send the links to all machines, each of which changes its own; see ``Launcher.update``."""
-        done_at: list[float] = await self._everywhere(
+        done_at: list[float | None] = await self._everywhere(
             self._local.update(links), lambda remote: self._updated(remote, links)
         )
-        return max(done_at)
+        return max(at for at in done_at if at is not None)
 
     async def begin_with(self, windows: Windows) -> None:
         raise RunError("connections begin with given windows in virtual time only, which one machine has")
 
-    async def _updated(self, remote: _Remote, links: Mapping[tuple[str, str], Link]) -> float:
-        done_at: float = await remote.host.call("update", links)
-        return remote.clock.to_local(done_at)
+    async def _updated(self, remote: _Remote, links: Mapping[tuple[str, str], Link]) -> float | None:
+        done_at: float | None = await self._asked(remote, "update", links)
+        return None if done_at is None else remote.clock.to_local(done_at)
+
+    async def _asked(self, remote: _Remote, method: str, *arguments: Any) -> Any:
+        """Return what a machine's agent does; ``None`` if the machine is lost meanwhile, without which a run goes on."""
+        try:
+            return await remote.host.call(method, *arguments)
+        except MachineLostError:
+            self._lost(remote, "it has left the cluster")
+            return None
 
     async def stats(self) -> dict[str, float] | None:
         """Return the sums of all forwarders' counters and seconds, and the largest of other values."""
-        found = await self._everywhere(self._local.stats(), lambda remote: remote.host.call("stats"))
+        found = await self._everywhere(self._local.stats(), lambda remote: self._asked(remote, "stats"))
         each: list[dict[str, float]] = [stats for stats in found if stats is not None]
         return (
             {
@@ -319,14 +327,18 @@ class HostsLauncher:
     async def stalls(self) -> list[tuple[float, float]]:
         """Return the stalls of all machines, by this machine's clock."""
         remotes = self._there()
-        found = await self._everywhere(self._local.stalls(), lambda remote: remote.host.call("stalls"))
+        found = await self._everywhere(self._local.stalls(), lambda remote: self._asked(remote, "stalls"))
         stalls = list(found[0])
         for remote, theirs in zip(remotes, found[1:], strict=True):
-            stalls += [(remote.clock.to_local(begin), remote.clock.to_local(end)) for begin, end in theirs]
+            stalls += [
+                (remote.clock.to_local(begin), remote.clock.to_local(end)) for begin, end in theirs or ()
+            ]
         return sorted(stalls)
 
     async def keep_awake(self, on: bool) -> None:
-        await self._everywhere(self._local.keep_awake(on), lambda remote: remote.host.call("keep_awake", on))
+        await self._everywhere(
+            self._local.keep_awake(on), lambda remote: self._asked(remote, "keep_awake", on)
+        )
 
     def _there(self) -> list[_Remote]:
         return [remote for remote in self._remotes.values() if not remote.is_lost]

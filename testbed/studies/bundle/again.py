@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,14 +16,15 @@ from policies.problem import PolicyError
 from testbed.control.placing import load_to_run
 from testbed.errors import RunError, UserError
 from testbed.experiments import changed
-from testbed.experiments.inputs import CALL, FILES, INPUTS, Inputs
+from testbed.experiments.experiment import Experiment
+from testbed.experiments.inputs import CALL, FILES, INPUTS, Inputs, copy_file
 from testbed.experiments.policy import HALVES, PolicyChoice
 from testbed.experiments.sources import Document, read_toml
 from testbed.records.plan import PLAN, Plan, read_plan
 from testbed.records.summary import read_summary
 from testbed.results.slo import objectives_of
 from testbed.rundir import TWIN
-from testbed.runs.session import RunOptions, RunSession
+from testbed.runs.session import RunOptions, RunSession, placed_experiment
 from testbed.simulator.cases import Case, instance_case
 from testbed.simulator.engine import VIRTUAL, simulate
 from testbed.simulator.summary import summarize_simulation
@@ -69,7 +69,9 @@ def unpacked(result: Path, inputs: Inputs | None, folder: Path) -> Iterator[None
     if inputs is None:
         folder.mkdir()
     else:
-        shutil.copytree(result / INPUTS / FILES, folder)
+        (folder / inputs.folder).mkdir(parents=True, exist_ok=True)
+        for file in (result / INPUTS / FILES).rglob("*"):
+            copy_file(file, folder / file.relative_to(result / INPUTS / FILES))
         for file in sorted(folder.rglob("*.toml")) if inputs.renamed else ():
             text = file.read_text(encoding="utf-8")
             file.write_text(moved(text, inputs, folder, file.parent), encoding="utf-8")
@@ -84,15 +86,20 @@ def unpacked(result: Path, inputs: Inputs | None, folder: Path) -> Iterator[None
 
 def call_in(folder: Path, inputs: Inputs) -> dict[str, Any]:
     """Return the command with paths as they are in the ``folder`` of ``unpacked``."""
-    found: dict[str, Any] = json.loads(moved(json.dumps(inputs.call), inputs, folder, folder / inputs.folder))
+    found: dict[str, Any] = json.loads(moved(_json(inputs.call), inputs, folder, folder / inputs.folder))
     return found
 
 
 def moved(text: str, inputs: Inputs, folder: Path, start: Path) -> str:
     """Return ``text`` with paths relative to ``start`` in the place of the absolute ones that are renamed."""
     for old, new in sorted(inputs.renamed.items(), key=lambda names: -len(names[0])):
-        text = text.replace(json.dumps(old)[1:-1], json.dumps(os.path.relpath(folder / new, start))[1:-1])
+        text = text.replace(_json(old)[1:-1], _json(os.path.relpath(folder / new, start))[1:-1])
     return text
+
+
+def _json(value: Any) -> str:
+    """Return JSON in which letters stand as in a TOML file: not as escapes."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _read(called: Callable[[Mapping[str, Any]], T], call: Mapping[str, Any]) -> T:
@@ -154,14 +161,17 @@ def run_again(result: Path, call: Mapping[str, Any], out: Path) -> Again:
 
     ``call`` has its policies by kind, if they are not shipped ones. Raises ``UserError`` and ``RunError``.
     """
-    plan, note = read_plan(result), ""
+    plan, note, run = read_plan(result), "", result
     if (why_not := why_not_again(result)) is not None:
         raise UserError(why_not)
     if plan.is_in_real_time:
         note = _OF_REAL_TIME
         result = result / TWIN
         plan = read_plan(result)
-    (_simulate if plan.is_simulated else _emulate)(result, plan, call, out)
+    if plan.is_simulated:
+        _simulate(result, plan, call, out)
+    else:
+        _emulate(result, plan, call, out, run)
     is_exact = plan.is_simulated or plan.network == IN_PROCESS.name
     compared = _OF_A_RUN if is_exact else _OF_A_RUN[:3]  # the others are text, in which no tolerance holds
     files = tuple(name for name in compared if (result / name).is_file())
@@ -174,11 +184,25 @@ def _document(result: Path, call: Mapping[str, Any]) -> Document:
     return Document(document, str(document.get("name", "scenario")))
 
 
-def _emulate(result: Path, plan: Plan, call: Mapping[str, Any], out: Path) -> None:
-    experiment = load_to_run(_document(result, call))
-    again = changed(experiment, {"clock": "virtual", "network.backend": plan.network})
+class _Again(RunSession):
+    """A run whose servers are placed as for the workload of another: a twin's for what its run knew before requests came."""
+
+    placed_for: Experiment
+
+    def place(self) -> None:
+        self.placed = placed_experiment(self.placed_for)
+
+
+def _emulate(result: Path, plan: Plan, call: Mapping[str, Any], out: Path, run: Path) -> None:
+    """Serve ``result`` again, with the placement for the workload of ``run``: itself, or the run whose twin it is."""
+    document = _document(result, call)
+    changes = {"clock": "virtual", "network.backend": plan.network}
     options = RunOptions(report=False, trace=(result / "trace.json").is_file(), with_twin=False, live=False)
-    ended = RunSession(again, out, options).run()
+    session = _Again(changed(load_to_run(document), changes), out, options)
+    tables = read_toml(run / "scenario.toml")
+    asked: dict[str, Any] = {key: tables[key] for key in ("workload", "endpoint") if key in tables}
+    session.placed_for = changed(load_to_run(replace(document, tables={**document.tables, **asked})), changes)
+    ended = session.run()
     if ended.error is not None:
         raise ended.error
     if ended.interrupted:

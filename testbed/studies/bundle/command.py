@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 from policies.registry import OBJECT
 from testbed.codeversion import code_version
 from testbed.errors import RunError, UserError
-from testbed.experiments.inputs import read_inputs
+from testbed.experiments.inputs import INPUTS, read_inputs
 from testbed.experiments.provenance import read_provenance
 from testbed.experiments.sources import read_toml
 from testbed.experiments.units import counted
@@ -55,7 +56,7 @@ def bundle_command(results: Path, out: Path) -> tuple[dict[str, Any], str]:
     why_not = why_not_again(results) if kind == RUN else None
     temporary = half_written(out)
     try:
-        shutil.copytree(results, temporary / RESULT, ignore=_left_out)
+        shutil.copytree(results, temporary / RESULT, ignore=partial(_left_out, results))
         manifest = Manifest(kind, code_version(), digests_of(temporary))
         write_json(temporary / BUNDLE, msgspec.to_builtins(manifest))
         temporary.replace(out)
@@ -115,8 +116,13 @@ def _has_objects(run: Path) -> bool:
     return any(str(name).startswith(OBJECT) for name in policy.values())
 
 
-def _left_out(folder: str, names: Iterable[str]) -> set[str]:
-    """Return what is not copied of a folder: what processes left, and links, which may lead anywhere."""
+def _left_out(results: Path, folder: str, names: Iterable[str]) -> set[str]:
+    """Return what is not copied of a folder in ``results``: what processes left, and links, which may lead anywhere.
+
+    In ``inputs/`` files of the user's may be called as those of processes.
+    """
+    if INPUTS in Path(folder).relative_to(results).parts:
+        return set()
     return {
         name
         for name in names

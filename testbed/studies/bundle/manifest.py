@@ -22,9 +22,16 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def digests_of(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 (hex) of all files of a bundle but the manifest, by their path in it."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / BUNDLE)
-    return {path.relative_to(folder).as_posix(): digest_of_file(path) for path in paths}
+    """Return the SHA-256 (hex) of all files of a bundle but the manifest, by their path in it.
+
+    It is empty for what is neither a file nor a folder, and for links that lead to no file: no bundle is made with such.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {
+        path.relative_to(folder).as_posix(): digest_of_file(path) if path.is_file() else ""
+        for path in paths
+        if path != folder / BUNDLE
+    }
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -46,6 +53,6 @@ def read_manifest(folder: Path) -> Manifest:
         if expected != found:
             what = "is missing" if found is None else "was added" if expected is None else "was changed"
             raise UserError(
-                f"{folder}: {name} {what} since the bundle was made (its SHA-256 differs); copy it again"
+                f"{folder}: {name} {what} since the bundle was made; use a fresh copy of the bundle"
             )
     return manifest

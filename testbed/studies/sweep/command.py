@@ -5,6 +5,7 @@ page.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -174,6 +175,8 @@ def measured(study: Study, out: Path, workers: Executor, shown: Shown = with_pro
         if study.given is not None and not study.objects:
             with writing(out / INPUTS):
                 keep_inputs(out, call_of(*study.given), read)
+        else:  # those of an earlier command are not what these results are computed from
+            shutil.rmtree(out / INPUTS, ignore_errors=True)
         rows, n_computed, own_s, stopped = _complete(study, groups, lines, kept, workers, shown)
         yield Measured(rows, seeds, n_computed, own_s, kept, stopped)
 

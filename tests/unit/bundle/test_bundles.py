@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,6 +23,7 @@ from testbed.cli.main import app
 from testbed.errors import RunError, UserError
 from testbed.experiments.inputs import INPUTS, read_inputs, sources_of
 from testbed.studies.bundle import command
+from testbed.studies.bundle.again import unpacked
 from testbed.studies.bundle.command import bundle_command
 from testbed.studies.bundle.differences import differences_of
 from testbed.studies.bundle.manifest import BUNDLE, RESULT, digests_of, read_manifest
@@ -45,7 +47,7 @@ file = "{matrix}"
 rate = "1 Gbit/s"
 [workload]
 arrivals = "trace"
-file = "../data/trace.csv"
+file = "../logs/trace.csv"
 """
 POLICY = """
 from bundled_helper import PLACED
@@ -61,9 +63,12 @@ class Own:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a sweep in ``work/out``, of a scenario beside files that it names in three ways; not to be changed."""
-    folder = tmp_path_factory.mktemp("project")
-    work, data = folder / "work", folder / "data"
+    """A folder with a sweep in ``work/out``, of a scenario beside files that it names in three ways; not to be changed.
+
+    One is in a folder that is called as one of a run's processes.
+    """
+    folder = tmp_path_factory.mktemp("project é")
+    work, data = folder / "work", folder / "logs"
     for made in (work, data):
         made.mkdir()
     (data / "rtt.csv").write_text("site,Here,There\nHere,5 ms,60 ms\nThere,60 ms,5 ms\n")
@@ -138,18 +143,37 @@ def test_what_differs_is_named_with_its_column_rows_and_size(bundle: Path) -> No
     assert "the same bytes: table.csv, table.tex" in text and "code: of before then, testbed" in text
 
 
-@pytest.mark.parametrize("harm", ["changed", "removed", "added"])
+@pytest.mark.parametrize("harm", ["changed", "removed", "added", "linked", "a pipe"])
 def test_a_damaged_bundle_names_the_file(harm: str, bundle: Path) -> None:
-    path = bundle / RESULT / INPUTS / "files" / "data" / "trace.csv"
+    path = bundle / RESULT / INPUTS / "files" / "logs" / "trace.csv"
     if harm == "changed":
         path.write_text("other")
     elif harm == "removed":
         path.unlink()
     else:
         path = path.with_name("new.csv")
-        path.write_text("new")
-    with pytest.raises(UserError, match=rf"data/{path.name} (was|is) "):
+        if harm == "added":
+            path.write_text("new")
+        elif harm == "linked":
+            path.symlink_to("/usr")
+        else:
+            os.mkfifo(path)
+    with pytest.raises(UserError, match=rf"logs/{path.name} (was|is) [^;(]*; "):
         reproduce_bundle(bundle, 1)
+
+
+def test_copies_of_inputs_can_be_written_and_the_commands_folder_is_there(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """Of a bundle that cannot be written, from git, which keeps no empty folders."""
+    inputs, copies = read_inputs(bundle / RESULT), tmp_path / "copies"
+    assert inputs is not None
+    for path in bundle.rglob("*"):
+        path.chmod(0o555)
+    with unpacked(bundle / RESULT, msgspec.structs.replace(inputs, folder="empty"), copies):
+        assert Path.cwd() == copies / "empty"
+    assert (copies / "work" / "mine.toml").is_file()
+    assert all(path.stat().st_mode & 0o200 for path in copies.rglob("*"))
 
 
 def test_what_is_no_bundle_or_no_result_is_refused_and_leaves_nothing(project: Path, tmp_path: Path) -> None:
@@ -274,7 +298,7 @@ def test_a_call_is_read_back_as_it_was_given(project: Path) -> None:
     assert called(json.loads(json.dumps(call_of("clustered", options)))) == ("clustered", options)
     inputs = read_inputs(project / "work" / "out")
     assert inputs is not None and inputs.folder == "work" and inputs.path == ["work"]
-    assert inputs.renamed == {str(project / "data" / "rtt.csv"): "data/rtt.csv"}
+    assert inputs.renamed == {str(project / "logs" / "rtt.csv"): "logs/rtt.csv"}
 
 
 def test_sources_are_what_a_module_imports_from_its_own_place(
@@ -333,6 +357,18 @@ def test_a_run_with_a_programs_objects_is_not_bundled(tmp_path: Path) -> None:
     tb.simulate(few, policy=(CgBp(), WsRr()), out=tmp_path / "run")
     with pytest.raises(UserError, match="policies that are its objects, which nothing can make again"):
         bundle_command(tmp_path / "run", tmp_path / "bundle")
+
+
+def test_a_sweep_that_went_on_with_a_programs_objects_is_not_bundled(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(project / "work" / "out", tmp_path / "out")
+    monkeypatch.chdir(project / "work")
+    tb.sweep(
+        "mine.toml", {"workload.n_requests": [2]}, policies=[(CgBp(), WsRr())], out=tmp_path / "out", jobs=1
+    )
+    with pytest.raises(UserError, match="a program made it with objects"):
+        bundle_command(tmp_path / "out", tmp_path / "bundle")
 
 
 def test_a_score_that_has_not_ended_is_not_bundled(tmp_path: Path) -> None:
