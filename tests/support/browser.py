@@ -5,7 +5,7 @@ A test module calls ``need_browser`` before it imports playwright.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import shutil
 
@@ -20,10 +20,8 @@ def chromium() -> str | None:
 def need_browser() -> None:
     """Skips the module, by name, where there is no browser; fails where there has to be."""
     missing = None
-    try:
-        importlib.import_module("playwright.sync_api")
-    except ModuleNotFoundError:
-        missing = "playwright is not installed"
-    if missing is None and chromium() is None:
+    if chromium() is None:
         missing = "there is no chromium"
+    elif importlib.util.find_spec("playwright") is None:
+        missing = "playwright is not installed"
     require("browser", missing)

@@ -441,7 +441,7 @@ def test_cases_can_be_spread_over_processes_and_keep_their_order(
     need_blocks()
     from benchmarks.gpu_parts import correctness
 
-    cases = [(steps, "bloom", dtype, "plain") for steps in correctness.STEPS for dtype in correctness.DTYPES]
+    cases = [("streams", "bloom", dtype, "plain") for dtype in correctness.DTYPES]
     monkeypatch.setattr(correctness, "cases_of", lambda is_small: cases)
     monkeypatch.setattr(correctness, "_n_processes", lambda job: 2)
     record = record_of(tmp_path, "correctness")

@@ -75,7 +75,7 @@ def test_programs_on_any_two_nodes_find_the_links_of_the_scenario_and_those_set_
     assert re.search(r"^10\.77\.\d+\.\d+ a100-1\s*$", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("scenario", "n_nodes", "user"), [("faults", 10, 0), ("gts-ce", 27, NOBODY)])
+@pytest.mark.parametrize(("scenario", "n_nodes", "user"), [("faults", 10, 0), ("abovenet", 10, NOBODY)])
 def test_a_scenario_is_served_over_netem_from_end_to_end(
     guest: GuestResult, scenario: str, n_nodes: int, user: int
 ) -> None:
