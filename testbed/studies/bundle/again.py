@@ -152,7 +152,7 @@ def why_not_again(result: Path) -> str | None:
     if not read_plan(result).is_in_real_time:
         return None
     if not (result / TWIN / PLAN).is_file():
-        return f"{_OF_REAL_TIME}, and it has none (--no-twin)"
+        return f"{_OF_REAL_TIME}, and it has none (--no-twin, or no request came)"
     return why_not_again(result / TWIN)
 
 

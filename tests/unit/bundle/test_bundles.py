@@ -252,7 +252,7 @@ def test_a_run_of_every_engine_gives_the_same_bytes(
         (
             "plan.json",
             {"clock": {"name": "real", "why": "asked for"}},
-            r"in virtual time, and it has none \(--no-twin\)",
+            r"in virtual time, and it has none \(--no-twin, or no request came\)",
         ),
     ],
     ids=["interrupted", "real time without a twin"],
