@@ -45,13 +45,12 @@ ON_MEMORY = ["up", "clustered", "--network", "memory", *SHORT[2:]]
 """The same as "virtual" on a network that no kernel is asked about."""
 # "virtual" is virtual time, whose TCP must do without a setting that this older kernel lacks.
 COMMANDS = {
-    "abovenet": ["up", "abovenet", *SHORT],
     "faults": ["up", "clustered", *SHORT, *KILL],
     "forwarding": ["up", "clustered", *SHORT, *KILL, "--set", "policy.communication='server-to-server'"],
     "virtual": ["up", "clustered", "--network", "fabric", *SHORT[2:], "--clock", "virtual"],
     "links": ["links", "gts-ce", *NETEM, "--pairs", "3", "--echoes", "10"],
 }
-RUNS = [("faults", 0), ("abovenet", NOBODY), ("links", NOBODY), ("forwarding", NOBODY), ("virtual", NOBODY)]
+RUNS = [("faults", 0), ("links", NOBODY), ("forwarding", NOBODY), ("virtual", NOBODY)]
 IMPORTED = (
     *(
         "testbed.cli.main",
