@@ -268,9 +268,11 @@ def _cancels(seed: int, n_requests: int, known: list[float]) -> list[Document]:
 
 
 def interruption_s(seed: int, known: list[float]) -> float:
-    """Returns when a run is interrupted: at or close to one of ``known`` times. It has its own generator."""
+    """Returns when a run is interrupted: at or close to one of ``known`` times, in whole nanoseconds as these. It has its own
+    generator.
+    """
     rng = random.Random(f"chaos:{seed}:interrupt")
-    return max(0.0, rng.choice(known) + rng.choice(_NEAR_S))
+    return max(0.0, round(rng.choice(known) + rng.choice(_NEAR_S), 9))
 
 
 def _fault(rng: random.Random, kind: str, names: list[str], at: str, ends: bool) -> Document:
