@@ -121,10 +121,10 @@ def _left_out(results: Path, folder: str, names: Iterable[str]) -> set[str]:
 
     In ``inputs/`` files of the user's may be called as those of processes.
     """
-    if INPUTS in Path(folder).relative_to(results).parts:
-        return set()
+    is_users = INPUTS in Path(folder).relative_to(results).parts
     return {
         name
         for name in names
-        if name in _OF_A_PROCESS or name.endswith(HALF_WRITTEN) or (Path(folder) / name).is_symlink()
+        if (Path(folder) / name).is_symlink()
+        or (not is_users and (name in _OF_A_PROCESS or name.endswith(HALF_WRITTEN)))
     }

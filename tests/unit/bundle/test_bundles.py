@@ -386,3 +386,11 @@ def test_a_command_of_another_version_is_one_sentence(bundle: Path) -> None:
     path.write_text("{}")
     with pytest.raises(UserError, match="holds no inputs that this version reads"):
         reproduce_bundle(_sealed(bundle), 1)
+
+
+def test_a_link_that_somebody_puts_among_the_inputs_is_not_followed(project: Path, tmp_path: Path) -> None:
+    results = project / "work" / "out"
+    (tmp_path / "away").mkdir()
+    (results / INPUTS / "elsewhere").symlink_to(tmp_path / "away")
+    bundle_command(results, tmp_path / "bundle")
+    assert not (tmp_path / "bundle" / RESULT / INPUTS / "elsewhere").exists()
