@@ -157,8 +157,10 @@ async def test_a_connection_that_never_asks_anything_is_hung_up_on(
     async with serving(make_server()) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(said)
+        # the kernel resets a connection that is closed before the server has read what came
         async with asyncio.timeout(10):
-            assert await reader.read() == b""
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
         writer.close()
 
 
