@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import subprocess
 import tomllib
 from functools import cache
 from importlib import resources
@@ -17,6 +18,7 @@ _RULES = (
     *("testbed.simulator", "testbed.results", "testbed.runtime"),
 )
 """Packages whose code decides the results of a run."""
+_CHECKOUT = Path(__file__).parents[1]
 
 
 @cache
@@ -51,6 +53,22 @@ def _files(folder: Traversable) -> list[Traversable]:
 def code_version() -> str:
     """Return the testbed's version with a digest of its code, and the Python version, as one text."""
     return f"testbed {project_version()} ({rules_digest()[:8]}), Python {platform.python_version()}"
+
+
+@cache
+def commit() -> str | None:
+    """Return the git commit of the checkout that this code is in, with "-dirty" if files were changed since.
+
+    None if the code is not in a checkout of its own, or git cannot be asked.
+    """
+    if not (_CHECKOUT / ".git").exists():
+        return None
+    ask = ["git", "-C", str(_CHECKOUT), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+    try:
+        asked = subprocess.run(ask, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.strip()
 
 
 def project_version() -> str:

@@ -116,8 +116,7 @@ app = group(
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        from testbed.codeversion import code_version
-        from testbed.experiments.provenance import commit
+        from testbed.codeversion import code_version, commit
 
         known = commit()
         typer.echo(code_version() + (f", commit {known}" if known else ""))

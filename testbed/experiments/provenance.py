@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -19,14 +18,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from testbed.codeversion import code_version, requirements, rules_digest
+from testbed.codeversion import code_version, commit, requirements, rules_digest
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.policy import FIXED
 
 PROVENANCE = "provenance.json"
 _SECRET = "--api-key"
 """Option whose value is left out of the command."""
-_CHECKOUT = Path(__file__).parents[2]
 
 
 def provenance(experiment: Experiment | None = None, gpus: Sequence[str] = ()) -> dict[str, Any]:
@@ -96,22 +94,6 @@ def source_digest(policy: str) -> str:
             return ""
         file = Path(spec.origin or "") if spec is not None else Path()
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-
-
-@cache
-def commit() -> str | None:
-    """Return the git commit of the checkout that this code is in, with "-dirty" if files were changed since.
-
-    None if the code is not in a checkout of its own, or git cannot be asked.
-    """
-    if not (_CHECKOUT / ".git").exists():
-        return None
-    ask = ["git", "-C", str(_CHECKOUT), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
-    try:
-        asked = subprocess.run(ask, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return asked.stdout.strip()
 
 
 @cache

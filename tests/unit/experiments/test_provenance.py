@@ -66,21 +66,21 @@ def test_the_commit_is_that_of_the_checkout_and_says_whether_files_have_changed(
             ["git", *settings, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    monkeypatch.setattr(module, "_CHECKOUT", tmp_path)
-    module.commit.cache_clear()
+    monkeypatch.setattr(codeversion, "_CHECKOUT", tmp_path)
+    codeversion.commit.cache_clear()
     try:
-        assert module.commit() is None  # installed, not in a checkout of its own
+        assert codeversion.commit() is None  # installed, not in a checkout of its own
         (tmp_path / "file").write_text("one")
         git("init", "-q")
         git("add", "file")
         git("commit", "-q", "-m", "one")
-        module.commit.cache_clear()
-        assert module.commit() == git("rev-parse", "HEAD")
+        codeversion.commit.cache_clear()
+        assert codeversion.commit() == git("rev-parse", "HEAD")
         (tmp_path / "file").write_text("two")
-        module.commit.cache_clear()
-        assert module.commit() == git("rev-parse", "HEAD") + "-dirty"
+        codeversion.commit.cache_clear()
+        assert codeversion.commit() == git("rev-parse", "HEAD") + "-dirty"
     finally:
-        module.commit.cache_clear()
+        codeversion.commit.cache_clear()
 
 
 def test_a_pipe_or_nonsense_in_its_place_is_no_provenance(tmp_path: Path) -> None:
