@@ -67,6 +67,7 @@ _LAZY = (
     "rich._emoji_codes",
     "scipy.optimize",
     "highspy",
+    "networkx",
 )
 _EXTRAS = ("nodes.blocks", "testbed.cluster", "testbed.runtime.hosts", "testbed.studies.sweep.on_ray")
 """What imports torch or ray: they may not be installed, and have threads."""
@@ -317,10 +318,11 @@ def serve(descriptor: int) -> None:
 
 
 def _prepare() -> None:
-    """Make what every command makes first, and all make alike: its options, and what its code and packages are."""
+    """Make what every command makes first, and all make alike: its options, what its code and packages are, the catalogue."""
     import typer.main
 
     from testbed.cli.main import app
+    from testbed.experiments import load_experiment
     from testbed.experiments.provenance import provenance
     from testbed.runtime.real import awake
 
@@ -328,6 +330,7 @@ def _prepare() -> None:
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(app)
     provenance()
+    load_experiment("clustered")
 
 
 def _rest(cpu: int) -> NoReturn:
