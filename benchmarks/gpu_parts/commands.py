@@ -1,4 +1,4 @@
-"""Runs ``testbed up`` and ``testbed serve`` as processes with a time limit."""
+"""Runs ``testbed up`` and ``testbed serve`` as processes with a time limit; and what is better done one after another."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from testbed.errors import RunError
 
+T = TypeVar("T")
 _STOP_S = 15.0
 
 
@@ -40,6 +42,15 @@ def up(scenario: str | Path, out: Path, options: Sequence[str], allowed_s: float
     if summary["startup_s"] is None:
         raise RunError(f"the run in {out.name} did not start; see its log")
     return summary
+
+
+class Here(Executor):
+    """Does what is submitted at once and in this thread: processes that have other threads cannot be forked."""
+
+    def submit(self, work: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
+        done = Future[T]()
+        done.set_result(work(*args, **options))
+        return done
 
 
 @contextlib.contextmanager

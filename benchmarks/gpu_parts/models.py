@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from benchmarks.gpu_parts.commands import OutOfTime, up
+from benchmarks.gpu_parts.commands import Here, OutOfTime, up
 from benchmarks.gpu_parts.record import Job, Record
 from benchmarks.gpu_parts.serving import (
     CONTEXT_BYTES,
@@ -34,7 +34,6 @@ from nodes.blocks.spec import Weights
 from testbed.errors import RunError
 from testbed.results.verified import too_many_ties
 
-T = TypeVar("T")
 _N_OUTPUT_TOKENS, _N_OUTPUT_TOKENS_SMALL = 32, 8
 _WHOLE = ("bloom-560m", "bloom-7b1")
 _AT_ONCE, _N_PROCESSES = 3, 6
@@ -54,7 +53,7 @@ def run(record: Record) -> None:
     device, _ = open_device(job.device, "float32")
     free_bytes = longest_s = 0.0
     running: dict[Future[_Served], float] = {}
-    with _Here() if len(cases) == 1 else ThreadPoolExecutor(_AT_ONCE) as threads:
+    with Here() if len(cases) == 1 else ThreadPoolExecutor(_AT_ONCE) as threads:
         while todo or running:
             while todo and len(running) < _AT_ONCE:
                 number, case = todo[0]
@@ -78,15 +77,6 @@ def run(record: Record) -> None:
                 served = future.result()
                 _say(record, served)
                 longest_s = max(longest_s, served.took_s)
-
-
-class _Here(Executor):
-    """Does what is submitted at once and in this thread: processes that have other threads cannot be forked."""
-
-    def submit(self, work: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
-        done = Future[T]()
-        done.set_result(work(*args, **options))
-        return done
 
 
 def _cases(record: Record) -> list[Case]:

@@ -17,7 +17,7 @@ from typing import Any
 import tomli_w
 
 from benchmarks.gpu_parts.calibration import profile_of, uses_graphs
-from benchmarks.gpu_parts.commands import up
+from benchmarks.gpu_parts.commands import Here, up
 from benchmarks.gpu_parts.figures import draw_serving
 from benchmarks.gpu_parts.here import GUESSED, SITE, one_place
 from benchmarks.gpu_parts.record import Record
@@ -100,7 +100,8 @@ def run(record: Record) -> None:
     write_scenario(scenario, table)
     summary = _up("blocks", scenario, folder, _BLOCKS_SHARE * job.left_s)
     _say_served(record, shape, summary)
-    with ThreadPoolExecutor(1) as beside:  # the stub leaves the device to the whole model
+    # The stub leaves the device to the whole model.
+    with Here() if job.is_small else ThreadPoolExecutor(1) as beside:
         stub = beside.submit(_up, "stub", scenario, folder, job.left_s) if is_calibrated else None
         _check_tokens(record, scenario, folder / "blocks")
     if stub is None:

@@ -67,6 +67,7 @@ _LAZY = (
     "rich._emoji_codes",
     "scipy.optimize",
     "highspy",
+    "networkx",
 )
 _EXTRAS = ("nodes.blocks", "testbed.cluster", "testbed.runtime.hosts", "testbed.studies.sweep.on_ray")
 """What imports torch or ray: they may not be installed, and have threads."""
@@ -185,14 +186,15 @@ def fork_command(
     *,
     renders: bool = False,
     program: str = COMMAND,
+    imports: Sequence[str] = (),
 ) -> Forked:
     """Begin ``testbed`` with these arguments in ``folder``. ``files``: its standard input, output and errors.
 
     Its figures are blank unless it ``renders`` them (``tests.support.sketches``). ``program``: in place of ``testbed``
-    the path of a Python program that computes real blocks.
+    the path of a Python program that computes real blocks, or that needs ``imports``.
     """
     how = {"folder": str(folder), "env": dict(env), "renders": renders, "program": program}
-    how["computes"] = program != COMMAND
+    how |= {"computes": program != COMMAND and not imports, "imports": list(imports)}
     return _the_forker().fork([file.fileno() for file in files], arguments, **how)
 
 
@@ -245,12 +247,13 @@ def as_shell_functions(*, renders: bool = False) -> tuple[str, int]:
     return f'testbed() {{ {asks} {COMMAND} "$@"; }}; python() {{ {asks} "$@"; }}', number
 
 
-def asking(*, renders: bool = False) -> tuple[list[str], int]:
+def asking(number: int | None = None, *, renders: bool = False) -> tuple[list[str], int]:
     """The beginning of a command line that forks what follows it and waits for the fork, and the descriptor that it inherits.
 
-    The fork has its namespaces, its user and its privileges, and ends with it.
+    The fork has its namespaces, its user and its privileges, and ends with it. ``number``: the descriptor of another
+    process that forks, in other namespaces of processes.
     """
-    number = _the_forker().descriptor
+    number = _the_forker().descriptor if number is None else number
     return [sys.executable, "-I", "-S", "-c", _ASK, str(number), "renders" if renders else ""], number
 
 
@@ -294,6 +297,7 @@ def serve(descriptor: int) -> None:
             how = json.loads(message)
             if how.pop("computes", False) or _has_blocks(how["arguments"]):
                 _import_blocks()
+            _import(*how.pop("imports", ()))
             pid = os.fork()
             if pid == 0:
                 if "passed" in how:
@@ -314,10 +318,11 @@ def serve(descriptor: int) -> None:
 
 
 def _prepare() -> None:
-    """Make what every command makes first, and all make alike: its options, and what its code and packages are."""
+    """Make what every command makes first, and all make alike: its options, what its code and packages are, the catalogue."""
     import typer.main
 
     from testbed.cli.main import app
+    from testbed.experiments import load_experiment
     from testbed.experiments.provenance import provenance
     from testbed.runtime.real import awake
 
@@ -325,6 +330,7 @@ def _prepare() -> None:
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(app)
     provenance()
+    load_experiment("clustered")
 
 
 def _rest(cpu: int) -> NoReturn:
@@ -384,8 +390,13 @@ def _import_blocks() -> None:
 
     _preload(blocks=True)
     with _without("sklearn"):
-        for name in ("nodes.blocks.whole", "nodes.blocks.tiny", "nodes.blocks.text"):
-            importlib.import_module(name)
+        _import("nodes.blocks.whole", "nodes.blocks.tiny", "nodes.blocks.text")
+
+
+@functools.cache
+def _import(*names: str) -> None:
+    for name in names:
+        importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "threads are not forked"
     gc.collect()
     gc.freeze()

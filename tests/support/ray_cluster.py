@@ -9,37 +9,25 @@ import contextlib
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.support.forked import asking, fork_command
 from tests.support.runs import require, wait_until
 
 HEAD = "10.77.0.1"
 PORT = 6379
-_RAY = """
-from ray._private import services
-from ray.scripts.scripts import main
-services.start_api_server = lambda *_, **__: (None, None)
-main()
-"""
-"""The command ``ray``, whose head has no web page: that costs as much as a small run."""
-_BEGIN = f"""
-ip link set lo up
-if [ $1 = {HEAD} ]; then
-    ip link add b0 type bridge; end=b0  # which outlives the other machines
-else
-    while ! ip link show v0 >/dev/null 2>&1; do sleep 0.05; done
-    end=v0
-fi
-ip addr add $1/24 dev $end; ip link set $end up; ip route add default via 10.77.0.254
-if [ $1 != {HEAD} ]; then
-    until timeout 1 bash -c '</dev/tcp/{HEAD}/{PORT}' 2>/dev/null; do sleep 0.05; done
-fi
-shift; exec "$@"
-"""
+IMPORTED = (
+    "ray.scripts.scripts",
+    "ray._private.workers.default_worker",
+    "testbed.studies.sweep.on_ray",
+    "testbed.runtime.hosts.launcher",
+)
+"""What Ray, its workers and the testbed's commands import."""
+_PROGRAM = Path(__file__).with_name("ray_machine.py")
 
 
 def need_ray() -> None:
@@ -67,28 +55,25 @@ class Machine:
         how += ["--include-log-monitor=false"]
         how += [f"--node-ip-address={address}", f"--num-cpus={n_cpus}", "--object-store-memory=80000000"]
         how += [f"--temp-dir={folder / 'ray'}", "--block"]
-        inside = ["bash", "-c", _BEGIN, "bash", address, sys.executable, "-c", _RAY, "start", *how]
-        clock = ["-T", f"--monotonic={ahead_s}"] if ahead_s else []
-        with open(self._log, "wb") as log:
-            self._process = subprocess.Popen(
-                ["unshare", *clock, "-n", "-p", "-f", "--mount-proc", "--kill-child", *inside],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ
-                | {
-                    "HOME": str(folder),
-                    "RAY_USAGE_STATS_ENABLED": "0",
-                    "RAY_worker_niceness": "1",  # not 15, with which nothing begins beside other tests
-                    "RAY_prestart_worker_first_driver": "0",
-                    "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
-                    "RAY_health_check_initial_delay_ms": "0",
-                    "RAY_health_check_period_ms": "200",
-                    "RAY_health_check_timeout_ms": "500",
-                    "RAY_health_check_failure_threshold": "10",
-                    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
-                },
-            )
+        told, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        env = os.environ | {
+            "HOME": str(folder),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "1",  # not 15, with which nothing begins beside other tests
+            "RAY_prestart_worker_first_driver": "0",
+            "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
+            "RAY_health_check_initial_delay_ms": "0",
+            "RAY_health_check_period_ms": "200",
+            "RAY_health_check_timeout_ms": "500",
+            "RAY_health_check_failure_threshold": "10",
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+        }
+        begins = [address, f"{HEAD}:{PORT}", str(ahead_s), *how]
+        with told, theirs, open(self._log, "wb") as log:
+            files = (theirs, log, log)
+            self._process = fork_command(begins, folder, env, files, program=str(_PROGRAM), imports=IMPORTED)
+            theirs.close()
+            (self.forker,) = socket.recv_fds(told, 1, 1)[1]
         self.pid = wait_until(self._first, "the machine's first process")
 
     def _first(self) -> int | None:
@@ -113,6 +98,23 @@ class Machine:
         """``command`` as a program on this machine."""
         where = ["nsenter", "-t", str(self.pid), "-n", "-p", "-m", f"--wd={Path.cwd()}"]
         return [*where, "env", f"RAY_ADDRESS={HEAD}:{PORT}", *command]
+
+    def begin(self, program: str, *arguments: str, said: str = "") -> subprocess.Popen[str]:
+        """A fork as a program on this machine; ``program``: ``testbed``, or ``-`` for Python code that is ``said``."""
+        inside = self.inside([*asking(self.forker)[0], program, *arguments])
+        process = subprocess.Popen(
+            inside,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=[self.forker],
+        )
+        assert process.stdin is not None
+        with process.stdin:
+            process.stdin.write(said)
+        process.stdin = None
+        return process
 
     def kill(self) -> None:
         """Its power goes off."""

@@ -108,8 +108,12 @@ class Running:
         renders: bool = False,
         said: str = "",
         program: str = COMMAND,
+        forker: int | None = None,
     ) -> None:
-        """``said``: what it reads from standard input; ``program``: as ``fork_command`` has it."""
+        """``said``: what it reads from standard input; ``program``: as ``fork_command`` has it.
+
+        ``forker``: as ``asking`` has it, for a ``wrapper``.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "stdin").write_text(said, encoding="utf-8")
         self._out, self._err = folder / "stdout", folder / "stderr"
@@ -121,7 +125,7 @@ class Running:
             open(self._err, "wb") as err,
         ):
             if wrapper or anew:
-                begins, number = ([], None) if anew else asking()
+                begins, number = ([], None) if anew else asking(forker)
                 self.process = subprocess.Popen(
                     [*wrapper, *begins, COMMAND, *arguments],
                     stdin=stdin,

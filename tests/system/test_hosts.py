@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from testbed.rundir import is_in_use, scratch_folders
-from tests.support.forked import COMMAND
 from tests.support.ray_cluster import Machine, cluster, need_ray
 from tests.support.runs import (
     PATIENCE_S,
@@ -68,10 +67,10 @@ address = "10.77.0.3"
 """Four servers, of which any one can be spared."""
 
 
-def assert_clean_removes_the_rest(run_dir: Path) -> None:
+def assert_clean_removes_the_rest(testbed: Testbed, run_dir: Path) -> None:
     """Programs that were killed could not remove their temporary folders."""
     assert [folder for folder in scratch_folders() if not is_in_use(folder)]
-    subprocess.run([COMMAND, "clean", "--out", str(run_dir.parent)], check=True, stdout=subprocess.DEVNULL)
+    assert testbed("clean", "--out", str(run_dir.parent)).code == 0
     assert all(map(is_in_use, scratch_folders()))
 
 
@@ -99,7 +98,7 @@ def run_dir(tmp_path: Path) -> Path:
 def begin(testbed: Testbed, head: Machine, scenario: str, run_dir: Path, *options: str) -> Running:
     """``testbed up`` on the first machine, which ends with the test."""
     quiet = ("--no-page", "--no-report", "--json", "--out", str(run_dir))
-    return testbed.start("up", scenario, *quiet, *options, wrapper=head.inside([]), anew=True)
+    return testbed.start("up", scenario, *quiet, *options, wrapper=head.inside([]), forker=head.forker)
 
 
 def left_on(machine: Machine) -> list[str]:
@@ -202,7 +201,7 @@ def test_a_kill_9_of_the_command_ends_everything_on_all_machines(
     subprocess.run(machines[0].inside(["kill", "-9", str(driver)]), check=True)
     running.wait()
     assert_nothing_left(machines)
-    assert_clean_removes_the_rest(run_dir)
+    assert_clean_removes_the_rest(testbed, run_dir)
 
 
 def test_what_the_cluster_does_not_have_is_one_sentence(
@@ -238,4 +237,4 @@ def test_sessions_recover_from_the_loss_of_a_machine(
     died = {event["server"] for event in events if event["event"] == "fault"}
     assert died == {"a100-1", "a100-2"}
     assert_nothing_left([machines[0], machines[2]])
-    assert_clean_removes_the_rest(run_dir)
+    assert_clean_removes_the_rest(testbed, run_dir)

@@ -31,7 +31,6 @@ def test_petals_gives_the_tokens_of_transformers_over_the_emulated_links(
         *("net", "petals-real", "--network", "fabric", "--out", str(run_dir)),
         *("--set", f'node.3.command="{client}"'),
         wrapper=IN_CHECKOUT,
-        anew=True,
     )
     ended = wait_until(
         lambda: (

@@ -7,8 +7,7 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from testbed.studies.sweep.command import RUNS
 from testbed.studies.sweep.table import RESULTS
+from tests.support.forked import COMMAND
 from tests.support.ray_cluster import Lasting, Machine, need_ray
 from tests.support.runs import Running, assert_one_sentence, below, wait_until
 from tests.support.small_suite import POLICIES, write_suite
@@ -93,10 +93,6 @@ def sweep(executor: str) -> list[str]:
     return ["sweep", *STUDY, "--executor", executor, "--out", "out"]
 
 
-def anew(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "testbed", *arguments]
-
-
 def wait_beyond(n: int) -> None:
     """Have runs wait as soon as there are more results than ``n``."""
     Path("most").write_bytes(bytes(n))
@@ -141,8 +137,7 @@ def lasting() -> Iterator[Lasting]:
 
 
 def begin(machine: Machine) -> subprocess.Popen[str]:
-    inside = machine.inside(anew(sweep("ray")))
-    return subprocess.Popen(inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return machine.begin(COMMAND, *sweep("ray"))
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str], what: str) -> None:
@@ -170,10 +165,10 @@ def test_a_score_has_the_same_figures_and_limits_on_a_cluster(
         given = ["--suite", str(suite), "--executor", executor, "--out", executor, "--json"]
         return ["score", "scored:Stalls", *given]
 
-    inside = lasting.two()[0].inside(anew(score("ray")))
-    there = subprocess.run(inside, capture_output=True, text=True, timeout=240)
+    there = lasting.two()[0].begin(COMMAND, *score("ray"))
+    said, _ = there.communicate(timeout=240)
     here = Running(score("local"), tmp_path).wait()
-    is_valid, why, (few, many) = found = figures(there.returncode, there.stdout)
+    is_valid, why, (few, many) = found = figures(there.returncode, said)
     assert found == figures(here.code, here.stdout)
     assert not is_valid and "may take 0.5 s of CPU time" in why
     assert (few["score"], few["why"], many["score"]) == (1.0, "", 0.0)
@@ -181,10 +176,10 @@ def test_a_score_has_the_same_figures_and_limits_on_a_cluster(
 
 def test_a_task_that_ends_its_worker_twice_is_lost_and_other_versions_are_refused(lasting: Lasting) -> None:
     for program, said in ((_LOST, ""), (_OTHER, "has testbed 0.1.0")):
-        inside = lasting.two()[0].inside([sys.executable, "-c", program])
-        run = subprocess.run(inside, capture_output=True, text=True, timeout=240)
-        assert run.returncode == 0, run.stderr
-        assert said in run.stdout and run.stderr == ""
+        run = lasting.two()[0].begin("-", said=program)
+        stdout, stderr = run.communicate(timeout=240)
+        assert run.returncode == 0, stderr
+        assert said in stdout and stderr == ""
 
 
 def test_the_same_bytes_after_a_stop_and_with_a_machine_lost_midway(
@@ -204,8 +199,9 @@ def test_the_same_bytes_after_a_stop_and_with_a_machine_lost_midway(
     assert process.returncode == 130 and "the same command goes on" in said
     n_kept = n_lines(runs)
     assert 10 < n_kept < N_RUNS - 50, "it was stopped midway"
-    idle = head.inside([sys.executable, "-c", _IDLE])
-    subprocess.run(idle, check=True, capture_output=True, timeout=180)  # nothing of ours is in the cluster
+    idle = head.begin("-", said=_IDLE)
+    idle.communicate(timeout=180)
+    assert idle.returncode == 0  # nothing of ours is in the cluster
 
     wait_beyond(n_kept + 10)
     process = begin(head)

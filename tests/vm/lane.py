@@ -35,7 +35,7 @@ DISTRIBUTIONS = ("testbed", "pytest")
 LEFT_OUT = ("testbed", "highspy", "matplotlib")
 """Not copied: the code comes separately; large packages that no command in the guest imports."""
 MODULES = ("veth", "tun", "sch_htb", "sch_netem", "cls_u32", "cls_bpf", "sch_ingress")
-CODE = ("netem", "nodes", "policies", "scenarios", "testbed", "tests")
+CODE = ("netem", "nodes", "policies", "scenarios", "testbed", "tests/contract", "tests/support", "tests/vm")
 _MARK = "@@status"
 
 _INIT = """#!/bin/busybox sh
@@ -291,7 +291,8 @@ def _write_code(path: Path, command: str) -> None:
         for folder in CODE:
             compileall.compile_dir(ROOT / folder, quiet=1)
             tar.add(ROOT / folder, folder)
-        tar.add(ROOT / "pyproject.toml", "pyproject.toml")
+        for name in ("pyproject.toml", "tests/__init__.py"):
+            tar.add(ROOT / name, name)
         data = command.encode()
         info = tarfile.TarInfo("command.sh")
         info.size = len(data)

@@ -17,18 +17,18 @@ from tests.support.blocks import need_blocks
 need_blocks()
 
 ASK = """
-import json, os, sys
+import cProfile, json, os, sys
 
-queries = []
 ASKING = {"is_available", "device_count", "init", "_lazy_init", "current_device", "get_device_properties"}
 
-def trace(frame, event, argument):
-    if event == "call":
-        code = frame.f_code
-        if code.co_name in ASKING and code.co_filename.endswith("torch/cuda/__init__.py"):
-            queries.append(code.co_name)
-    elif event == "c_call" and argument.__name__ in ("_cuda_init", "_cuda_getDeviceCount"):
-        queries.append(argument.__name__)
+def queries(profile):
+    found = set()
+    for code in (entry.code for entry in profile.getstats()):
+        if isinstance(code, str):  # of a function in C
+            found |= {name for name in ("_cuda_init", "_cuda_getDeviceCount") if name in code}
+        elif code.co_name in ASKING and code.co_filename.endswith("torch/cuda/__init__.py"):
+            found.add(code.co_name)
+    return sorted(found)
 
 class Transformers:  # of some versions
     def find_spec(self, name, *_):
@@ -39,25 +39,24 @@ class Transformers:  # of some versions
                 pass
 
 sys.meta_path.insert(0, Transformers())
-sys.setprofile(trace)
-from testbed.runtime.real.launcher import _preload
-_preload(True)
+with cProfile.Profile() as before:
+    from testbed.runtime.real.launcher import _preload
+    _preload(True)
 import torch
-threads, asked = len(os.listdir("/proc/self/task")), sorted(set(queries))
+threads = len(os.listdir("/proc/self/task"))
 child = os.fork()
 if child == 0:
     os._exit(bool(getattr(torch.cuda, "_is_in_bad_fork", lambda: False)()))
 child_cannot_use_gpu = bool(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-queries.clear()
-torch.cuda.is_available()
-torch.cuda.device_count()
-sys.setprofile(None)
+with cProfile.Profile() as after:
+    torch.cuda.is_available()
+    torch.cuda.device_count()
 print(json.dumps({
     "threads": threads,
-    "queries": asked,
+    "queries": queries(before),
     "child_cannot_use_gpu": child_cannot_use_gpu,
     "loaded": all(name in sys.modules for name in ("nodes.blocks.compute", "nodes.blocks.hub", "transformers.models.bloom.modeling_bloom")),
-    "queries_after": queries,
+    "queries_after": queries(after),
     "sklearn": "sklearn" in sys.modules,
 }))
 """
