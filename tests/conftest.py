@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from testbed.garbage import collect_seldom
 from tests.support.effort import register_profiles
-from tests.support.forked import fork_python
+from tests.support.forked import fork_python, share
 
 # Here, not in a folder's conftest: --hypothesis-profile is read between the two.
 register_profiles()
@@ -21,6 +21,12 @@ settings.load_profile("testbed")
 FOLDER = Path(__file__).parent
 WAITING = ("vm", "system", "browser", "contract")
 """Folders whose tests mostly wait, for processes and for real time."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have workers share what they fork commands from."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        share()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,6 +10,8 @@ The interpreters that a forked command begins for code of the testbed (``python 
 launcher, its page, its workers) are forks of the command in turn. A command that is begun anew begins interpreters, as a
 user's does. Launchers and workers that a test itself begins are forks of the one process (``fork_python``).
 
+The workers of one pytest share the process (``share``): each has a fork of it, which forks its commands.
+
 Processes that keep CPUs awake sleep in forked commands: the tests keep them awake.
 
 With the first command that computes real blocks, the process imports torch and transformers too, once for the command,
@@ -35,11 +37,13 @@ import pkgutil
 import runpy
 import select
 import shlex
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -61,8 +65,6 @@ _LAZY = (
     "matplotlib.pyplot",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
-    "matplotlib.backends.backend_pdf",
-    "matplotlib.backends.backend_svg",
     "pydantic.type_adapter",
     "rich._emoji_codes",
     "scipy.optimize",
@@ -73,11 +75,13 @@ _EXTRAS = ("nodes.blocks", "testbed.cluster", "testbed.runtime.hosts", "testbed.
 """What imports torch or ray: they may not be installed, and have threads."""
 
 _BEGIN = """
-import sys
-sys.path[0] = sys.argv[1]
-from tests.support.forked import serve
-serve(int(sys.argv[2]))
+import select, sys
+sys.path[0], begin, number = sys.argv[1:]
+select.select([0, int(number)], [], [])
+from tests.support import forked
+getattr(forked, begin)(int(number))
 """
+"""What is shared imports nothing before it is needed."""
 
 _ASK = """
 import json, os, signal, socket, sys
@@ -102,6 +106,9 @@ _NAMESPACES = {"user": CLONE_NEWUSER, "mnt": CLONE_NEWNS, "net": CLONE_NEWNET}
 _PRIVILEGES = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs")
 _CAPABILITY_VERSION_3 = 0x20080522
 _PR_SET_DUMPABLE, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 23, 24, 38
+
+_SHARED = "TESTBED_TESTS_FORKER"
+"""The address of what is shared."""
 
 _ROOM = "TESTBED_TESTS_ROOM"
 """A variable that is there for its size: the environment that a forked process shows in ``/proc`` is written over it."""
@@ -137,29 +144,52 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def _begin(function: str, asked: socket.socket, stdin: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _BEGIN, str(Path(__file__).parents[2]), function, str(asked.fileno())],
+        pass_fds=[asked.fileno()],
+        stdin=stdin,
+        # Threads are not forked.
+        env={**os.environ, **SINGLE_THREADED, _ROOM: "x" * (1 << 16)},
+    )
+
+
+def share() -> None:
+    """Have the workers that this process will begin share what imports everything. It ends with this process."""
+    folder = tempfile.mkdtemp()
+    os.environ[_SHARED] = f"{folder}/forker"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(os.environ[_SHARED])
+        listener.listen()
+        process = _begin("serve_all", listener, subprocess.PIPE)
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder)
+
+    atexit.register(end)
+
+
 class _Forker:
     """The process that forks; begun with the first command, and ended with this one."""
 
     def __init__(self) -> None:
-        self._here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with there:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _BEGIN, str(Path(__file__).parents[2]), str(there.fileno())],
-                pass_fds=[there.fileno()],
-                stdin=subprocess.DEVNULL,
-                # Threads are not forked.
-                env={**os.environ, **SINGLE_THREADED, _ROOM: "x" * (1 << 16)},
-            )
-        atexit.register(self._end)
+        if shared := os.environ.get(_SHARED):
+            self._here = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._here.connect(shared)
+        else:
+            self._here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with there:
+                process = _begin("serve", there, subprocess.DEVNULL)
+            atexit.register(process.wait)
+        atexit.register(self._here.close)
+        self.pid = int(self._here.recv(16))
 
     @property
     def descriptor(self) -> int:
         """Where it is asked."""
         return self._here.fileno()
-
-    def _end(self) -> None:
-        self._here.close()
-        self.process.wait()
 
     def fork(self, files: Sequence[int], arguments: Sequence[str], **how: Any) -> Forked:
         """Begins a command. ``files``: its standard input, output and errors; ``how``: as ``_become`` has it.
@@ -215,7 +245,7 @@ def fork_python(
     """
     assert list(args[:2]) == [sys.executable, "-P"] and stdin == subprocess.DEVNULL
     forker, here = _the_forker(), str(os.getpid())
-    arguments = [str(forker.process.pid) if argument == here else argument for argument in args[2:]]
+    arguments = [str(forker.pid) if argument == here else argument for argument in args[2:]]
     how = {
         "folder": str(Path.cwd()),
         "env": dict(os.environ if env is None else env),
@@ -235,6 +265,11 @@ def _the_forker() -> _Forker:
     if _forker is None:
         _forker = _Forker()
     return _forker
+
+
+def forker_pid() -> int:
+    """The process that forks for this one, or 0 if none does yet."""
+    return 0 if _forker is None else _forker.pid
 
 
 def as_shell_functions(*, renders: bool = False) -> tuple[str, int]:
@@ -258,14 +293,40 @@ def asking(number: int | None = None, *, renders: bool = False) -> tuple[list[st
 
 
 def serve(descriptor: int) -> None:
-    """Fork a command for each message on the socket ``descriptor``, until that is closed. In a command, runs it."""
+    """Import everything, and fork a command for each message on the socket ``descriptor``, until that is closed."""
+    _get_ready()
+    _serve(socket.socket(fileno=descriptor))
+
+
+def serve_all(descriptor: int) -> None:
+    """As ``serve``, in a fork for each connection to the socket ``descriptor``, until standard input is closed."""
+    _get_ready()
+    listener = socket.socket(fileno=descriptor)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while listener in select.select([listener, sys.stdin], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            with open(os.devnull, "rb") as nothing:
+                os.dup2(nothing.fileno(), 0)
+            _serve(connection)
+        connection.close()
+
+
+def _get_ready() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a test may be about signals
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
     _import_everything()
     _prepare()
+    gc.collect()
+
+
+def _serve(asked: socket.socket) -> NoReturn:
+    """Fork a command for each message. In a command, runs it."""
     freeze()
-    asked = socket.socket(fileno=descriptor)
+    asked.send(str(os.getpid()).encode())
     ends: dict[int, tuple[int, socket.socket]] = {}
     askers: dict[int, int] = {}
     watches: dict[int, int] = {}
@@ -292,7 +353,7 @@ def serve(descriptor: int) -> None:
                 continue
             message, descriptors, _, _ = socket.recv_fds(asked, 1 << 20, _MOST_FILES)
             if not message:
-                return
+                os._exit(0)
             *files, answer = descriptors
             how = json.loads(message)
             if how.pop("computes", False) or _has_blocks(how["arguments"]):

@@ -19,7 +19,7 @@ import pytest
 
 from nodes.eventlog import read_log
 from nodes.records import Token
-from tests.support.forked import COMMAND, Forked, asking, fork_command
+from tests.support.forked import COMMAND, Forked, asking, fork_command, forker_pid
 
 FAST = ("--set", "workload.n_requests=3", "--set", "workload.n_output_tokens=4", "--set", "workload.rate=2")
 FAST += ("--no-report",)
@@ -292,8 +292,8 @@ def all_namespaces() -> set[str]:
 
 
 def _is_of_another_worker(pid: int, parents: Mapping[int, int]) -> bool:
-    own, controller = os.getpid(), os.getppid()
-    while pid in parents and pid not in (own, controller):
+    controller = os.getppid()
+    while pid in parents and pid not in (os.getpid(), forker_pid(), controller):
         if parents[pid] == controller and "PYTEST_XDIST_WORKER" in os.environ:
             return True
         pid = parents[pid]

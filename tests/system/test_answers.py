@@ -65,7 +65,8 @@ def test_a_policy_of_ones_own_in_the_current_folder_is_taken(
     *first, last = command
     name = "cg-bp+own_policy_here:Mine"
     last_two = [last, name] if last.startswith("--") else [last + name]
-    options = ("--runs", "1", "--jobs", "1", "--set", "workload.n_requests=5")
+    small = ("--set", "workload.n_requests=5", "--set", "workload.n_output_tokens=8")
+    options = ("--runs", "1", "--jobs", "1", *small)
     done = Running([first[0], "clustered", *first[1:], *last_two, *options], tmp_path).wait()
     assert done.code == 0, done.stderr
     found = done.stdout + "".join(path.read_text() for path in tmp_path.glob("out/*.md"))

@@ -98,7 +98,7 @@ def test_an_unprivileged_user_runs_the_same_command(
 
 _HELD_AND_USED = """
 testbed=$1 run=$2; shift 2
-"$testbed" up clustered --network fabric --hold --out "$run" "$@" 2> "$run.err" &
+FORKED "$testbed" up clustered --network fabric --hold --out "$run" "$@" 2> "$run.err" &
 until grep -q 'holding the testbed up' "$run.err" || ! kill -0 $!; do sleep 0.05; done
 FORKED "$testbed" exec a100-0 --run "$run" -- sh -c 'id -u; hostname; getent hosts client-0; exit 5'
 echo "code $?"

@@ -43,14 +43,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_sweep_that_ends_midway_goes_on_to_the_same_bytes(
-    tmp_path: Path, whole: Path, number: signal.Signals
-) -> None:
-    out = tmp_path / "out"
+def end_midway(out: Path, number: signal.Signals) -> int:
+    """Begin or go on, and end by a signal after some more runs; how many are kept."""
+    found = list(Lines(out / RUNS).read()) if out.exists() else []
     command = sweep(out)
     try:
-        wait_until(lambda: n_lines(out / RUNS) > 5 or command.ended(), "some results")
+        wait_until(lambda: n_lines(out / RUNS) > len(found) + 5 or command.ended(), "some results")
         children = below(command.process.pid)
         assert len(children) >= 2
         os.kill(command.process.pid, number)
@@ -60,12 +58,21 @@ def test_a_sweep_that_ends_midway_goes_on_to_the_same_bytes(
     wait_until(lambda: not any(map(is_there, children)), "the end of the workers")
     if number != signal.SIGKILL:
         assert ended.code == 130 and "runs are left: the same command goes on" in ended.stderr
-    n_kept = len(list(Lines(out / RUNS).read()))
-    assert 5 < n_kept < N_RUNS, "it was stopped midway"
+    kept = list(Lines(out / RUNS).read())
+    n_kept = len(kept)
+    assert kept[: len(found)] == found and len(found) + 5 < n_kept < N_RUNS, "it was stopped midway"
     assert (out / RESULTS).exists() == (number != signal.SIGKILL)
     if number != signal.SIGKILL:
         assert pq.read_table(out / RESULTS).num_rows == n_kept
         assert f"{N_RUNS - n_kept} of {N_RUNS} runs are left" in (out / PAGE).read_text(encoding="utf-8")
+    return n_kept
+
+
+def test_a_sweep_that_ends_midway_goes_on_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
+    """It is ended three times: what a kill leaves is gone on with first by a sweep that is interrupted."""
+    out = tmp_path / "out"
+    for number in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM):
+        n_kept = end_midway(out, number)
     again = sweep(out, 1).wait()
     assert again.code == 0, again.stderr
     assert f"{N_RUNS} runs: {N_RUNS - n_kept} computed" in again.stdout and f"{n_kept} found" in again.stdout

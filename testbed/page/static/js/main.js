@@ -16,7 +16,7 @@ import { SessionList } from './sessions.js';
 import { TimeSlider } from './slider.js';
 import { Waterfall } from './waterfall.js';
 
-const LIVE_MS = 100; // A live run is on this machine, and needs its CPUs more than the page does.
+const REST_MS = 100; // Between frames, but while a replay plays: a live run is on this machine, and needs its CPUs more than the page.
 const PANEL_MS = 200;
 const CHART_MS = 1000;
 
@@ -54,7 +54,9 @@ class Page {
     this.drawAll();
     this.player.onChange((isJump) => {
       this.isDirty = true;
-      if (isJump) this.drawAll();
+      if (!isJump) return;
+      this.lastFrame = performance.now();
+      this.drawAll();
     });
     this.loadOthers();
     this.source.watch(this.first, (update) => this.take(update), (isLost) => this.lose(isLost));
@@ -184,12 +186,11 @@ class Page {
   }
 
   frame(now) {
-    const elapsed = (now - this.lastFrame) / 1000;
+    const elapsed = Math.max(0, now - this.lastFrame) / 1000;
     this.lastFrame = now;
     this.player.setEnd(this.endNow());
     this.player.tick(elapsed);
-    if (this.isDirty && (!this.player.isFollowing || now - (this.lastMoving ?? 0) >= LIVE_MS)) {
-      this.lastMoving = now;
+    if (this.isDirty) {
       this.drawMoving();
       if (now - (this.lastPanels ?? 0) >= PANEL_MS) {
         this.lastPanels = now;
@@ -201,7 +202,9 @@ class Page {
       this.lastCharts = now;
       this.charts.redraw();
     }
-    requestAnimationFrame((next) => this.frame(next));
+    const draw = () => requestAnimationFrame((next) => this.frame(next));
+    if (this.player.isPlaying) draw();
+    else setTimeout(draw, REST_MS);
   }
 
   drawAll() {
