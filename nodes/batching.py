@@ -44,6 +44,14 @@ class StepTimes(BatchTimes, Protocol):
         ...
 
 
+def is_decode(position: int, n_tokens: int) -> bool:
+    """Returns whether a step is no prompt: one token, or as few as a round of speculative decoding may have.
+
+    More tokens behind cached ones are the rest of a prompt whose beginning was kept.
+    """
+    return position > 0 and n_tokens <= MOST_TOKENS + 1
+
+
 @dataclass(slots=True, eq=False)
 class Step:
     """One session's step that waits or is computed: ``n_tokens`` at ``position`` through ``blocks``."""
@@ -61,11 +69,7 @@ class Step:
 
     @property
     def is_decode(self) -> bool:
-        """Whether it is no prompt: one token, or as few as a round of speculative decoding may have.
-
-        More tokens behind cached ones are the rest of a prompt whose beginning was kept.
-        """
-        return self.position > 0 and self.n_tokens <= MOST_TOKENS + 1
+        return is_decode(self.position, self.n_tokens)
 
 
 class Work(NamedTuple):

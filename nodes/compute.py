@@ -14,7 +14,7 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
-from nodes.batching import Batch, Batches, Composition, FactorAt, OneByOne, Step, StepTimes, Work
+from nodes.batching import Batch, Batches, Composition, FactorAt, OneByOne, Step, StepTimes, Work, is_decode
 from nodes.clock import Clock, on_tick
 from nodes.digest import apply_to_rows, read_rows, write_rows
 from policies.problem import Batching
@@ -116,8 +116,8 @@ class StubProfile:
     """Times of one server's steps, in scenario seconds.
 
     A step takes the server as long as ``times`` say. Its answer then waits for the client's overhead from the
-    calibration, while the server is free again: ``token_overhead_s[client]`` for a token, and for a prompt of
-    l tokens base + slope * l with (base, slope) = ``input_overhead_s[client]``.
+    calibration, while the server is free again: ``token_overhead_s[client]`` for a decode, be it a token or a
+    round of drafts, and for a prompt of l tokens base + slope * l with (base, slope) = ``input_overhead_s[client]``.
 
     ``batching``: "serial" computes one step at a time, as PETALS' server does. "none" lets sessions slow each
     other by the contention of ``times`` only (see ``Turns``). "continuous" computes the steps that wait
@@ -142,7 +142,7 @@ class StubProfile:
         return Batches(self.times, self.chunk_tokens, factor_at)
 
     def overhead_s(self, client: str, position: int, n_tokens: int) -> float:
-        if position and n_tokens == 1:
+        if is_decode(position, n_tokens):
             return self.token_overhead_s.get(client, 0.0)
         base, slope = self.input_overhead_s.get(client, (0.0, 0.0))
         return max(0.0, base + slope * n_tokens)

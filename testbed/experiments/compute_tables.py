@@ -175,8 +175,8 @@ class CalibrationTable(Table):
     """``[calibration]``: published overheads that are added to the emulated network's times.
 
     ``set`` names a shipped set; values given here replace those of the set. ``token_overhead`` is added to
-    every decode step of a hop, ``input_overhead_base`` plus ``input_overhead_per_token`` per prompt token to
-    every prefill of a hop, ``initial_delay`` to every session. ``session_setup = true`` also adds
+    every decode step of a hop, be it a token or a round of drafts, ``input_overhead_base`` plus
+    ``input_overhead_per_token`` per prompt token to every prefill of a hop, ``initial_delay`` to every session. ``session_setup = true`` also adds
     ``session_setup_petals`` (PETALS and its variants) or ``session_setup_proposed`` (other placements) to
     every request's first token; ``policy.session_setup`` chooses another one.
     """

@@ -6,7 +6,7 @@ with each server, and one of each server with each other one that it pushes to.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,11 +14,12 @@ from netem.flows import Tcp
 from netem.forwarder_links import SharedLink
 from netem.spec import NO_COURSE
 from nodes import framesizes
+from nodes.clock import on_tick
 from nodes.framesizes import FrameSize
 from policies.links import UNLIMITED_BPS, Link
 from policies.problem import Hop
 from testbed.experiments.courses import courses
-from testbed.experiments.experiment import Experiment, NetworkPart
+from testbed.experiments.experiment import Experiment, NetworkChange, NetworkPart
 from testbed.fast.events import EventQueue
 from testbed.fast.lazy import LazyPipe
 from testbed.fast.lines import Heard, Line, LineState
@@ -80,9 +81,18 @@ class Links:
         self._courses = courses(network.changes, used, 1.0)
         self._present: dict[tuple[str, str], Link] = {}
         """Links that have changed."""
+        self._changed_at_s = 0.0
+        """When links changed last."""
 
-    def change(self, links: Mapping[tuple[str, str], Link]) -> None:
-        """Gives pairs other links from now on."""
+    def follow(self, coming: deque[NetworkChange]) -> None:
+        """Carries out the changes of links that are due, and plans the next one when it is due, as the system does."""
+        while coming and on_tick(coming[0].at_s) <= self._queue.now_s:
+            self._change(coming.popleft().links)
+        if coming:
+            self._queue.at(coming[0].at_s, self.follow, coming)
+
+    def _change(self, links: Mapping[tuple[str, str], Link]) -> None:
+        self._changed_at_s = self._queue.now_s
         for pair, link in links.items():
             if pair not in self._courses:
                 continue
@@ -190,7 +200,7 @@ class Links:
             pipe = LazyPipe(
                 self._queue, f"{source} to {target}", network.links[source, target], route, course
             )
-            pipe.place(self._queue.now_s)
+            pipe.place(self._changed_at_s)
             if (present := self._present.get((source, target))) is not None:
                 pipe.change(present, self._queue.now_s)
             self._pipes[source, target] = pipe

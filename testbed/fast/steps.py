@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from nodes import framesizes
 from nodes.admission import Admission
-from nodes.batching import Batch, Batches, Composition, Step
+from nodes.batching import Batch, Batches, Composition, Step, is_decode
 from nodes.clock import on_tick
 from nodes.framesizes import FrameSize
 from nodes.records import HOP_COLUMNS
@@ -132,8 +132,8 @@ class ChainSession:
     @property
     def delay(self) -> HopDelays:
         part = self.parts[self.part]
-        is_prompt = not part.position or (not self.token and part.n_tokens > 1)
-        return (self.delays.prompt if is_prompt else self.delays.later)[self.at]
+        is_later = is_decode(part.position, part.n_tokens)
+        return (self.delays.later if is_later else self.delays.prompt)[self.at]
 
     def whole_step(self, n_reused: int) -> Part:
         """Returns the present step as hops compute it that have seen all before; ``n_reused`` tokens of the prompt are not computed."""

@@ -34,6 +34,7 @@ TIMES = ("queue_s", "setup_s", "ttft_s", "e2e_s")
 WITHIN_S = 5e-8
 """Sums of instants in another order: nanoseconds. One byte more or less takes 0.8 ns or more, and an acknowledgement 42 ns."""
 HUB_SPOKE, FORWARDING = "hub-spoke", "server-to-server"
+OVERHEADS = {"token_overhead": "30 ms", "input_overhead_base": "5 ms", "input_overhead_per_token": "0.1 ms"}
 
 
 @st.composite
@@ -53,6 +54,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
     ]
     n_servers, n_clients = draw(st.integers(2, 4)), draw(st.integers(1, 3))
     workload = BASE["workload"] | {
+        "arrivals": draw(st.sampled_from(["poisson", "constant"])),
         "rate": draw(st.sampled_from([0.5, 2, 10])),
         "n_input_tokens": draw(st.sampled_from([1, 7, 20, 130, 300])),
         "n_output_tokens": draw(st.integers(4, 12)),
@@ -65,6 +67,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
         "policy": BASE["policy"] | {"communication": draw(st.sampled_from([HUB_SPOKE, FORWARDING]))},
         "compute": {"batching": draw(st.sampled_from(["none", "continuous"]))},
         "tcp": draw(st.sampled_from([{}, {"warm": False}, {"warm": False, "slow_start_after_idle": True}])),
+        "calibration": draw(st.sampled_from([{}, OVERHEADS])),
         "seed": draw(st.integers(0, 9)),
     }
     for add in draw(st.sets(st.sampled_from([uplinks, slower_link, lost_server, little_room]), max_size=2)):
@@ -79,10 +82,15 @@ def uplinks(draw: st.DrawFn, scenario: dict[str, Any]) -> None:
     scenario["sites"] = [*scenario.get("sites", ()), {"name": "B", "up": up, "down": down}]
 
 
+def at_ms(draw: st.DrawFn) -> float:
+    """Any instant, or one at which requests may arrive."""
+    return draw(st.integers(1, 4000).map(lambda ms: ms + 0.0713) | st.sampled_from([500, 1000, 1500, 2000]))
+
+
 def slower_link(draw: st.DrawFn, scenario: dict[str, Any]) -> None:
-    at, for_ = draw(st.integers(0, 3000)), draw(st.integers(1, 3000))
+    at, for_ = at_ms(draw), draw(st.integers(1, 3000) | st.sampled_from([500, 1000]))
     change = draw(st.sampled_from([{"rate": "20 Mbit/s"}, {"rtt": "150 ms"}, {"down": True}]))
-    link = {"at": f"{at}.37 ms", "for": f"{for_} ms", "link": ["B", "C"], **change}
+    link = {"at": f"{at} ms", "for": f"{for_} ms", "link": ["B", "C"], **change}
     scenario["network"] |= {"event": [link]}
 
 
@@ -93,7 +101,7 @@ def lost_server(draw: st.DrawFn, scenario: dict[str, Any]) -> None:
     """
     scenario["tcp"] = {}
     scenario["policy"] |= {"communication": HUB_SPOKE}
-    at = f"{draw(st.integers(1, 4000))}.0713 ms"
+    at = f"{at_ms(draw)} ms"
     scenario["fault"] = [{"kind": "restart", "server": f"small-{draw(st.integers(0, 1))}", "at": at}]
     scenario["recovery"] = {"jitter": 0.2}
 
@@ -134,6 +142,36 @@ def conversations(scenario: dict[str, Any]) -> None:
 @given(scenarios())
 def test_every_request_takes_what_it_takes_in_the_system(scenario: dict[str, Any]) -> None:
     event(assert_alike(scenario))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "network": {
+                "event": [
+                    {"site": "B", "at": at, "rtt": rtt} for at, rtt in (("0.9 s", "90 ms"), ("1 s", "300 ms"))
+                ]
+            }
+        },
+        {
+            "fault": [
+                {"kind": "kill", "server": name, "at": at}
+                for name, at in (("small-3", "0.6 s"), ("small-0", "1 s"))
+            ]
+        },
+        {"decoding": {"drafter": "ngram", "tokens": 3, "acceptance": 0.7}, "calibration": OVERHEADS},
+    ],
+    ids=["links", "servers", "drafts"],
+)
+def test_so_do_those_that_come_with_a_change_and_drafts_with_overheads(changes: dict[str, Any]) -> None:
+    sites = (("A", "B", 40), ("A", "C", 60), ("B", "C", 30), ("B", "B", 4), ("C", "C", 4))
+    pairs = [{"sites": [a, b], "rtt": f"{rtt_ms} ms", "rate": "40 Mbit/s"} for a, b, rtt_ms in sites]
+    lengths = {"arrivals": "constant", "rate": 2, "n_input_tokens": 7, "n_output_tokens": 8}
+    network = {"kind": "clusters", "pairs": pairs} | changes.get("network", {})
+    servers = [*BASE["servers"], *BASE["servers"]]
+    scenario = BASE | {"servers": servers, "workload": BASE["workload"] | lengths}
+    assert_alike(scenario | changes | {"network": network})
 
 
 @pytest.mark.parametrize(("batching", "seed"), [("none", 0), ("none", 3), ("continuous", 4)])

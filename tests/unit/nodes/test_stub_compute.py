@@ -74,12 +74,16 @@ async def test_overheads_are_added_once_per_step_for_the_client_they_belong_to()
     steps = Steps(profile)
     for client in ("far", "near", "odd"):
         steps.start(f"{client} decode", 1, 1, 2, client)
+        steps.start(f"{client} round", 1, 4, 2, client)
         steps.start(f"{client} prefill", 0, 8, 2, client)
     await steps.clock.advance(100)
     assert steps.done_at_s == {
         "near decode": 0.5,
         "odd decode": 0.5,
         "far decode": 0.5 + 0.5,
+        "near round": 5.0,
+        "odd round": 5.0,
+        "far round": 5.0 + 0.5,
         "near prefill": 6.0,
         "odd prefill": 6.0,
         "far prefill": 6.0 + 4.0 + 2.0,
