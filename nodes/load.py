@@ -159,14 +159,17 @@ class LoadGenerator:
         self._held[request.index] = session
 
         async def later() -> None:
-            if self._hold_s is not None and turn.think_s > self._hold_s:
-                await self._clock.sleep_until_s(on_tick(before.at_s + self._hold_s))
-                self.record(Released(request.index, self._clock.now_s()))
-                await session.release()
-            await self._clock.sleep_until_s(at_s)
-            self._arrives(request)
-            del self._held[request.index]
-            await self._serve(request, session)
+            async with contextlib.AsyncExitStack() as at_the_end:
+                if self._hold_s is not None and turn.think_s > self._hold_s:
+                    await self._clock.sleep_until_s(on_tick(before.at_s + self._hold_s))
+                    self.record(Released(request.index, self._clock.now_s()))
+                    # The turn comes when it is due, whether or not the servers have answered by then.
+                    closing = asyncio.ensure_future(session.release())
+                    at_the_end.push_async_callback(lambda: closing)
+                await self._clock.sleep_until_s(at_s)
+                self._arrives(request)
+                del self._held[request.index]
+                await self._serve(request, session)
 
         self._in_background(request.index, later())
 

@@ -67,7 +67,21 @@ GIVES_UP = [
 """A request gives up after a server has refused it; its reason says why."""
 
 
+SOON_AFTER_ITS_CHAIN = [
+    *("cache.prefix=session", "policy.routing=ws-rr", "workload.turns=2", "workload.think_time=0.505 s"),
+    *(
+        "workload.rate=0.5",
+        "workload.n_requests=4",
+        "workload.n_input_tokens=5",
+        "workload.n_output_tokens=2",
+    ),
+    *("hardware.small.memory=250 MB", "seed=0", "cache.hold=0.5 s", "cache.session_tokens=180"),
+]
+"""The next turn comes before the servers have confirmed that the chain which was kept for it is closed."""
+
+
 @example(GIVES_UP, True)
+@example(SOON_AFTER_ITS_CHAIN, True)
 @given(changes(), st.booleans())
 @settings(max_examples=n_drawn(5), deadline=None)
 def test_conversations_take_the_same_times_in_both_engines(found: list[str], is_wide: bool) -> None:
