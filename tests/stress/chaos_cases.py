@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from policies.registry import PAIRS as REGISTERED
 from tests.stress import slow_links
 
 Document = dict[str, Any]
@@ -14,6 +15,8 @@ Document = dict[str, Any]
 
 SITES = ("a", "b", "c")
 PAIRS = ("petals", "proposed", "petals-optimized-rr", "petals-optimized-order", "foresight")
+MORE_PAIRS = tuple(name for name in REGISTERED if "milp" not in name and "rehearsed" not in name)
+"""Those that decide in little time."""
 CANCELS = "cancel"
 """The table of a case that scenarios do not have: requests that are cancelled, and at which times."""
 SLOW = "slow_links"
@@ -31,6 +34,8 @@ _KEPT_RATIO = 0.4
 """Share of the others whose servers keep caches."""
 _DRAFTS_RATIO, _TALKS_RATIO = 0.25, 0.4
 """Shares of all whose clients draft tokens, and of the rest whose requests are turns of conversations."""
+_WIDER_RATIO = 0.15
+"""Share of all for each of the ways in which cases differ from most."""
 _NEAR_S = (-1e-3, -1e-6, 0.0, 1e-9, 1e-6, 1e-3)
 
 
@@ -137,7 +142,65 @@ def draw(seed: int) -> Document:
     one_at_a_time = "hub_history" in document.get("cache", {})
     if document.get("decoding", {}).get("drafter") == "ngram" and not one_at_a_time:
         document["decoding"]["in_flight"] = flight.choice((1, 2, 4))
+    wider = random.Random(f"chaos:{seed}:wider")
+    for add in (_other_policies, _moves, _own_times, *(() if SLOW in document else (_own_links,))):
+        if wider.random() < _WIDER_RATIO:
+            add(document, wider)
     return document
+
+
+def _other_policies(document: Document, rng: random.Random) -> None:
+    """Has any pair of policies that decides in little time, and clients that wait in other ways."""
+    if "name" in document["policy"]:
+        document["policy"]["name"] = rng.choice(MORE_PAIRS)
+    document["recovery"] |= {
+        "retry_first": rng.choice(("0.1 s", "2 s")),
+        "jitter": rng.choice(("0 %", "30 %")),
+        "ban_failed_servers": rng.random() < 0.5,
+    }
+
+
+def _moves(document: Document, rng: random.Random) -> None:
+    """Has servers move all the time, whatever the load: some wait for their sessions, others cut them."""
+    document["policy"] |= {
+        "online": f"tests.support.wandering:{rng.choice(('Draining', 'Cutting'))}",
+        "online_period": rng.choice(("1 s", "5 s")),
+        "load_rate": rng.choice(("100 Gbit/s", "10 Gbit/s")),
+    }
+
+
+def _own_times(document: Document, rng: random.Random) -> None:
+    """Has clients, servers and the calibration take times of their own."""
+    document["calibration"] = {
+        "token_overhead": "30 ms",
+        "input_overhead_base": rng.choice(("1 ms", "90 ms")),
+    }
+    document["compute"]["hub_token"] = rng.choice(("1 ms", "50 ms"))
+    document["hardware"]["drawn"] |= {"step_base": "2 ms", "context_slope": "50 us"}
+    if document["compute"].get("batching") != "continuous":
+        document["hardware"]["drawn"]["contention"] = rng.choice((0, 0.5))
+    if "decoding" in document:
+        document["decoding"]["draft_token"] = "5 ms"
+
+
+def _own_links(document: Document, rng: random.Random) -> None:
+    """Has directions that differ, an uplink that a site's links share, loss, and hidden states that are narrow on the wire."""
+    network = document["network"]
+    for pair in list(network["pairs"]):
+        one, other = pair.pop("sites")
+        rtt_ms = float(pair.pop("rtt").removesuffix(" ms"))
+        pair |= {"from": one, "to": other, "delay": f"{rtt_ms / 2} ms"}
+        if one != other:
+            back = {
+                "from": other,
+                "to": one,
+                "delay": f"{rtt_ms} ms",
+                "rate": rng.choice(("100 kbit/s", "1 Gbit/s")),
+            }
+            network["pairs"].append(back)
+    site = document["servers"][0]["site"]
+    document["sites"] = [{"name": site, "up": rng.choice(("100 kbit/s", "10 Mbit/s")), "down": "10 Mbit/s"}]
+    network |= {"loss": rng.choice(("0 %", "2 %")), "wire": rng.choice(("int8", "fp16"))}
 
 
 def _return_to_caches(document: Document, rng: random.Random) -> None:
@@ -235,6 +298,7 @@ def disturb(seed: int, document: Document, instants: Iterable[float]) -> Documen
         request = rng.randrange(len(document["workload"]["requests"]))
         fault = {"kind": "kill", "server": rng.choice(names), "for": "4 s"}
         faults.append(fault | {"after": {"request": request, "tokens": rng.randint(1, 4)}})
+    _vary(faults, events, len(document["workload"]["requests"]), random.Random(f"chaos:{seed}:varied"))
     if faults:
         disturbed["fault"] = faults
     if events:
@@ -303,6 +367,22 @@ def _event(rng: random.Random, sites: list[str], at: str) -> Document:
     return event | rng.choice(effects)
 
 
+def _vary(faults: list[Document], events: list[Document], n_requests: int, rng: random.Random) -> None:
+    """Has some servers that leave or join do so for a while, other faults come after a token, and links change otherwise."""
+    for fault in faults:
+        if fault["kind"] in ("leave", "join"):
+            if rng.random() < 0.4:
+                fault["for"] = f"{rng.choice((0.5, 5, 30))} s"
+        elif "at" in fault and rng.random() < 0.15:
+            del fault["at"]
+            fault["after"] = {"request": rng.randrange(n_requests), "tokens": rng.randint(1, 4)}
+    for event in events:
+        if "link" in event and rng.random() < 0.5:
+            event["direction"] = "forward"
+        if "partition" not in event and "rtt_factor" not in event and rng.random() < 0.4:
+            event |= rng.choice(({"rtt": "250 ms"}, {"rtt_to": "400 ms"}))
+
+
 def with_last_requests(document: Document, quiet_from_s: float) -> Document:
     """Returns the case with two more requests, long after all disturbances: the servers that are up must
     serve them.
@@ -339,7 +419,7 @@ def smaller(document: Document) -> Iterator[Document]:
                     continue
                 del inner[path[-1]]
             yield copied
-    for key in ("membership", "backoff", "compute", "decoding"):
+    for key in ("membership", "backoff", "compute", "decoding", "calibration", "sites"):
         if key in document:
             yield {name: value for name, value in document.items() if name != key}
     for key in ("online", "state_age"):
