@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -29,6 +30,8 @@ from testbed.rundir import (
     process_start,
     remove_scratch_of,
     replacing,
+    scratch,
+    scratch_folders,
     write_json,
     write_text,
 )
@@ -324,3 +327,16 @@ def test_a_killed_process_s_temporary_folders_are_removed_and_no_others(
     sleeper.wait()
     remove_scratch_of(sleeper.pid)
     assert [folder.exists() for folder in folders] == [False, True, True]
+
+
+def test_a_temporary_folder_that_cannot_be_removed_costs_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with scratch("study"):
+        monkeypatch.setattr(os, "rmdir", fails)
+    assert scratch_folders(), "`testbed clean` removes it"
