@@ -45,9 +45,9 @@ LEADERBOARD = "leaderboard.parquet"
 """File of the folder of a leaderboard (`testbed score --all`), beside ``STUDY_PAGE``."""
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """The pid namespace in which Linux starts, from where all others are seen."""
-SCRATCH = ("links", "virtual", "study", "agent")
+SCRATCH = ("links", "virtual", "study", "agent", "page")
 """Kinds of temporary folders: of ``testbed links``, of simulations by the engine ``virtual``, of simulated or
-measured runs of a study, of agents on other machines."""
+measured runs of a study, of agents on other machines, of ``testbed view`` with a page's secret."""
 
 
 def parquet_path(path: Path) -> Path:
