@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import subprocess
 import tomllib
 from functools import cache
@@ -59,16 +60,20 @@ def code_version() -> str:
 def commit() -> str | None:
     """Return the git commit of the checkout that this code is in, with "-dirty" if files were changed since.
 
-    None if the code is not in a checkout of its own, or git cannot be asked.
+    None if the code is not in a checkout of its own, or git cannot be asked. Nothing is written to the checkout: a
+    killed git would leave its lock there, and every later command of git that writes would fail.
     """
     if not (_CHECKOUT / ".git").exists():
         return None
-    ask = ["git", "-C", str(_CHECKOUT), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+    ask = ["git", "--no-optional-locks", "-C", str(_CHECKOUT), "status", "--porcelain=v2", "--branch", "-uno"]
     try:
         asked = subprocess.run(ask, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return asked.stdout.strip()
+    found = re.search(r"^# branch\.oid ([0-9a-f]+)$", asked.stdout, re.MULTILINE)
+    if found is None:  # nothing has been committed
+        return None
+    return found[1] + ("-dirty" if re.search("^[^#]", asked.stdout, re.MULTILINE) else "")
 
 
 def project_version() -> str:

@@ -11,12 +11,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from testbed.errors import UserError
+from testbed.errors import RunError, UserError
 
 OWNER = "owner.json"
 NETWORK = "network.json"
@@ -45,9 +45,9 @@ LEADERBOARD = "leaderboard.parquet"
 """File of the folder of a leaderboard (`testbed score --all`), beside ``STUDY_PAGE``."""
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """The pid namespace in which Linux starts, from where all others are seen."""
-SCRATCH = ("links", "virtual", "study", "agent")
+SCRATCH = ("links", "virtual", "study", "agent", "page")
 """Kinds of temporary folders: of ``testbed links``, of simulations by the engine ``virtual``, of simulated or
-measured runs of a study, of agents on other machines."""
+measured runs of a study, of agents on other machines, of ``testbed view`` with a page's secret."""
 
 
 def parquet_path(path: Path) -> Path:
@@ -117,11 +117,22 @@ def check_writable(out: Path, option: str = "--out") -> None:
 
 @contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """Yield a temporary folder of a ``SCRATCH`` kind; `testbed clean` removes those of killed processes."""
+    """Yield a temporary folder of a ``SCRATCH`` kind; `testbed clean` removes those of killed processes.
+
+    Raises ``RunError`` if it cannot be made.
+    """
     assert kind in SCRATCH, kind
-    with tempfile.TemporaryDirectory(prefix=f"testbed-{kind}-{os.getpid()}-") as folder:
-        claim(Path(folder))
-        yield Path(folder)
+    prefix = f"testbed-{kind}-{os.getpid()}-"
+    with ExitStack() as stack:
+        try:
+            made = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(made))
+            claim(folder)
+        except OSError as error:
+            raise RunError(
+                f"cannot make a temporary folder: {error.strerror}; make room for it, or name another place in TMPDIR"
+            ) from error
+        yield folder
 
 
 def scratch_folders() -> list[Path]:

@@ -173,8 +173,12 @@ def check_weights(folder: Path, n_blocks: int) -> None:
 
 def _kinds(path: Path) -> dict[str, str]:
     """Returns the type of every tensor in a file, by safetensors' names. Reads no tensor. Raises ``ComputeError``."""
-    from safetensors import SafetensorError, safe_open
-
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError:
+        raise ComputeError(
+            f"reading {path} needs safetensors: pip install '.[blocks]' in the checkout"
+        ) from None
     try:
         with safe_open(path, framework="np") as file:
             return {tensor: file.get_slice(tensor).get_dtype() for tensor in file.keys()}  # noqa: SIM118 - no mapping
@@ -198,7 +202,7 @@ def _read_object(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ComputeError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ComputeError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ComputeError(f"{path} holds no JSON object")

@@ -28,6 +28,7 @@ from testbed.runtime.signals import outside_loop
 from testbed.studies.sweep.axes import POLICY, Axis, checked_axis, value_range
 from testbed.studies.sweep.command import Measured, Shown, measured, workers_of, write_study
 from testbed.studies.sweep.contrast import Cell, baselines, cells_of
+from testbed.studies.sweep.disk import writing
 from testbed.studies.sweep.documents import baseline_of, header_and_rows, notes
 from testbed.studies.sweep.executors import LOCAL
 from testbed.studies.sweep.kept import REQUESTS
@@ -381,7 +382,8 @@ def _requests(folder: Path, study: Study, results: Measured, chosen: Chosen) -> 
         return None
     path = folder / REQUESTS
     if not path.exists():
-        results.kept.write(path, results.rows, study.axes)
+        with writing(path):
+            results.kept.write(path, results.rows, study.axes)
     return _labelled(pq.read_table(parquet_path(path)), chosen)
 
 

@@ -48,7 +48,7 @@ def read_config(checkpoint: str) -> dict[str, Any]:
     except FileNotFoundError:
         what = "is not a checkpoint: it has no config.json" if folder.is_dir() else "does not exist"
         raise UserError(f"{checkpoint} {what}; give another folder") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} is not a model's configuration: it must hold a JSON object")

@@ -53,6 +53,18 @@ def keep_inputs(out: Path, call: Mapping[str, Any], read: FilesRead) -> None:
 
     Of a policy all modules are copied that it imports from its own folder or package.
     """
+    temporary = out / f"{INPUTS}{HALF_WRITTEN}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        _copy_inputs(temporary, call, read)
+        shutil.rmtree(out / INPUTS, ignore_errors=True)
+        temporary.rename(out / INPUTS)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _copy_inputs(to: Path, call: Mapping[str, Any], read: FilesRead) -> None:
+    """Copy what was ``read`` into the new folder ``to``. Raises ``OSError``."""
     ours = Path(str(resources.files("scenarios"))).absolute()
     files = {path: _whole(path) for path in read.files}
     of_ours = {path for path in files.values() if path.is_relative_to(ours)}
@@ -71,13 +83,11 @@ def keep_inputs(out: Path, call: Mapping[str, Any], read: FilesRead) -> None:
             kept |= sources
             roots.append(root)
     top = Path(os.path.commonpath([here, *roots, *(path.parent for path in kept)]))
-    temporary = out / f"{INPUTS}{HALF_WRITTEN}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    (temporary / FILES / here.relative_to(top)).mkdir(parents=True)
+    (to / FILES / here.relative_to(top)).mkdir(parents=True)
     for path in sorted(kept):
-        copy_file(path, temporary / FILES / path.relative_to(top))
+        copy_file(path, to / FILES / path.relative_to(top))
     for path in sorted(shipped):
-        copy_file(path, temporary / SHIPPED / path.relative_to(ours))
+        copy_file(path, to / SHIPPED / path.relative_to(ours))
     inputs = Inputs(
         dict(call),
         str(here.relative_to(top)),
@@ -86,9 +96,7 @@ def keep_inputs(out: Path, call: Mapping[str, Any], read: FilesRead) -> None:
         {str(path.relative_to(ours)): digest_of_file(path) for path in sorted(shipped)},
         installed,
     )  # fmt: skip
-    write_json(temporary / CALL, msgspec.to_builtins(inputs))
-    shutil.rmtree(out / INPUTS, ignore_errors=True)
-    temporary.rename(out / INPUTS)
+    write_json(to / CALL, msgspec.to_builtins(inputs))
 
 
 def keep_policies(run_dir: Path, experiment: Experiment) -> None:

@@ -8,7 +8,6 @@ import html
 import secrets
 import signal
 import socket
-import tempfile
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from testbed.errors import UserError
 from testbed.page.feed import Feed
 from testbed.page.others import read_others
 from testbed.page.serve import PageServer, address_of, bind
-from testbed.rundir import LEADERBOARD, OWNER, STUDY_PAGE, not_a_run
+from testbed.rundir import LEADERBOARD, OWNER, STUDY_PAGE, not_a_run, scratch
 
 DEFAULT_PORT = 8765
 _TEXT_BROWSERS = ("www-browser", "lynx", "w3m", "links", "elinks")
@@ -98,8 +97,8 @@ def _shown(url: str) -> Iterator[None]:
     The browser gets the path of a file that only this user can read, and that redirects to ``url``. Other
     users could read the url, and so the page's secret, in the arguments of the browser's process.
     """
-    with tempfile.TemporaryDirectory(prefix="testbed-page-") as folder:
-        leading = Path(folder) / "page.html"
+    with scratch("page") as folder:
+        leading = folder / "page.html"
         place = html.escape(url)
         leading.write_text(
             f'<!doctype html><meta http-equiv=refresh content="0; url={place}">', encoding="utf-8"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from testbed.cli.options import changes
 from testbed.control.placing import place_experiment
 from testbed.errors import UserError
 from testbed.experiments import load_experiment
+from testbed.experiments.checkpoints import read_config, require_weights
 from testbed.experiments.experiment import Experiment
 from testbed.experiments.families import make_config
 from testbed.inspect.machine import _blocks_rows
@@ -152,6 +154,27 @@ def test_a_checkpoint_that_servers_would_refuse_is_shown_as_such_and_not_measure
     with pytest.raises(UserError, match=re.escape(words)):
         fitted(folder, None, [])
     assert "measuring" not in capsys.readouterr().err
+
+
+def test_weights_are_not_checked_without_safetensors_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    folder = config_file(tmp_path, **LLAMA)
+    (tmp_path / "model.safetensors").touch()
+    answer, _ = show_command(folder, None, None)
+    assert answer["problem"].endswith(
+        "model.safetensors needs safetensors: pip install '.[blocks]' in the checkout"
+    )
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_checkpoints_file_that_is_nested_too_deeply_is_one_sentence(name: str, tmp_path: Path) -> None:
+    folder = config_file(tmp_path, **LLAMA)
+    (tmp_path / name).write_text(100_000 * "[")
+    with pytest.raises(UserError, match=rf"{name} .*recursion"):
+        read_config(folder)
+        require_weights(folder, 2)
 
 
 def test_the_sizes_of_a_checkpoint_are_a_range_where_blocks_differ(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from netem.probe import probe_rootless
 from testbed import rundir
 from testbed.errors import RunError, UserError
 from testbed.experiments import load_experiment
+from testbed.page import view
 from testbed.page.report import write_report
 from testbed.records.events import EVENTS, goes_on
 from testbed.records.plan import is_simulated
@@ -29,6 +31,8 @@ from testbed.rundir import (
     process_start,
     remove_scratch_of,
     replacing,
+    scratch,
+    scratch_folders,
     write_json,
     write_text,
 )
@@ -324,3 +328,27 @@ def test_a_killed_process_s_temporary_folders_are_removed_and_no_others(
     sleeper.wait()
     remove_scratch_of(sleeper.pid)
     assert [folder.exists() for folder in folders] == [False, True, True]
+
+
+def test_clean_finds_the_folder_with_a_pages_secret_of_a_killed_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    opened: list[str] = []
+    monkeypatch.setattr(view, "_open", opened.append)
+    with view._shown("http://127.0.0.1/#token=x"):
+        assert opened == [(folder / "page.html").as_uri() for folder in scratch_folders()]
+    assert not scratch_folders()
+
+
+def test_a_temporary_folder_that_cannot_be_removed_costs_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with scratch("study"):
+        monkeypatch.setattr(os, "rmdir", fails)
+    assert scratch_folders(), "`testbed clean` removes it"

@@ -10,6 +10,7 @@ import csv
 import gzip
 import math
 import re
+import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from configparser import ConfigParser
@@ -80,7 +81,7 @@ def _tuples(folder: Path, name: str) -> Iterator[tuple[str, Any]]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield f"{path}, line {number}", _literal(f"{path}, line {number}", line)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 

@@ -182,5 +182,7 @@ def _read_reference(path: Path) -> Reference | None:
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=Reference)
-    except msgspec.DecodeError as error:
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UserError(f"{path}: is no table of reference figures ({error}); make it again") from None

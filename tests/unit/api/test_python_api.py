@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from policies.wsrr import WsRr
 from testbed.cli.main import app
 from testbed.errors import TestbedError
 from testbed.records.base import data_of
+from tests.support.full_disk import files_no_longer_than
 
 SMALL = {"workload.n_requests": 6, "workload.rate": 0.5, "workload.n_output_tokens": 8}
 
@@ -293,6 +295,25 @@ def test_without_a_folder_nothing_is_left_and_all_is_there(
     ran = tb.simulate(small, engine=engine, seed=4)
     assert ran.path is None and not list(tmp_path.iterdir())
     assert ran.requests.num_rows == 6 and ran.hops.num_rows > 6 and ran.seed == 4
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "ask", "sentence"),
+    [
+        (10, tb.simulate, "cannot make a temporary folder: File too large; make room for it"),
+        (10, tb.sweep, "cannot make a temporary folder: File too large; make room for it"),
+        (
+            8_000,
+            lambda small: tb.sweep(small, runs=1, jobs=1, keep="requests"),
+            r"requests\.parquet: cannot be written \(",
+        ),
+    ],
+)
+def test_a_full_disk_for_temporary_files_is_one_sentence(
+    small: tb.Scenario, n_bytes: int, ask: Callable[[tb.Scenario], Any], sentence: str
+) -> None:
+    with files_no_longer_than(n_bytes), pytest.raises(tb.RunError, match=sentence):
+        ask(small)
 
 
 def test_the_reference_engine() -> None:

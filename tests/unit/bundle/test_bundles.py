@@ -21,7 +21,8 @@ from policies.cgbp import CgBp
 from policies.wsrr import WsRr
 from testbed.cli.main import app
 from testbed.errors import RunError, UserError
-from testbed.experiments.inputs import INPUTS, read_inputs, sources_of
+from testbed.experiments.filesread import FilesRead
+from testbed.experiments.inputs import INPUTS, keep_inputs, read_inputs, sources_of
 from testbed.studies.bundle import command
 from testbed.studies.bundle.again import unpacked
 from testbed.studies.bundle.command import bundle_command
@@ -386,6 +387,22 @@ def test_a_command_of_another_version_is_one_sentence(bundle: Path) -> None:
     path.write_text("{}")
     with pytest.raises(UserError, match="holds no inputs that this version reads"):
         reproduce_bundle(_sealed(bundle), 1)
+
+
+def test_a_full_disk_leaves_the_earlier_inputs_and_no_part_of_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scenario, out = Path("mine.toml"), Path("out")
+    out.mkdir()
+    read = FilesRead(files={scenario})
+    scenario.write_text("before")
+    keep_inputs(out, {}, read)
+    scenario.write_text(2_000 * "after ")
+    with files_no_longer_than(5_000), pytest.raises(OSError, match="File too large"):
+        keep_inputs(out, {}, read)
+    assert list(out.iterdir()) == [out / INPUTS]
+    assert (out / INPUTS / "files" / scenario).read_text() == "before"
 
 
 def test_a_link_that_somebody_puts_among_the_inputs_is_not_followed(project: Path, tmp_path: Path) -> None:

@@ -73,9 +73,14 @@ def test_the_commit_is_that_of_the_checkout_and_says_whether_files_have_changed(
         (tmp_path / "file").write_text("one")
         git("init", "-q")
         git("add", "file")
+        codeversion.commit.cache_clear()
+        assert codeversion.commit() is None
         git("commit", "-q", "-m", "one")
+        os.utime(tmp_path / "file", (1, 1))  # of which git would take note
+        before = (tmp_path / ".git" / "index").read_bytes()
         codeversion.commit.cache_clear()
         assert codeversion.commit() == git("rev-parse", "HEAD")
+        assert (tmp_path / ".git" / "index").read_bytes() == before, "a killed git would leave its lock"
         (tmp_path / "file").write_text("two")
         codeversion.commit.cache_clear()
         assert codeversion.commit() == git("rev-parse", "HEAD") + "-dirty"

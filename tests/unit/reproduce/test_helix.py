@@ -132,6 +132,15 @@ def test_what_is_wrong_is_said_in_one_sentence(files: Path, name: str, text: str
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("n_kept", (5, 10, 30))
+def test_a_packed_file_that_is_broken_is_one_sentence(files: Path, n_kept: int) -> None:
+    (files / "events.txt").unlink()
+    packed = gzip.compress(1000 * b"(1.0, 0, 'out', 'prompt', 0, 4)\n")
+    (files / "events.txt.gz").write_bytes(packed[:n_kept] + 40 * b"\xff")
+    with pytest.raises(UserError, match=r"events\.txt\.gz cannot be read: "):
+        run(files)
+
+
 def test_a_missing_file_and_a_warm_up_that_leaves_nothing_are_refused(files: Path) -> None:
     with pytest.raises(UserError, match="leaves nothing"):
         run(files, 100.0)

@@ -183,6 +183,13 @@ def test_bad_suites_and_policies_get_a_sentence(suite: Path) -> None:
     (bare / "suite.toml").write_text((suite / "suite.toml").read_text().replace("own.toml", "clustered"))
     with pytest.raises(UserError, match="has no figures of few; make them with"):
         score(bare, "proposed")
+    (bare / "reference.json").symlink_to("/proc/self/mem")
+    with pytest.raises(UserError, match=r"reference\.json: cannot be read: Input/output error"):
+        read_suite("bare")
+    (bare / "reference.json").unlink()
+    (bare / "reference.json").write_text(10_000 * '{"a":')
+    with pytest.raises(UserError, match=r"reference\.json: is no table of reference figures"):
+        read_suite("bare")
     (bare / "suite.toml").write_text((suite / "suite.toml").read_text().replace('"small"', '"geo-3"'))
     with pytest.raises(UserError, match="geo-3 is a shipped suite, which is another one"):
         read_suite("bare")
