@@ -103,9 +103,12 @@ def _beginnings(plan: RequestPlan, *, is_over: bool) -> Iterator[tuple[Hashable,
 
 
 def is_held(placement: Placement, hops: Sequence[Hop]) -> bool:
-    """Returns whether the servers of ``hops`` still hold their blocks."""
+    """Returns whether a new session may take the chain: its servers still hold their blocks, and none behind them.
+
+    The hops that replaced a lost server's may end earlier than their server's range, which those of a new chain may not.
+    """
     ranges = placement.ranges
-    return bool(hops) and all(ranges[j].first <= first and last <= ranges[j].last for j, first, last in hops)
+    return bool(hops) and all(ranges[j].first <= first and last == ranges[j].last for j, first, last in hops)
 
 
 def saved_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], n_reused: int) -> float:

@@ -184,9 +184,10 @@ class Coordinator:
         return route
 
     def _held(self, index: int, route: Route | None, n_done: int) -> Route | None:
-        """Add the hops of ``route`` to those that the session has kept, and return ``route``."""
+        """Add the hops of ``route`` to those that the session has kept, in the order of their blocks, and return ``route``."""
         if route is not None:
-            self._hold(index, self._left(index, n_done), (*self._chains.get(index, ()), *route.hops))
+            hops = sorted((*self._chains.get(index, ()), *route.hops), key=lambda hop: hop.first)
+            self._hold(index, self._left(index, n_done), tuple(hops))
         return route
 
     def _routed(

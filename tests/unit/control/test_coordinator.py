@@ -74,6 +74,25 @@ def test_a_lost_range_is_covered_exactly_and_only_its_cache_changes_hands(now: N
     assert not any(used(of))
 
 
+@pytest.mark.parametrize("routing", ["sticky", "prefix-aware"])
+def test_the_next_turn_may_return_to_a_chain_whose_first_hop_was_replaced(now: Now, routing: str) -> None:
+    policy = ["policy.placement=petals", f"policy.routing={routing}"]
+    experiment = load_experiment("churn", [*policy, "workload.turns=2", 'cache.prefix="shared"'])
+    of = Coordinator(experiment, place_experiment(experiment), now)
+    first, *rest = chain(of, 0)
+    of.membership.ends(first.server, 0.0)
+    answer = of.reroute(0, first.first, first.last, 3)
+    assert answer is not None
+    of.completed(0)
+    of.release(0)
+    assert of._prefixes is not None and of.requests[1].turn is not None
+    assert of._prefixes.asking(of.requests[1], 100.0).own == (*answer.hops, *rest)
+    now.at_s = 100.0
+    held = of.placement.ranges
+    for hops in (chain(of, 1), chain(of, 3)):
+        assert [hop.last for hop in hops] == [held[hop.server].last for hop in hops]
+
+
 def test_a_server_that_failed_one_client_is_left_out_for_it_until_its_ban_ends_or_it_serves(
     now: Now,
 ) -> None:

@@ -42,7 +42,8 @@ def test_sticky_returns_to_the_chain_of_the_last_turn_while_it_has_room() -> Non
     state.open("other", FAR, 1000.0, 50.0)
     found = router.route(REQUEST, state, 0.0)
     assert found is not None and found.hops == NEAR
-    for asking in (None, Asking((), ()), Asking((Hop(1, 0, 5),), ())):
+    ends_early = Hop(0, 0, 2), Hop(1, 2, 4)  # where it replaced a lost one
+    for asking in (None, Asking((), ()), Asking((Hop(1, 0, 5),), ()), Asking(ends_early, ())):
         assert router.route(REQUEST, state_of(asking), 0.0) == WsRr().bind(problem, placement).route(
             REQUEST, state_of(None), 0.0
         )
