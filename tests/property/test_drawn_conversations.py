@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
+from pytest import approx
 
 from testbed.experiments import load_experiment
 from testbed.simulator.cases import Case
@@ -98,3 +99,72 @@ def test_conversations_take_the_same_times_in_both_engines(found: list[str], is_
         check_same(fast.rows, virtual.rows, 2e-9)
     elif not any(row.n_rejections or row.n_preemptions for row in virtual.rows):
         check_same(fast.rows, virtual.rows, 3e-3)
+
+
+SPARED = SMALL.replace('name = "proposed"', 'placement = "cg-bp"').replace(
+    'hardware = "small"\nsite', 'hardware = "small"\ncount = 2\nsite'
+)
+SPARED = SPARED.replace(
+    "pairs = [",
+    """pairs = [
+    { sites = ["B", "B"], rtt = "1 ms", rate = "1 Gbit/s" },
+    { sites = ["C", "C"], rtt = "1 ms", rate = "1 Gbit/s" },""",
+)
+"""Four servers, of which any one can be spared."""
+
+
+@st.composite
+def disturbed(draw: st.DrawFn) -> list[str]:
+    """Conversations that return to kept caches, and servers that are killed."""
+    killed = draw(st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True))
+    faults = ", ".join(
+        f'{{kind = "kill", server = "small-{server}", at = "{draw(st.integers(1, 1200))}0 ms", '
+        f'for = "{draw(st.sampled_from([1, 4, 15]))} s"}}'
+        for server in killed
+    )
+    found = [
+        f"fault=[{faults}]",
+        f"policy.communication={draw(st.sampled_from(['hub-spoke', 'server-to-server']))}",
+        f"policy.routing={draw(st.sampled_from(['sticky', 'prefix-aware', 'foresight']))}",
+        f"workload.turns={draw(st.integers(2, 4))}",
+        f"workload.think_time={draw(st.sampled_from([0, 0.05, 2]))} s",
+        f"workload.rate={draw(st.sampled_from([0.5, 3]))}",
+        f"workload.n_requests={draw(st.integers(6, 12))}",
+        f"workload.n_input_tokens={draw(st.sampled_from([5, 20]))}",
+        f"workload.n_output_tokens={draw(st.sampled_from([5, 30]))}",
+        f"seed={draw(st.integers(0, 99))}",
+        "cache.prefix=shared",
+    ]
+    for option in (["compute.batching=continuous"], ["cache.mode=paged", "cache.high_water=0.95"]):
+        found += option if draw(st.booleans()) else []
+    return found
+
+
+RETURNS_TO_A_REPLACED_HOP = [
+    'fault=[{kind = "kill", server = "small-0", at = "18 ms", for = "4 s"}]',
+    *("policy.communication=hub-spoke", "policy.routing=prefix-aware", "workload.turns=4"),
+    *("workload.think_time=2 s", "workload.rate=3", "workload.n_requests=10", "workload.n_input_tokens=20"),
+    *("workload.n_output_tokens=30", "seed=47", "cache.prefix=shared"),
+]
+"""The next turn returns to a chain whose first hop was replaced."""
+
+
+@example(RETURNS_TO_A_REPLACED_HOP)
+@given(disturbed())
+@settings(max_examples=n_drawn(4), deadline=None)
+def test_conversations_go_on_where_servers_were_lost(found: list[str]) -> None:
+    """With the same chains in both engines, and the same times but for some bytes of frames."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "talk.toml"
+        path.write_text(SPARED, encoding="utf-8")
+        case = Case(load_experiment(str(path), found))
+    fast, virtual = (simulate(case, "testbed", is_virtual=is_virtual) for is_virtual in (False, True))
+    event(f"recovered: {any(row.n_recoveries for row in virtual.rows)}")
+    event(f"reused: {any(row.n_cached_tokens for row in virtual.rows)}")
+    for row, other in zip(fast.rows, virtual.rows, strict=True):
+        assert (row.status, row.chain, row.n_cached_tokens) == (
+            other.status,
+            other.chain,
+            other.n_cached_tokens,
+        )
+        assert row.ended_at_s == approx(other.ended_at_s, abs=3e-3)
