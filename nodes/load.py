@@ -159,17 +159,20 @@ class LoadGenerator:
         self._held[request.index] = session
 
         async def later() -> None:
-            async with contextlib.AsyncExitStack() as at_the_end:
+            closing: asyncio.Task[None] | None = None
+            try:
                 if self._hold_s is not None and turn.think_s > self._hold_s:
                     await self._clock.sleep_until_s(on_tick(before.at_s + self._hold_s))
                     self.record(Released(request.index, self._clock.now_s()))
                     # The turn comes when it is due, whether or not the servers have answered by then.
-                    closing = asyncio.ensure_future(session.release())
-                    at_the_end.push_async_callback(lambda: closing)
+                    closing = asyncio.create_task(session.release())
                 await self._clock.sleep_until_s(at_s)
                 self._arrives(request)
                 del self._held[request.index]
                 await self._serve(request, session)
+            finally:
+                if closing is not None:
+                    await closing
 
         self._in_background(request.index, later())
 

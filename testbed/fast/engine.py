@@ -136,7 +136,7 @@ class _Run:
         self._send = Sending(queue, experiment.problem, self._links)
         if self._links is not None:
             self._times = IdleTimes(experiment, self._links)
-            queue.at(0.0, self._links.follow, deque(experiment.network.changes))
+            queue.at(0.0, self._links.follow, experiment.network.changes)
         if by_steps:
             self._free_at = queue.at
             problem, batches = experiment.problem, None

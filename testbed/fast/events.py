@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
@@ -51,6 +52,13 @@ class EventQueue:
         assert at_s >= self.now_s, f"an event for {at_s} s was planned at {self.now_s} s"
         heappush(self._heap, (at_s, self.next_number() - _FIRST, call, args))
         return at_s
+
+    def one_by_one(self, coming: deque[tuple[float, Callable[[], object]]]) -> None:
+        """Call those that are due, by ascending times in seconds, and plan the next one: each when the one before has come."""
+        while coming and on_tick(coming[0][0]) <= self.now_s:
+            coming.popleft()[1]()
+        if coming:
+            self.at(coming[0][0], self.one_by_one, coming)
 
     def run(self, until_s: float = math.inf) -> None:
         """Carry out all events, one after another, until ``stop`` is called or one was carried out after ``until_s``."""

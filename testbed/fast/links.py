@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from netem.flows import Tcp
 from netem.forwarder_links import SharedLink
 from netem.spec import NO_COURSE
 from nodes import framesizes
-from nodes.clock import on_tick
 from nodes.framesizes import FrameSize
 from policies.links import UNLIMITED_BPS, Link
 from policies.problem import Hop
@@ -84,12 +84,11 @@ class Links:
         self._changed_at_s = 0.0
         """When links changed last."""
 
-    def follow(self, coming: deque[NetworkChange]) -> None:
-        """Carries out the changes of links that are due, and plans the next one when it is due, as the system does."""
-        while coming and on_tick(coming[0].at_s) <= self._queue.now_s:
-            self._change(coming.popleft().links)
-        if coming:
-            self._queue.at(coming[0].at_s, self.follow, coming)
+    def follow(self, changes: Sequence[NetworkChange]) -> None:
+        """Gives pairs other links when that is due, one change planned after another, as in the system."""
+        self._queue.one_by_one(
+            deque((change.at_s, partial(self._change, change.links)) for change in changes)
+        )
 
     def _change(self, links: Mapping[tuple[str, str], Link]) -> None:
         self._changed_at_s = self._queue.now_s

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from nodes.admission import Admission
-from nodes.clock import on_tick
 from nodes.messages import A, Drain, Message, Question
 from policies.problem import BlockRange
 from testbed.control.coordinator import Coordinator
@@ -147,11 +147,12 @@ class Machines:
             _Server(j, server.name, j not in experiment.faults.absent, self)
             for j, server in enumerate(experiment.problem.servers)
         ]
-        self._coming: deque[tuple[float, Fault]] = deque()
+        coming: deque[tuple[float, Callable[[], None]]] = deque()
         for at_s, _, fault in sorted((f.at_s, n, f) for n, f in enumerate(experiment.faults.planned)):
             assert at_s is not None, "a fault after a token is not carried out here"
-            self._coming.append((at_s, fault))
-        self._plan_next()
+            coming.append((at_s, partial(self._apply, fault, at_s)))
+        if coming:
+            queue.at(coming[0][0], queue.one_by_one, coming)
 
     def failed_at_s(self, server: int) -> float:
         """Returns when a server last ended; -inf if it never did."""
@@ -160,17 +161,6 @@ class Machines:
     def write(self, event: RecoveryEvent) -> None:
         """Adds what has happened to a session that lost its server."""
         self.events.append(event)
-
-    def _plan_next(self) -> None:
-        """Plans the next fault: each when the one before has come, as the system does."""
-        if self._coming:
-            self.queue.at(self._coming[0][0], self._apply_due)
-
-    def _apply_due(self) -> None:
-        while self._coming and on_tick(self._coming[0][0]) <= self.queue.now_s:
-            at_s, fault = self._coming.popleft()
-            self._apply(fault, at_s)
-        self._plan_next()
 
     def _apply(self, fault: Fault, at_s: float) -> None:
         kind, server = KINDS[fault.kind], self._servers[fault.server]

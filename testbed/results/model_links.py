@@ -7,7 +7,6 @@ simulator's (``testbed.fast``): they are used where short messages overtake the 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -151,7 +150,7 @@ class _InParts:
         order = order[messages.sender[order] != messages.receiver[order]]
         columns = messages.sent_at_s, messages.sender, messages.receiver, messages.size
         self._coming = zip(order.tolist(), *(column[order].tolist() for column in columns), strict=True)
-        self._links.follow(deque(self._changes))
+        self._links.follow(self._changes)
         self._plan_next()
         for record in requests:
             for number, (chain, refusal, at_s) in enumerate(record.attempts):
