@@ -66,6 +66,8 @@ class LogReader:
         self._path = path
         self._read_bytes = 0
         self._is_broken = False
+        self.has_unknown_record = False
+        """Whether reading ended at a whole record that this code does not write: other code wrote it, or it is damaged."""
 
     def __iter__(self) -> Iterator[AnyRecord]:
         with open(self._path, "rb") as file:
@@ -92,8 +94,10 @@ class LogReader:
                 record = _records.decode(memoryview(data)[begin:end])
             except msgpack.OutOfData:
                 return
-            except (ValueError, msgspec.DecodeError):
+            except (ValueError, msgspec.DecodeError) as error:
                 self._is_broken = True  # such as zeros after a power loss: what follows cannot be trusted
+                is_whole = isinstance(error, msgspec.ValidationError)
+                self.has_unknown_record = is_whole and isinstance(msgpack.unpackb(data[begin:end]), list)
                 return
             yield end, record
             begin = end

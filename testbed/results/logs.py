@@ -33,7 +33,9 @@ from nodes.records import (
     Token,
 )
 from policies.problem import Hop
+from testbed.codeversion import rules_digest
 from testbed.errors import UserError
+from testbed.experiments.provenance import read_provenance
 from testbed.records.events import (
     OF_FAULTS,
     FaultEvent,
@@ -177,7 +179,7 @@ class RunRecords:
 def read_logs(run_dir: Path) -> RunRecords:
     """Read every complete record of every client's log. An unreadable end of a log is dropped and counted.
 
-    Raises ``UserError`` if a log cannot be read at all.
+    Raises ``UserError`` if a log cannot be read at all, or other code wrote it in another form.
     """
     requests: dict[int, RequestRecord] = {}
     hops, dropped = LoggedHops(), 0
@@ -189,6 +191,8 @@ def read_logs(run_dir: Path) -> RunRecords:
             dropped += log.unread_bytes
         except OSError as error:
             raise UserError(f"cannot read {path} ({error.strerror}); copy the whole run again") from error
+        if log.has_unknown_record:
+            _check_code(run_dir, path)
     return RunRecords(
         [requests[i] for i in sorted(requests)],
         dropped,
@@ -198,6 +202,16 @@ def read_logs(run_dir: Path) -> RunRecords:
         read_events(run_dir, SessionReplayed),
         read_events(run_dir, Moved),
     )
+
+
+def _check_code(run_dir: Path, log: Path) -> None:
+    """Raise ``UserError`` if other code than this has made the run; tables made from what can be read would lack the rest."""
+    made = read_provenance(run_dir)
+    if made.get("code_sha256") != rules_digest():
+        raise UserError(
+            f"{log} has records that this version of the testbed cannot read; rebuild the run's tables with the version that "
+            f"made it ({made.get('code', 'not recorded')})"
+        )
 
 
 def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyRecord) -> None:

@@ -1,7 +1,10 @@
 import pytest
 
 from nodes.records import Routed
+from testbed.errors import UserError
+from testbed.experiments.provenance import PROVENANCE, provenance
 from testbed.results.logs import read_logs
+from testbed.rundir import write_json
 from tests.unit.results.conftest import MakeRun
 
 CHAIN = [(0, 0, 4)]
@@ -20,15 +23,33 @@ def test_a_record_that_a_kill_cut_short_is_dropped_and_its_bytes_are_counted(mak
     assert [token.token for token in records.requests[0].tokens] == [0, 1]
 
 
-@pytest.mark.parametrize("tail", [b"\0" * 64, b"\xc1garbage", b"\x93\xa5other\x01\x02"])
+UNKNOWN = b"\x93\xa5other\x01\x02"
+"""A whole record, but none that this code writes."""
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 64, b"\xc1garbage", UNKNOWN])
 def test_bytes_at_the_end_that_are_no_record_are_dropped_and_counted(make_run: MakeRun, tail: bytes) -> None:
     run = make_run()
     run.serve(0, 0.0, CHAIN)
     log = run.path / "events" / "c0.log"
     log.write_bytes(log.read_bytes() + tail)
+    write_json(run.path / PROVENANCE, provenance())
     records = read_logs(run.path)
     assert records.dropped_bytes == len(tail)
     assert records.requests[0].status == "completed"
+
+
+def test_records_of_another_version_are_not_taken_for_damage(make_run: MakeRun) -> None:
+    run = make_run()
+    run.serve(0, 0.0, CHAIN)
+    log = run.path / "events" / "c0.log"
+    log.write_bytes(UNKNOWN + log.read_bytes())
+    other = {**provenance(), "code": "testbed 0.0.9", "code_sha256": "0" * 64}
+    write_json(run.path / PROVENANCE, other)
+    with pytest.raises(
+        UserError, match=r"rebuild the run's tables with the version that made it \(testbed 0.0.9\)"
+    ):
+        read_logs(run.path)
 
 
 def test_the_logs_of_several_clients_become_one_list_in_the_order_of_the_requests(make_run: MakeRun) -> None:
