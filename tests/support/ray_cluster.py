@@ -66,7 +66,8 @@ class Machine:
             "RAY_health_check_period_ms": "200",
             "RAY_health_check_timeout_ms": "500",
             "RAY_health_check_failure_threshold": "10",
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+            # Without its head, a machine's Ray ends, and the machine: long after our command, however slow this one is.
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "40",
         }
         begins = [address, f"{HEAD}:{PORT}", str(ahead_s), *how]
         with told, theirs, open(self._log, "wb") as log:

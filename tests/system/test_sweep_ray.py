@@ -252,12 +252,12 @@ def test_a_machine_that_joins_works_and_a_killed_command_or_a_lost_head_costs_on
     assert sentence.startswith(
         "testbed: the head of the Ray cluster at 10.77.0.1:6379 has not answered for 10 s"
     )
-    wait_until(lambda: not node.workers(), "no worker of ours on the machine that is left", 90)
     n_kept = n_lines(runs)
     wait_beyond(N_RUNS)
     done = Running(sweep("local"), folder).wait()
     assert f"{N_RUNS} runs: {N_RUNS - n_kept} computed" in done.stdout
     assert (folder / "out" / RESULTS).read_bytes() == whole
+    wait_until(lambda: not node.workers(), "no worker of ours on the machine that is left", 90)
 
 
 def test_no_cluster_is_one_sentence(tmp_path: Path) -> None:
