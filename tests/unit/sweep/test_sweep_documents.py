@@ -35,6 +35,8 @@ def test_differences_are_paired_seed_by_seed() -> None:
     [
         ([11.0, 21.1, 30.9], "ttft_s_mean", "worse"),
         ([11.0, 21.1, 30.9], "tokens_per_s", "better"),
+        ([11.0, 21.1, 30.9], "length_fairness_ratio", "more"),
+        ([9.0, 18.9, 29.1], "length_fairness_ratio", "less"),
         ([9.0, 21.0, 30.0], "ttft_s_mean", "unresolved"),
         ([10.0, 20.0, 30.0], "ttft_s_mean", "equal"),
     ],
