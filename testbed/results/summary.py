@@ -318,7 +318,7 @@ def active_sessions(rows: Iterable[RequestRow], *, from_arrival: bool = False) -
 def _without_setup(experiment: Experiment, rows: Sequence[RequestRow]) -> WithoutSetup:
     """Return these metrics with the published setup constant subtracted from every request."""
     constant = experiment.calibration.session_setup_s
-    done = [(row.times.ttft_s, row.times.e2e_s, row.n_output_tokens) for row in rows if row.is_completed]
+    done = [(row.times.ttft_s, row.times.e2e_s, row.n_tokens_done) for row in rows if row.is_completed]
     return WithoutSetup(
         ttft_s=stats(ttft_s - constant for ttft_s, _, _ in done if ttft_s is not None),
         e2e_s=stats(e2e_s - constant for _, e2e_s, _ in done if e2e_s is not None),

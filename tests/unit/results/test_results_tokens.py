@@ -74,6 +74,8 @@ def test_a_text_that_the_model_ended_is_measured_by_the_tokens_that_came(make_ru
     assert row["per_token_s"] == pytest.approx(end_s / 3)
     assert row["tpot_s"] == pytest.approx((row["e2e_s"] - row["ttft_s"]) / 2)
     assert row["model_tpot_s"] == pytest.approx(row["tpot_s"])
+    for metric in ("e2e_s", "per_token_s", "tpot_s"):  # it was alone
+        assert row[f"unqueued_{metric}"] == pytest.approx(row[metric])
 
 
 def test_a_summary_says_that_every_token_is_the_whole_models(real: SyntheticRun) -> None:
