@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import pyarrow.parquet as pq
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.browser import need_browser

@@ -99,9 +99,7 @@ def test_a_request_whose_text_ended_early_is_alone_for_the_tokens_that_came(tmp_
     table = pq.read_table(tmp_path / "requests.parquet")
     asked_for = pa.array([100] * table.num_rows)
     place = table.column_names.index("n_output_tokens")
-    pq.write_table(
-        table.set_column(place, "n_output_tokens", asked_for), tmp_path / "requests.parquet"
-    )
+    pq.write_table(table.set_column(place, "n_output_tokens", asked_for), tmp_path / "requests.parquet")
     after, text = explain_command(str(tmp_path), 12, None, [], None)
     assert after == before and "16 out" in text
 
