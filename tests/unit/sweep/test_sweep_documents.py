@@ -135,3 +135,8 @@ def test_no_interval_is_rounded_to_nothing_by_the_digits_of_a_study(half_width: 
 )
 def test_numbers_with_exponents_are_powers_of_ten_in_latex(mean: Mean, text: str) -> None:
     assert _in_latex(number(mean)) == text
+
+
+def test_a_minus_is_no_hyphen_in_latex() -> None:
+    found = Difference(-2.7, 3.1, 4, -0.476, "unresolved")
+    assert _in_latex(difference(found)) == r"$-$2.7 $\pm$ 3.1 ($-$47.6 \%), unresolved"
