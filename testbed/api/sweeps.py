@@ -32,7 +32,7 @@ from testbed.studies.sweep.disk import writing
 from testbed.studies.sweep.documents import baseline_of, header_and_rows, notes
 from testbed.studies.sweep.executors import LOCAL
 from testbed.studies.sweep.kept import REQUESTS
-from testbed.studies.sweep.measures import HIGHER_IS_BETTER
+from testbed.studies.sweep.measures import BEST_AT_ONE, HIGHER_IS_BETTER
 from testbed.studies.sweep.runs import OK, Record
 from testbed.studies.sweep.runs import Run as RunOfStudy
 from testbed.studies.sweep.study import Options, Study, StudyTable, measure_of, read_study, study_of
@@ -43,11 +43,12 @@ class Gain(NamedTuple):
     """What ``policy`` gains over ``against`` at one point of a sweep, over ``n`` seeds that both served.
 
     - ``at``: the point, value by key; ``metric``: a measure of docs/sweeps.md
-    - ``gain``: the mean of the differences, seed by seed, in the metric's unit; above 0, ``policy`` is better
+    - ``gain``: the mean of the differences, seed by seed, in the metric's unit; above 0, ``policy`` is better, or has more of
+      a metric that is best at 1 (``length_fairness_ratio``)
     - ``ci95``: the half-width of its 95 % interval (Student's t); ``None``: there is no spread to estimate it from
     - ``ratio``: ``gain`` over the mean of ``against``
-    - ``verdict``: "better" or "worse" if the interval does not contain 0, else "unresolved"; "equal" if all differences
-      are 0; ``None`` without an interval
+    - ``verdict``: "better" or "worse" (of a metric that is best at 1: "more" or "less") if the interval does not contain 0, else
+      "unresolved"; "equal" if all differences are 0; ``None`` without an interval
     - ``n_failed``, ``n_failed_against``: requests of ``policy`` and of ``against`` in these runs that did not complete, and are in no
       time: above 0, the two are not of the same requests
     """
@@ -162,7 +163,7 @@ class Table:
         base_name = self._name(against) if against else baseline_of(self._study, self._cells)
         wanted = None if policy is None else self._name(policy)
         bases = baselines(self._cells, base_name)
-        sign = 1 if measure in HIGHER_IS_BETTER else -1
+        sign = 1 if measure in HIGHER_IS_BETTER | BEST_AT_ONE else -1
         gains = []
         for cell in self._cells:
             base = bases.get(tuple(cell.point.values()))

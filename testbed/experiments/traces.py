@@ -27,6 +27,7 @@ from testbed.experiments.limits import MAX_REQUESTS, MAX_TOKENS
 from testbed.experiments.problems import KeyedError, shown
 from testbed.experiments.prompts import BAILIAN_TOKENS, MOONCAKE_TOKENS, Prompt, check_ids
 from testbed.experiments.recorded_talks import Place
+from testbed.records.requests import COMPLETED
 from testbed.rundir import parquet_path
 
 Row = tuple[float, int, int] | tuple[float, int, int, Prompt] | recorded_talks.Row
@@ -377,7 +378,8 @@ def _parquet(path: Path) -> Iterator[Row]:
                     f'"{path}" holds {n_rows:,} requests, but at most {MAX_REQUESTS:,} are allowed; use a '
                     "part of it",
                 )
-            batches = file.iter_batches(columns=columns)
+            ends = [name for name in ("status", "n_tokens_done") if name in file.schema_arrow.names]
+            batches = file.iter_batches(columns=columns + ends)
             records = enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1)
             yield from _rows(path, records, _recorded)
     except (pa.ArrowException, KeyError) as error:
@@ -386,8 +388,10 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 def _recorded(record: dict[str, Any]) -> Row:
+    # The text of a request that completed may have ended before the tokens that it asked for.
+    came = "n_tokens_done" in record and record.get("status") == COMPLETED
     return (
         _number(record, "arrival_at_s"),
         _whole(record, "n_input_tokens"),
-        _whole(record, "n_output_tokens"),
+        _whole(record, "n_tokens_done" if came else "n_output_tokens"),
     )

@@ -25,9 +25,15 @@ class HopRow(Record, kw_only=True):
     arrived_at_s: Annotated[float, column("instant at which it had arrived there", "s")]
     departed_at_s: Annotated[float, column("instant at which the server sent its result", "s")]
     received_at_s: Annotated[float, column("instant at which the result had arrived", "s")]
-    up_bytes: Annotated[int, column("size of the message to the server", "bytes")]
+    up_bytes: Annotated[
+        int,
+        column("size of the hidden states that were sent to the server, without frames and headers", "bytes"),
+    ]
     down_bytes: Annotated[
-        int, column("size of the result; 0 if the server sent it on to another one", "bytes")
+        int,
+        column(
+            "size of those that came back, likewise; 0 if the server sent them on to another one", "bytes"
+        ),
     ]
     replayed_tokens: Annotated[
         int, column("tokens of the session's history that the message replayed; 0: it was no replay")

@@ -47,7 +47,9 @@ class Times(Record, kw_only=True):
             "s",
         ),
     ] = None
-    e2e_s: Annotated[float | None, column("end - arrival", "s")] = None
+    e2e_s: Annotated[
+        float | None, column("end - arrival; the end is the last output token at the client", "s")
+    ] = None
 
     @classmethod
     def of(
@@ -90,7 +92,12 @@ class RequestRow(Record, kw_only=True):
     arrival_at_s: Annotated[float, column("instant at which the workload has it arrive", "s")]
     arrived_at_s: Annotated[float | None, column("instant at which its client began to serve it", "s")]
     ended_at_s: Annotated[
-        float | None, column("instant at which it ended, or the latest that is known of it", "s")
+        float | None,
+        column(
+            "instant at which it ended, or the latest that is known of it. A text that the endpoint ended at a `stop` "
+            "sequence ended a little after its last token",
+            "s",
+        ),
     ]
     n_input_tokens: Annotated[int, column("tokens of its prompt")]
     n_output_tokens: Annotated[int, column("output tokens that the workload has for it")]

@@ -468,7 +468,7 @@ class RunSummary(Record, kw_only=True):
         Concurrency,
         column(
             "active sessions, each from the start of the attempt that was admitted to its end: `mean` from the first "
-            "arrival to the last end, and `max`"
+            "arrival to the last end of any request, and `max`"
         ),
     ] = msgspec.field(default_factory=Concurrency)
     goodput_rps: Annotated[

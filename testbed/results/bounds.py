@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from msgspec import UNSET
@@ -41,8 +42,12 @@ def bounds_of(
     messages never wait for each other.
     """
     problem = experiment.problem
-    completed = {row.request for row in rows if row.is_completed}
-    requests = Counter(plan.served for plan in experiment.workload.requests if plan.index in completed)
+    n_tokens = {row.request: row.n_tokens_done for row in rows if row.is_completed}
+    requests = Counter(
+        replace(plan.served, n_output_tokens=n_tokens[plan.index])
+        for plan in experiment.workload.requests
+        if plan.index in n_tokens
+    )
     found = Bounds(applies=False)
     if "proven_optimal" in placement.bounds:
         found.proven_optimal = bool(placement.bounds["proven_optimal"])
@@ -53,7 +58,7 @@ def bounds_of(
         if max(least_s.values()) < math.inf:
             found.lower_bound_by_client_s = _by_client(experiment, requests, least_s)
             found.lower_bound_per_token_s = _mean(requests, least_s)
-    why_not = _why_not(experiment, placement, is_reference)
+    why_not = _why_not(experiment, placement, rows, is_reference)
     found.why = next(why_not, None) if requests else "no request has completed"
     found.applies = found.why is None
     greedy = greedy_plan_of(problem, placement)
@@ -124,7 +129,9 @@ def _has_lower_bound(experiment: Experiment) -> bool:
     return is_plain and links_are_steady and experiment.compute.backend == "stub"
 
 
-def _why_not(experiment: Experiment, placement: Placement, is_reference: bool) -> Iterator[str]:
+def _why_not(
+    experiment: Experiment, placement: Placement, rows: Sequence[RequestRow], is_reference: bool
+) -> Iterator[str]:
     """Yield the reasons why Theorem 1 says nothing about a run."""
     problem, policy, faults = experiment.problem, experiment.policy, experiment.faults
     requests = experiment.workload.requests
@@ -158,7 +165,9 @@ def _why_not(experiment: Experiment, placement: Placement, is_reference: bool) -
         yield "servers come and go"
     if longest > problem.n_input_tokens + problem.n_output_tokens:
         yield "some requests are longer than the placement is designed for"
-    if any(plan.known != plan.served for plan in requests):
+    if any(plan.known != plan.served for plan in requests) or any(
+        row.is_completed and row.n_tokens_done != row.n_output_tokens for row in rows
+    ):
         yield "routing does not know the requests' lengths"
 
 

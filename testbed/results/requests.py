@@ -74,7 +74,7 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         tokens_s = first_s.get(plan.index), float(rest_s[plan.index])
         row.model = _model(experiment, timeline, record, row, tokens_s, hops)
         if row.times.queue_s is not None and row.times.ttft_s is not None:
-            request = RequestSpec(plan.client, record.n_input_tokens, record.n_output_tokens)
+            request = RequestSpec(plan.client, record.n_input_tokens, len(record.tokens))
             setup_s = model_setup_s(experiment, record.client, record.chain)
             row.unqueued = unqueued(experiment, request, row.hops, setup_s, has_completed=row.is_completed)
     return rows

@@ -293,13 +293,14 @@ def _median(values: Any) -> float | None:
 
 
 def active_sessions(rows: Iterable[RequestRow], *, from_arrival: bool = False) -> Concurrency:
-    """Return the mean and maximum number of sessions at a time, from the first arrival to the last end.
+    """Return the mean and maximum number of sessions at a time, from the first arrival to the last end of any request.
 
     A session is active from the start of the attempt that was admitted to its end, or ``from_arrival`` every request from
     its arrival to its end.
     """
     known = [(row, row.arrived_at_s, row.ended_at_s) for row in rows]
     arrived = [at_s for _, at_s, _ in known if at_s is not None]
+    ended = [to_s for _, _, to_s in known if to_s is not None]
     spans = [
         (at_s + waited_s, to_s)
         for row, at_s, to_s in known
@@ -310,7 +311,7 @@ def active_sessions(rows: Iterable[RequestRow], *, from_arrival: bool = False) -
     if not spans:
         return Concurrency()
     changes = sorted(change for since_s, to_s in spans for change in ((since_s, 1), (to_s, -1)))
-    span_s = changes[-1][0] - min(arrived)
+    span_s = max(ended) - min(arrived)
     mean = math.fsum(to_s - since_s for since_s, to_s in spans) / span_s if span_s > 0 else 0.0
     return Concurrency(mean=mean, max=float(max(accumulate(change for _, change in changes))))
 
@@ -318,7 +319,7 @@ def active_sessions(rows: Iterable[RequestRow], *, from_arrival: bool = False) -
 def _without_setup(experiment: Experiment, rows: Sequence[RequestRow]) -> WithoutSetup:
     """Return these metrics with the published setup constant subtracted from every request."""
     constant = experiment.calibration.session_setup_s
-    done = [(row.times.ttft_s, row.times.e2e_s, row.n_output_tokens) for row in rows if row.is_completed]
+    done = [(row.times.ttft_s, row.times.e2e_s, row.n_tokens_done) for row in rows if row.is_completed]
     return WithoutSetup(
         ttft_s=stats(ttft_s - constant for ttft_s, _, _ in done if ttft_s is not None),
         e2e_s=stats(e2e_s - constant for _, e2e_s, _ in done if e2e_s is not None),

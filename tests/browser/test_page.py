@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -316,6 +317,14 @@ def test_several_runs_give_charts_the_interval_of_their_mean(page: Page, testbed
     # Mean 7/3, standard deviation 1.5275, Student's t of two degrees of freedom 4.303; of one value there is none.
     assert found[0] == [0, None, 3] and found[1][1:] == [None, 3]
     assert found[1][0] == pytest.approx(7 / 3 + 4.303 * 1.52753 / 3**0.5, rel=1e-4)
+
+
+def test_quantiles_are_those_of_the_summary(shown: Page) -> None:
+    for values in ([7.0], [1.0, 2.0], [1.0, 2.0, 4.0], [float(n * n) for n in range(20)]):
+        for share in (0.5, 0.95):
+            code = f"import('/js/series.js').then((m) => m.quantile({values}, {share}))"
+            assert shown.evaluate(code) == pytest.approx(np.quantile(values, share))
+    assert shown.evaluate("import('/js/series.js').then((m) => m.quantile([], 0.5))") is None
 
 
 def test_an_interval_over_the_same_run_twice_is_refused(testbed: Testbed) -> None:

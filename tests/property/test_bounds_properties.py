@@ -92,7 +92,10 @@ def requests_of(draw: st.DrawFn, problem: Problem, most: int) -> list[RequestPla
 
 def completed(problem: Problem, plans: Sequence[RequestPlan]) -> list[RequestRow]:
     """The rows of a run of which no more is known than that all requests completed."""
-    ends = [SimulatedRequest(plan, COMPLETED, None, 0, 0.0, None, None, None, 0.0) for plan in plans]
+    ends = [
+        SimulatedRequest(plan, COMPLETED, None, 0, 0.0, None, None, None, 0.0, n_done=plan.n_output_tokens)
+        for plan in plans
+    ]
     return outcome_rows(problem, ends)
 
 
@@ -301,6 +304,14 @@ def test_a_bound_that_does_not_hold_is_withheld_with_the_reason(settings: dict[s
     assert why in str(found.why)
     assert "theorem1_per_token_s" not in found and "theorem1_ratio" not in found
     assert ("lower_bound_per_token_s" in found) == ("forwarding" not in settings)
+
+
+def test_theorem_1_says_nothing_about_texts_that_end_before_their_tokens_are_reached() -> None:
+    problem, placement, plans = two_servers()
+    rows = completed(problem, plans)
+    rows[0].n_tokens_done -= 1
+    experiment = experiment_of(problem, plans, placement="cg-bp", routing="ws-rr")
+    assert "does not know the requests' lengths" in str(bounds_of(experiment, placement, rows).why)
 
 
 def test_the_line_on_bounds_has_both_or_the_reason() -> None:

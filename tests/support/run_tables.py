@@ -28,7 +28,8 @@ def request(number: int, **changes: Any) -> dict[str, Any]:
         "e2e_s": 1.8,
         "queue_s": 0.0,
     }
-    return row | changes
+    row |= changes
+    return {"n_tokens_done": row["n_output_tokens"] if row["status"] == "completed" else 0} | row
 
 
 def failed(number: int, reason: str) -> dict[str, Any]:

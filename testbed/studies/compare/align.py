@@ -53,9 +53,9 @@ def align(a: Run, b: Run) -> Alignment:
 
 
 def lengths(run: Run, request: int) -> tuple[int, int]:
-    """Returns the request's lengths according to the workload: (input tokens, output tokens)."""
+    """Returns the request's lengths, (input tokens, output tokens): those that came if it completed, else the workload's."""
     row = run.requests[request]
-    return row.n_input_tokens, row.n_output_tokens
+    return row.n_input_tokens, row.n_tokens_done if row.is_completed else row.n_output_tokens
 
 
 def completed(run: Run, request: int) -> bool:

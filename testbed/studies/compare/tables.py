@@ -60,7 +60,7 @@ def request_rows(a: Run, b: Run, alignment: Alignment) -> list[dict[str, Any]]:
             "request": i,
             "client": in_a.client,
             "n_input_tokens": in_a.n_input_tokens,
-            "n_output_tokens": in_a.n_output_tokens,
+            "n_output_tokens": in_a.n_tokens_done,
             "chain_a": in_a.chain,
             "chain_b": in_b.chain,
         }

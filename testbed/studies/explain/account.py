@@ -121,7 +121,7 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
         "request": request,
         "client": row.client,
         "n_input_tokens": row.n_input_tokens,
-        "n_output_tokens": row.n_output_tokens,
+        "n_output_tokens": row.n_tokens_done,
         "arrival_at_s": row.arrival_at_s,
         "e2e_s": times.e2e_s,
         "ttft_s": times.ttft_s,
@@ -170,7 +170,7 @@ def _saved_by_kept_caches_s(experiment: Experiment, row: RequestRow, less_setup_
     """
     if not row.n_cached_tokens:
         return 0.0
-    request = RequestSpec(_client(experiment, row), row.n_input_tokens, row.n_output_tokens)
+    request = RequestSpec(_client(experiment, row), row.n_input_tokens, row.n_tokens_done)
     return saved_s(experiment.problem, request, row.hops, row.n_cached_tokens) + max(less_setup_s, 0.0)
 
 
@@ -394,7 +394,7 @@ def _alone(
 
     With speculative decoding it has the same ``rounds`` there. ``is_reference``: the run is of that mode.
     """
-    request = RequestSpec(_client(experiment, row), row.n_input_tokens, row.n_output_tokens)
+    request = RequestSpec(_client(experiment, row), row.n_input_tokens, row.n_tokens_done)
     setup_s = model_setup_s(experiment, row.client, hops, is_reference=is_reference)
     first_s, all_s = service_s(experiment.problem, request, hops)
     if rounds:

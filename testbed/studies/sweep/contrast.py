@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from testbed.results.intervals import EQUAL, LESS, MORE, Mean, mean_of, sign_of, t_quantile
 from testbed.studies.sweep.axes import Point
-from testbed.studies.sweep.measures import HIGHER_IS_BETTER
+from testbed.studies.sweep.measures import BEST_AT_ONE, HIGHER_IS_BETTER
 from testbed.studies.sweep.runs import OK
 from testbed.studies.sweep.table import Row
 
@@ -20,8 +20,9 @@ class Difference(NamedTuple):
     """Mean of (policy - baseline) over the ``n`` seeds for which both have a value, and its 95 % half-width.
 
     ``ratio``: ``mean`` divided by the baseline's mean over the same seeds; None if that is 0. ``verdict``:
-    ``BETTER`` or ``WORSE`` if the interval does not contain 0, ``UNRESOLVED`` if it does, ``EQUAL`` if the
-    two values are equal for every seed, None without an interval (a half-width of nan).
+    ``BETTER`` or ``WORSE`` (``LESS`` or ``MORE`` for ``BEST_AT_ONE``) if the interval does not contain 0,
+    ``UNRESOLVED`` if it does, ``EQUAL`` if the two values are equal for every seed, None without an interval
+    (a half-width of nan).
     """
 
     mean: float
@@ -102,7 +103,7 @@ class Cell(NamedTuple):
         verdict = None
         if not math.isnan(found.half_width):
             verdict = sign_of(pairs, found)
-            if verdict in (LESS, MORE):
+            if verdict in (LESS, MORE) and measure not in BEST_AT_ONE:
                 verdict = BETTER if (verdict == MORE) == (measure in HIGHER_IS_BETTER) else WORSE
         return Difference(*found, found.mean / base_mean if base_mean else None, verdict)
 

@@ -176,12 +176,13 @@ def latex(study: Study, cells: Sequence[Cell]) -> str:
 
 
 def _in_latex(text: str) -> str:
-    """Returns numbers as LaTeX, exponents as powers of ten."""
-    return re.sub(
+    """Returns numbers as LaTeX, exponents as powers of ten, and minus signs that are no hyphens."""
+    text = re.sub(
         r"([-+]?[\d.]+)e([-+]\d+)",
         lambda found: rf"${found[1]}\cdot10^{{{int(found[2])}}}$",
         text.translate(_LATEX),
     )
+    return re.sub(r"(?<![${])-(?=\d)", "$-$", text)
 
 
 def rounded(mean: Mean, digits: int) -> str:

@@ -36,6 +36,8 @@ UNDER_OBJECTIVES = (GOODPUT, MET)
 HIGHER_IS_BETTER = frozenset(
     {"tokens_per_s", "decode_tokens_per_s", *UNDER_OBJECTIVES, "n_completed", "design_concurrency"}
 )
+BEST_AT_ONE = frozenset({FAIRNESS})
+"""Measures of which neither more nor less is better."""
 LABELS = {
     "queue_s": "waiting for room",
     "setup_s": "session setup",

@@ -575,6 +575,9 @@ def test_gains_are_paired_and_positive_where_the_policy_is_better(small: tb.Scen
     assert (other.policy, other.against, other.metric) == ("both", "proposed", "goodput_rps")
     better = table.mean("goodput_rps", "both")[0][1].mean - table.mean("goodput_rps", "proposed")[0][1].mean
     assert other.gain == pytest.approx(better)
+    fairness = "length_fairness_ratio"  # best at 1: a gain is just more
+    more = table.mean(fairness, "both")[0][1].mean - table.mean(fairness, "proposed")[0][1].mean
+    assert table.gain(fairness, policy="both", against="proposed")[0].gain == pytest.approx(more)
     assert gains.to_arrow().num_rows == 4 and "workload.rate" in gains.to_arrow().column_names
     for sentence, ask in (
         ("unknown metric", lambda: table.gain("speed")),

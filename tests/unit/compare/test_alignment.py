@@ -30,6 +30,15 @@ def test_every_request_of_either_run_is_compared_or_listed_with_its_reason(make_
         assert sentence in text
 
 
+def test_a_text_that_ended_early_is_compared_with_one_of_as_many_tokens(make_run: MakeRun) -> None:
+    early = {"n_output_tokens": 30, "n_tokens_done": 3}
+    a = make_run("a", [request(0, **early), request(1, **early), request(2)])
+    b = make_run("b", [request(0, n_output_tokens=30), request(1), request(2)])
+    answer, _ = compare_command(a, b, None)
+    assert [(row["request"], row["n_output_tokens"]) for row in answer["requests"]] == [(1, 3), (2, 3)]
+    assert answer["aligned"]["other_lengths"] == [{"request": 0, "a": [2, 3], "b": [2, 30]}]
+
+
 def test_requests_that_ended_alike_are_listed_in_one_line(make_run: MakeRun) -> None:
     a = make_run("a", [request(n) for n in range(9)])
     b = make_run("b", [failed(n, "timeout") if n in (1, 2, 3, 7) else request(n) for n in range(9)])

@@ -169,6 +169,9 @@ def test_the_requests_of_a_run_are_read(tmp_path: Path) -> None:
     columns = {"arrival_at_s": [0.5, 2.0], "n_input_tokens": [20, 21], "n_output_tokens": [5, 6], "x": [1, 2]}
     pq.write_table(pa.table(columns), path)
     assert read_trace(path).requests == [[0, 20, 5], [1.5, 21, 6]]
+    ends = {"status": ["completed", "failed"], "n_tokens_done": [3, 1]}  # the first text ended early
+    pq.write_table(pa.table(columns | ends), path)
+    assert read_trace(path).requests == [[0, 20, 3], [1.5, 21, 6]]
     pq.write_table(pa.table({"x": [1]}), path)
     with pytest.raises(KeyedError, match="cannot be read as requests of a run"):
         read_trace(path)

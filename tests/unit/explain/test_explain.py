@@ -93,6 +93,17 @@ def test_a_request_alone_takes_what_its_chain_takes_alone() -> None:
         assert answer["parts"][name] == pytest.approx(0, abs=1e-4), name
 
 
+def test_a_request_whose_text_ended_early_is_alone_for_the_tokens_that_came(tmp_path: Path) -> None:
+    simulate_command(["clustered"], Options((PolicyChoice(),), overrides=SHORT, out=tmp_path), as_json=True)
+    before, _ = explain_command(str(tmp_path), 12, None, [], None)
+    table = pq.read_table(tmp_path / "requests.parquet")
+    asked_for = pa.array([100] * table.num_rows)
+    place = table.column_names.index("n_output_tokens")
+    pq.write_table(table.set_column(place, "n_output_tokens", asked_for), tmp_path / "requests.parquet")
+    after, text = explain_command(str(tmp_path), 12, None, [], None)
+    assert after == before and "16 out" in text
+
+
 def test_a_request_of_the_mode_reference_is_not_said_to_open_its_chain(tmp_path: Path) -> None:
     one = ("workload.n_requests=1",)
     options = Options((PolicyChoice(),), mode="reference", overrides=one, out=tmp_path / "run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -70,3 +71,24 @@ def test_intervals_over_a_bootstrap_hold_the_true_mean_less_often_the_further_re
 
 def test_an_interval_that_takes_draws_from_one_recording_for_samples_does_not_hold() -> None:
     assert coverage(400, N_RUNS, "bootstrap", 0.0) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("draw", "true_mean", "expected"),
+    [
+        (lambda rng: rng.gauss(1, 1), 1.0, 0.95),
+        (lambda rng: rng.expovariate(1), 1.0, 0.90),
+        (lambda rng: rng.lognormvariate(0, 1), math.exp(0.5), 0.81),
+        (lambda rng: float(rng.random() < 0.1), 0.1, 0.41),
+    ],
+    ids=["normal", "exponential", "lognormal", "rare"],
+)
+def test_intervals_over_five_runs_hold_the_true_mean_as_often_as_the_page_on_statistics_says(
+    draw: Callable[[random.Random], float], true_mean: float, expected: float
+) -> None:
+    rng, n_held = random.Random(3), 0
+    for _ in range(2000):
+        found = mean_of([draw(rng) for _ in range(5)])
+        assert found is not None
+        n_held += abs(found.mean - true_mean) <= found.half_width
+    assert n_held / 2000 == pytest.approx(expected, abs=0.03)

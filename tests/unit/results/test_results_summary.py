@@ -232,6 +232,14 @@ def test_session_setup_is_shown_with_the_results_without_it_beside(make_run: Mak
     assert "session_setup adds 60 s" in summary_text(summary)
 
 
+def test_what_is_left_without_session_setup_is_per_token_that_came(make_run: MakeRun) -> None:
+    run = make_run(lengths=[(2, 10)], calibration=Calibration(session_setup_s=0.1))
+    end_s = run.serve(0, 0.0, CHAIN, n_tokens=2)
+    run.log(Completed(0, end_s))
+    without = finish(run)["without_session_setup"]
+    assert without["per_token_s"]["mean"] == pytest.approx((end_s - 0.1) / 2)
+
+
 def test_a_run_without_session_setup_does_not_speak_of_it(make_run: MakeRun) -> None:
     run = make_run()
     run.serve(0, 0.0, CHAIN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,19 @@ def test_a_text_that_the_model_ended_is_measured_by_the_tokens_that_came(make_ru
     assert row["per_token_s"] == pytest.approx(end_s / 3)
     assert row["tpot_s"] == pytest.approx((row["e2e_s"] - row["ttft_s"]) / 2)
     assert row["model_tpot_s"] == pytest.approx(row["tpot_s"])
+    for metric in ("e2e_s", "per_token_s", "tpot_s"):  # it was alone
+        assert row[f"unqueued_{metric}"] == pytest.approx(row[metric])
+
+
+def test_bounds_are_of_the_tokens_that_came(make_run: MakeRun) -> None:
+    early = make_run(lengths=[(2, 10)])
+    early.log(Completed(0, early.serve(0, 0.0, CHAIN, n_tokens=3)))
+    found = finished(early)["bounds"]
+    shutil.rmtree(early.path)
+    whole = make_run(lengths=[(2, 3)])
+    whole.serve(0, 0.0, CHAIN)
+    expected = finished(whole)["bounds"]["lower_bound_per_token_s"]
+    assert found["lower_bound_per_token_s"] == pytest.approx(expected)
 
 
 def test_a_summary_says_that_every_token_is_the_whole_models(real: SyntheticRun) -> None:

@@ -35,6 +35,8 @@ def test_differences_are_paired_seed_by_seed() -> None:
     [
         ([11.0, 21.1, 30.9], "ttft_s_mean", "worse"),
         ([11.0, 21.1, 30.9], "tokens_per_s", "better"),
+        ([11.0, 21.1, 30.9], "length_fairness_ratio", "more"),
+        ([9.0, 18.9, 29.1], "length_fairness_ratio", "less"),
         ([9.0, 21.0, 30.0], "ttft_s_mean", "unresolved"),
         ([10.0, 20.0, 30.0], "ttft_s_mean", "equal"),
     ],
@@ -133,3 +135,8 @@ def test_no_interval_is_rounded_to_nothing_by_the_digits_of_a_study(half_width: 
 )
 def test_numbers_with_exponents_are_powers_of_ten_in_latex(mean: Mean, text: str) -> None:
     assert _in_latex(number(mean)) == text
+
+
+def test_a_minus_is_no_hyphen_in_latex() -> None:
+    found = Difference(-2.7, 3.1, 4, -0.476, "unresolved")
+    assert _in_latex(difference(found)) == r"$-$2.7 $\pm$ 3.1 ($-$47.6 \%), unresolved"

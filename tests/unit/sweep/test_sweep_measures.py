@@ -9,6 +9,7 @@ from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.slo import Objectives
 from testbed.records.requests import RequestRow, Times
 from testbed.results.slo import goodput_rps, n_met
+from testbed.results.summary import active_sessions
 from testbed.simulator.cases import scenario_case
 from testbed.simulator.engine import Simulation, simulate
 from testbed.simulator.gaps import token_gaps_s
@@ -93,6 +94,12 @@ def test_a_request_meets_objectives_that_it_has_a_value_for_and_only_if_it_compl
     interrupted = row(status="interrupted", ttft_s=None, e2e_s=None, ended_at_s=20.0)
     assert goodput_rps([*rows, interrupted], objectives) == 1 / 20
     assert goodput_rps([interrupted], objectives) is None
+
+
+def test_sessions_at_a_time_are_counted_until_the_last_request_has_ended_also_one_without_a_session() -> None:
+    gave_up = row(status="failed", ttft_s=None, e2e_s=None, ended_at_s=20.0)
+    found = active_sessions([row(queue_s=0.0), gave_up])
+    assert (found.mean, found.max) == (0.5, 1.0)
 
 
 def test_with_few_requests_there_is_no_fairness() -> None:

@@ -10,8 +10,12 @@ export function stepsUntil(end) {
   return { size, times: Float64Array.from({ length }, (_, i) => (i + 0.5) * size) };
 }
 
+// Returns a quantile of sorted values, as the run's summary has it: on the straight line between the two next to it.
 export function quantile(sorted, share) {
-  return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : null;
+  if (!sorted.length) return null;
+  const place = share * (sorted.length - 1);
+  const [low, high] = [sorted[Math.floor(place)], sorted[Math.ceil(place)]];
+  return low + (place % 1) * (high - low);
 }
 
 // Returns the number of requests waiting (with preempted ones), active and done at every step.
