@@ -57,6 +57,18 @@ def test_a_server_is_killed(case: str, forwarding: bool) -> None:
     served_alike(made, TWO, *faults, planned=tuple(faults), within_s=1e-9, **options)
 
 
+@pytest.mark.parametrize(
+    ("arrivals_s", "word"), [((0.0, 3.3), "refused"), ((0.0, 2.0, 3.3), "let in at once")]
+)
+def test_a_server_is_back_when_a_request_comes_in_the_order_in_which_the_two_were_planned(
+    arrivals_s: tuple[float, ...], word: str
+) -> None:
+    """A client plans its next request when the one before comes: here before or after the server is killed."""
+    fault, requests = kill(1, 1.1, 2.2), arrivals(*arrivals_s, n_input=3, n_output=2)
+    words = served_alike(pairs(1), requests, fault, planned=(fault,), within_s=1e-9)
+    assert words[-2] == word
+
+
 def test_a_server_is_killed_while_tokens_are_drafted() -> None:
     problem, placement = pairs(2)
     made = replace(problem, decoding=Decoding("ngram", 3, 0.6)), placement
