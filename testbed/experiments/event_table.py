@@ -10,8 +10,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from nodes.clock import on_tick
 from testbed.experiments.fields import (
     BitsPerSecond,
+    Instant,
     Name,
     Positive,
     PositiveSeconds,
@@ -38,7 +40,7 @@ class EventTable(Table):
     times the network's own.
     """
 
-    at: Seconds
+    at: Instant
     for_: Annotated[PositiveSeconds | None, Field(alias="for")] = None
     link: Annotated[list[Name], Field(min_length=2, max_length=2)] | None = None
     direction: Literal["both", "forward"] = "both"
@@ -74,6 +76,11 @@ class EventTable(Table):
             raise rule("is missing; rtt_to needs the duration of the change", "for")
         return self
 
+    @property
+    def ends_at(self) -> float | None:
+        """When it ends, in seconds; ``None``: it stays."""
+        return None if self.for_ is None else on_tick(self.at + self.for_)
+
 
 Numbers = Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1)]
 _COLUMNS = ("rates", "rtts", "losses")
@@ -107,7 +114,7 @@ class TraceTable(Table):
     direction: Literal["both", "forward"] = "both"
     kind: Literal["mahimahi", "csv", "listed"]
     file: Annotated[str, Field(min_length=1)] | None = None
-    at: Seconds = 0.0
+    at: Instant = 0.0
     repeat: bool | None = None
     until: PositiveSeconds | None = None
     interval: PositiveSeconds | None = None

@@ -21,6 +21,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
+from nodes.clock import on_tick
 from policies.links import Link, Pair
 from testbed.experiments.event_table import EventTable, TraceTable
 from testbed.experiments.experiment import LinkPlans, NetworkChange
@@ -146,8 +147,8 @@ def _whys(plans: LinkPlans, steps: Sequence[Sequence[tuple[float, _Step]]]) -> d
         whys.setdefault(event.at, {})[what] = None
         for at_s in _drift_instants(event):
             whys.setdefault(at_s, {})[what] = None
-        if event.for_ is not None:
-            whys.setdefault(event.at + event.for_, {})[f"the end of: {what}"] = None
+        if event.ends_at is not None:
+            whys.setdefault(event.ends_at, {})[f"the end of: {what}"] = None
     return whys
 
 
@@ -156,7 +157,7 @@ def _drift_instants(event: EventTable) -> Iterator[float]:
     if event.rtt_to is not None and event.for_ is not None:
         step_s = max(DRIFT_STEP_S, event.for_ / _MAX_DRIFT_STEPS)
         for number in range(1, math.ceil(event.for_ / step_s)):
-            yield event.at + number * step_s
+            yield on_tick(event.at + number * step_s)
 
 
 class _Follower:
@@ -187,8 +188,8 @@ class _Follower:
         for number, event in self._events.items():
             instants.append((event.at, number, True))
             instants += [(at_s, None, True) for at_s in _drift_instants(event)]
-            if event.for_ is not None:
-                instants.append((event.at + event.for_, number, False))
+            if event.ends_at is not None:
+                instants.append((event.ends_at, number, False))
         instants.sort(key=itemgetter(0))
         now = self._link(0.0)
         for at_s, group in groupby(instants, key=itemgetter(0)):

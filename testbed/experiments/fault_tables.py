@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from policies.membership import MembershipRules
 from policies.rules import RecoveryRules
-from testbed.experiments.fields import Name, PositiveSeconds, Ratio, Seconds, Table, Tokens, rule
+from testbed.experiments.fields import Instant, Name, PositiveSeconds, Ratio, Seconds, Table, Tokens, rule
 from testbed.experiments.limits import MAX_NUMBER, MAX_REQUESTS
 from testbed.experiments.problems import shown
 from testbed.faultkinds import IN_CHURN, IN_FILES, KINDS, FaultKind, any_of
@@ -52,7 +52,7 @@ class FaultTable(Table):
 
     kind: KindInFile
     server: Names
-    at: Seconds | None = None
+    at: Instant | None = None
     after: AfterTable | None = None
     for_: Annotated[PositiveSeconds | None, Field(alias="for")] = None
     factor: Annotated[float, Field(ge=1, le=MAX_NUMBER)] | None = None

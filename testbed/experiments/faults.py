@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
+from nodes.clock import on_tick
 from policies.membership import MembershipRules
 from policies.rules import RecoveryRules
 from policies.workload import RequestPlan
@@ -62,7 +63,7 @@ def resolve_faults(
             faults.append(Fault(table.kind, numbers[name], table.at, after, lasts_s, table.factor or 1.0))
             if end:
                 assert table.at is not None and table.for_ is not None, "the table has checked itself"
-                faults.append(Fault(end, numbers[name], table.at + table.for_))
+                faults.append(Fault(end, numbers[name], on_tick(table.at + table.for_)))
     if len(faults) > MAX_FAULTS:
         raise KeyedError(
             ("fault",), f"has {len(faults):,} faults, but at most {MAX_FAULTS:,} are allowed; remove some"
@@ -116,14 +117,14 @@ def churn_faults(
 
     tables: list[FaultTable] = []
     back_at_s = dict.fromkeys(names, 0.0)
-    at_s = draw(churn.mtbf)
+    at_s = on_tick(draw(churn.mtbf))
     while at_s <= until_s:
         up = [name for name in names if back_at_s[name] <= at_s]
         if up:
             name, away_s = rng.choice(up), min(max(draw(churn.mttr), 1e-6), MAX_DURATION_S)
-            back_at_s[name] = at_s + away_s
+            back_at_s[name] = on_tick(at_s + away_s)
             tables.append(FaultTable.model_construct(kind=churn.kind, server=[name], at=at_s, for_=away_s))
-        at_s += draw(churn.mtbf)
+        at_s = on_tick(at_s + draw(churn.mtbf))
     return tables
 
 

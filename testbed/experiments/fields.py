@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from nodes.clock import on_tick
 from testbed.experiments.limits import MAX_NUMBER, MAX_TOKENS
 from testbed.experiments.problems import nearest, shown
 from testbed.experiments.units import DURATION, POWER, RATE, SIZE, Dimension
@@ -52,6 +53,8 @@ NonNegativeBytes = Annotated[
 Bytes = Annotated[NonNegativeBytes, Field(gt=0)]
 Watts = Annotated[float, BeforeValidator(quantity(POWER)), PlainSerializer(POWER.format)]
 PositiveSeconds = Annotated[Seconds, Field(gt=0)]
+Instant = Annotated[Seconds, AfterValidator(on_tick)]
+"""A time at which something happens: a whole nanosecond, as all instants of a run."""
 
 
 def _not_tiny(value: float) -> float:

@@ -184,7 +184,7 @@ class Machines:
         _done(kind.follow(server, at_s))
         if fault.for_s is not None:
             undoing = kind, server, server.epoch, server.n_applied[fault.kind]
-            self.queue.free_at(at_s + fault.for_s, self._undo, *undoing)
+            self.queue.at(at_s + fault.for_s, self._undo, *undoing)
 
     def _undo(self, kind: FaultKind, server: _Server, epoch: int, number: int) -> None:
         """Ends the fault, unless the server has ended since or had another fault of the kind."""

@@ -40,7 +40,8 @@ def _fits_first_windows(experiment: Experiment, tcp: Tcp, n_bytes: int) -> bool:
     """Returns whether TCP's window lets ``n_bytes`` in full segments through at once, on all connections of a run."""
     if n_bytes <= tcp.first_flight_bytes:  # warming makes no window smaller
         return True
-    if n_bytes > RECEIVE_WINDOW_BYTES or experiment.network.tcp.slow_start_after_idle:
+    is_made_again = bool(experiment.faults.planned or experiment.faults.absent)  # and is cold then
+    if n_bytes > RECEIVE_WINDOW_BYTES or experiment.network.tcp.slow_start_after_idle or is_made_again:
         return False
     pairs = (pair for pair in experiment.network.links if experiment.uses(pair))
     return all(n_bytes <= state.window_bytes for pair in pairs for state in first_states(experiment, pair))

@@ -311,7 +311,8 @@ class Recovering:
     def _passed(self, session: Session, at: int) -> None:
         """The session's hop number ``at`` has computed the present step."""
         hop = session.opened[at]
-        if not session.is_recovering and (session.plan.client, hop.server) not in self._connections.doubted:
+        is_doubted = (session.plan.client, hop.server) in self._connections.doubted
+        if not session.is_recovering and not hop.lacks_history and not is_doubted:
             return
         on_chain = session.on_chain
         assert on_chain is not None, "its chain is open"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from policies.registry import PAIRS as REGISTERED
+from testbed.experiments.units import SIZE
 from tests.stress import slow_links
 
 Document = dict[str, Any]
@@ -143,7 +144,9 @@ def draw(seed: int) -> Document:
     if document.get("decoding", {}).get("drafter") == "ngram" and not one_at_a_time:
         document["decoding"]["in_flight"] = flight.choice((1, 2, 4))
     wider = random.Random(f"chaos:{seed}:wider")
-    for add in (_other_policies, _moves, _own_times, *(() if SLOW in document else (_own_links,))):
+    links = () if SLOW in document else (_own_links,)
+    others = _unequal, _past_lengths, _to_the_byte, _by_hours
+    for add in (_other_policies, _moves, _own_times, *links, *others):
         if wider.random() < _WIDER_RATIO:
             add(document, wider)
     return document
@@ -201,6 +204,49 @@ def _own_links(document: Document, rng: random.Random) -> None:
     site = document["servers"][0]["site"]
     document["sites"] = [{"name": site, "up": rng.choice(("100 kbit/s", "10 Mbit/s")), "down": "10 Mbit/s"}]
     network |= {"loss": rng.choice(("0 %", "2 %")), "wire": rng.choice(("int8", "fp16"))}
+
+
+def _unequal(document: Document, rng: random.Random) -> None:
+    """Has two kinds of servers, one of which reads experts, and clients that differ."""
+    reads = {"experts_read": "40 ms", "experts_share": 0.25, "prefill_least": "60 ms"}
+    document["hardware"]["other"] = document["hardware"]["drawn"] | reads
+    for server in document["servers"]:
+        server["hardware"] = rng.choice(("drawn", "other"))
+    for client in document["clients"]:
+        client["hub_token"] = rng.choice(("1 ms", "30 ms"))
+
+
+def _past_lengths(document: Document, rng: random.Random) -> None:
+    """Has nobody know how long outputs become, but how long others were."""
+    workload = document["workload"]
+    workload |= {
+        "lengths": "hidden",
+        "known_lengths": [[rng.randint(1, 12), rng.randint(1, 10)] for _ in range(3)],
+    }
+    workload.setdefault("max_new_tokens", max(n_output for _, _, n_output in workload["requests"]))
+    if document.get("cache", {}).get("mode") == "paged":
+        document["cache"]["expected_output"] = rng.choice((1, 5))
+
+
+def _to_the_byte(document: Document, rng: random.Random) -> None:
+    """Has servers whose memory is that of their blocks and the caches of one or two of the longest sessions, to the byte."""
+    model, workload, n_sessions = document["model"], document["workload"], rng.choice((1, 2))
+    most = workload.get("max_new_tokens", 0)
+    n_tokens = max(n_input + max(n_output, most) for _, n_input, n_output in workload["requests"])
+    n_bytes = SIZE.parse(model["block_size"]) + n_sessions * n_tokens * SIZE.parse(model["cache_per_token"])
+    document["policy"]["design_concurrency"] = n_sessions
+    for server in document["servers"]:
+        server["memory"] = f"{rng.randint(-(-model['n_blocks'] // 2), model['n_blocks']) * n_bytes:.0f} B"
+
+
+def _by_hours(document: Document, rng: random.Random) -> None:
+    """Has some servers leave after a minute, for two, or be there from then on; requests arrive about that time."""
+    document["begins_at"] = "12:00"
+    for server in document["servers"][1:]:
+        if server.get("present", True) and rng.random() < 0.5:
+            server |= {"hours": rng.choice(("15:03-15:01", "15:01-15:00")), "time_zone": "+03:00"}
+    for request in document["workload"]["requests"]:
+        request[0] += 55
 
 
 def _return_to_caches(document: Document, rng: random.Random) -> None:
@@ -267,7 +313,7 @@ def disturb(seed: int, document: Document, instants: Iterable[float]) -> Documen
     """
     rng = random.Random(f"chaos:{seed}:faults")
     known = sorted(set(instants)) or [0.0]
-    names = [server["name"] for server in document["servers"] if server.get("present", True)]
+    names = [s["name"] for s in document["servers"] if s.get("present", True) and "hours" not in s]
     sites = sorted({place["site"] for place in (*document["servers"], *document["clients"])})
     disturbed = copy.deepcopy(document)
 
@@ -299,6 +345,9 @@ def disturb(seed: int, document: Document, instants: Iterable[float]) -> Documen
         fault = {"kind": "kill", "server": rng.choice(names), "for": "4 s"}
         faults.append(fault | {"after": {"request": request, "tokens": rng.randint(1, 4)}})
     _vary(faults, events, len(document["workload"]["requests"]), random.Random(f"chaos:{seed}:varied"))
+    churn = random.Random(f"chaos:{seed}:churn")
+    if churn.random() < _WIDER_RATIO:
+        disturbed["churn"] = _churn(churn, names, document["workload"]["requests"][-1][0])
     if faults:
         disturbed["fault"] = faults
     if events:
@@ -346,6 +395,17 @@ def _fault(rng: random.Random, kind: str, names: list[str], at: str, ends: bool)
     if kind == "slow":
         fault["factor"] = rng.choice((2, 50))
     return fault
+
+
+def _churn(rng: random.Random, names: list[str], last_at_s: float) -> Document:
+    return {
+        "kind": rng.choice(("kill", "stop")),
+        "mtbf": rng.choice(("2 s", "10 s")),
+        "mttr": rng.choice(("0.5 s", "8 s")),
+        "distribution": rng.choice(("exponential", "constant")),
+        "until": f"{last_at_s + 10} s",
+        "servers": names,
+    }
 
 
 def _event(rng: random.Random, sites: list[str], at: str) -> Document:
@@ -419,7 +479,7 @@ def smaller(document: Document) -> Iterator[Document]:
                     continue
                 del inner[path[-1]]
             yield copied
-    for key in ("membership", "backoff", "compute", "decoding", "calibration", "sites"):
+    for key in ("churn", "membership", "backoff", "compute", "decoding", "calibration", "sites"):
         if key in document:
             yield {name: value for name, value in document.items() if name != key}
     for key in ("online", "state_age"):

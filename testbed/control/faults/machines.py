@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from nodes.clock import on_tick
 from nodes.control import ControlError
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.machine import Nodes, ServerProcess
@@ -157,7 +158,7 @@ class Machines:
             machine.n_applied[kind] += 1
             await fault.follow(machine, planned_at_s)
             if for_s is not None:
-                ends_at_s = (self._nodes.now_s() if planned_at_s is None else planned_at_s) + for_s
+                ends_at_s = on_tick((self._nodes.now_s() if planned_at_s is None else planned_at_s) + for_s)
                 task = self.in_background(self._undo(fault, machine, ends_at_s, machine.n_applied[kind]))
                 machine.ends[task] = ends_at_s
                 task.add_done_callback(machine.ends.pop)

@@ -41,6 +41,11 @@ def test_an_event_changes_both_directions_and_its_end_restores_the_link(load: Lo
     ]
 
 
+def test_an_event_ends_at_the_nanosecond_at_which_another_one_begins(load: Load) -> None:
+    e = load(events("at='0.1 s', for='0.2 s', site='B', down=true", "at='0.3 s', site='B', rate='10 Mbit/s'"))
+    assert [at_s for at_s, _ in course(e)] == [0.1, 0.3]
+
+
 def test_a_change_of_a_link_without_an_end_stays(load: Load) -> None:
     assert course(load(events("at='1 s', site='B', rate='10 Mbit/s'"))) == [(1.0, Link(0.05, 1e7))]
 

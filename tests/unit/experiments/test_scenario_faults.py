@@ -160,6 +160,13 @@ def test_constant_churn_is_regular_and_never_fails_a_server_that_is_away(load: L
     assert {f.server for f in e.faults.planned[:2]} == {0, 1}
 
 
+def test_instants_that_are_added_up_are_whole_nanoseconds(load: Load) -> None:
+    e = load("churn={mtbf='0.7 s', mttr='0.7 s', until='5 s', distribution='constant'}")
+    assert [f.at_s for f in e.faults.planned] == [0.7, 1.4, 2.1, 2.8, 3.5, 4.2, 4.9]
+    left = load(faults("kind='leave', server='a100-0', at='0.1 s', for='0.2 s'"))
+    assert [f.at_s for f in left.faults.planned] == [0.1, 0.3]
+
+
 def test_churn_ends_with_the_last_arrival_and_spares_servers_that_are_not_named(load: Load) -> None:
     e = load("churn={mtbf='1 s', mttr='0.1 s', servers='a100-1', distribution='constant'}")
     last_s = max(request.arrival_at_s for request in e.workload.requests)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from policies.decoding import Decoding
-from policies.rules import RecoveryRules
+from policies.rules import PagingRules, RecoveryRules
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Fault
 from testbed.experiments.slo import Objectives
@@ -55,6 +55,30 @@ def test_a_server_is_killed(case: str, forwarding: bool) -> None:
     made = replace(problem, forwarding=forwarding), placement
     assert run_fast(*made, TWO, planned=tuple(faults), **options).is_cut
     served_alike(made, TWO, *faults, planned=tuple(faults), within_s=1e-9, **options)
+
+
+@pytest.mark.parametrize(
+    ("arrivals_s", "word"), [((0.0, 3.3), "refused"), ((0.0, 2.0, 3.3), "let in at once")]
+)
+def test_a_server_is_back_when_a_request_comes_in_the_order_in_which_the_two_were_planned(
+    arrivals_s: tuple[float, ...], word: str
+) -> None:
+    """A client plans its next request when the one before comes: here before or after the server is killed."""
+    fault, requests = kill(1, 1.1, 2.2), arrivals(*arrivals_s, n_input=3, n_output=2)
+    words = served_alike(pairs(1), requests, fault, planned=(fault,), within_s=1e-9)
+    assert words[-2] == word
+
+
+def test_a_server_is_killed_that_a_preempted_session_has_come_to() -> None:
+    """Of its new chain the other hop has all of its history, too."""
+    problem, placement = pairs(2)
+    made = problem, replace(placement, cache_bytes=(60.0,) * 4)
+    requests = [
+        replace(plan, max_new_tokens=24) for plan in arrivals(0.0, 0.31, 0.62, n_input=3, n_output=24)
+    ]
+    options: dict[str, Any] = {"paging": PagingRules(1, 1.0), "expected_output": 2}
+    words = served_alike(made, requests, kill(0, 7.0), planned=(kill(0, 7.0),), within_s=1e-9, **options)
+    assert "preempted" in words
 
 
 def test_a_server_is_killed_while_tokens_are_drafted() -> None:

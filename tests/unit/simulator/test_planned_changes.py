@@ -93,6 +93,7 @@ def test_what_is_planned_happens_as_in_the_testbed_itself(options: tuple[str, ..
         ("leave", ("compute.batching='continuous'",)),
         ("kill", SLOWER_NOW),
         ("restart", (FORWARDING,)),
+        ("kill", ("workload.n_input_tokens=60",)),  # more than a new connection sends at once
     ],
     ids=str,
 )
