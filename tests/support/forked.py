@@ -361,6 +361,7 @@ def _serve(asked: socket.socket) -> NoReturn:
             _import(*how.pop("imports", ()))
             pid = os.fork()
             if pid == 0:
+                tempfile.tempdir = None  # torch asks for it; a command's environment may name another
                 if "passed" in how:
                     _become_interpreter(files, **how)
                 _become(files, **how)
