@@ -171,7 +171,8 @@ class Exo(PlacementPolicy):
     """One pipeline of as few servers as can hold the model, blocks in proportion to their memory (exo).
 
     It consists of the servers with the most memory. exo looks for cycles in its own topology. Here every
-    server reaches every other one, and a pipeline passes them in list order.
+    server reaches every other one, and a pipeline passes them in list order. Blocks beyond what a server can
+    hold go to the others of the pipeline; exo has no result then.
     """
 
     name: str = "exo"
