@@ -203,7 +203,7 @@ class SeparatePipelines(PlacementPolicy):
 
     Servers of a kind may differ in memory. The smallest server that is used determines how many stages a
     pipeline has. It is chosen so that there are the most pipelines, then the fewest stages. Unused servers
-    hold nothing.
+    hold nothing. Helix sends each kind a load of its own; with ``rr`` every pipeline gets equally many requests.
     """
 
     name: str = "separate-pipelines"
@@ -241,7 +241,9 @@ class Swarm(PlacementPolicy):
 
     The smallest server that can hold a block determines how few stages there are. If that gives more stages
     than servers, the smallest servers are left out step by step until every stage can have one. A server's
-    throughput is 1 / tau_j, because all stages are equally large.
+    throughput is 1 / tau_j, because all stages are equally large. Of equally fast servers the first listed
+    joins first. In Helix' code it is the last one, throughputs are measured and limited by the server's
+    network, and stages that would differ by a block are refused.
     """
 
     name: str = "swarm"
