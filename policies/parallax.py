@@ -42,10 +42,11 @@ class Parallax(PlacementPolicy):
 
     Parallax' program also decides for every server whether to skip it. A larger server can replace any
     smaller one, so the s*(k) largest servers are always enough. Here they are used in this order and none is
-    skipped, which finds the same s*(k). Of more than 2,000 states only those with the least waste are kept,
-    so s*(k) may then be larger than necessary. Parallax' docstring has an exponent and a round-trip term that
-    its code does not use. Parallax measures compute in TFLOPS, and reserves memory for embeddings on the
-    first and last server of a pipeline; here the clients hold these.
+    skipped, which finds the same s*(k), but may divide servers otherwise where several divisions have it. Of
+    more than 2,000 states only those with the least waste are kept, so s*(k) may then be larger than
+    necessary. Parallax' docstring has an exponent and a round-trip term that its code does not use. Parallax
+    measures compute in TFLOPS, and reserves memory for embeddings on the first and last server of a pipeline;
+    here the clients hold these. With its router dp it also places the servers in no pipeline.
     """
 
     name: str = "parallax"

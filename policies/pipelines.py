@@ -274,7 +274,11 @@ class Swarm(PlacementPolicy):
 
 
 class RoundRobin(RoutingPolicy):
-    """Disjoint pipelines take turns, whether they have room now or not (Parallax' default)."""
+    """Disjoint pipelines take turns, whether they have room now or not (after Parallax' default).
+
+    Parallax skips a pipeline with a server that has its maximum number of requests. Where ranges can be
+    joined in several ways, it joins those with the least latency; here it is the servers listed first.
+    """
 
     name = "rr"
 
