@@ -3,7 +3,7 @@
 They are exo, SWARM, separate pipelines and whole models. Their ranges do not overlap in part, so chains
 consist of whole ranges. As in GBP-CR, a server can hold m_j(c) = min(floor(M_j / (s_m + c s_c)), L) blocks
 with cache for c sessions at a time. c is the design concurrency; if it is not given, it is the largest one
-with a placement.
+with a placement. That leaves each server few blocks, so exo, for one, then uses more servers than its authors' code.
 """
 
 from __future__ import annotations
