@@ -153,7 +153,9 @@ class ChainComposition(PlacementPolicy):
     Python code (their MATLAB code cuts it off). Chains are added until their throughput at c sessions each
     reaches the load / 0.7. The other servers hold nothing. If c is not given, it is the one whose chains,
     composed by GCA, have the smallest ``least_response_s``. Differences to the paper: clients are averaged,
-    and if no c carries the load, it is the one with the most throughput.
+    and if no c carries the load, it is the one with the most throughput. Differences to the authors' code:
+    servers whose chain stays incomplete hold nothing, where theirs keep their blocks, of which GCA can make
+    further chains; and a chain's time counts every block once, where theirs counts the whole last window.
     """
 
     name: str = "chain-composition"

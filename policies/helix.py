@@ -43,6 +43,7 @@ class Helix(PlacementPolicy):
 
     Helix measures T(k) on its GPUs; here it follows from the hardware profile. Helix also leaves out slow
     edges for a smaller program, does not improve its start by small changes, and stops Gurobi by the clock.
+    All experiments in its repository use the program's option that first_j == last_i.
     """
 
     max_nodes: int = 500

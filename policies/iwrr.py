@@ -29,12 +29,12 @@ class Iwrr(RoutingPolicy):
     a server, and those whose caches would be expected to be over 90 % full with the request on all their
     blocks. A request is expected to need cache for its input and 0.6 of its output.
 
-    In Helix' code 0.6 refers to an average output of 240 tokens. Here it refers to the request's possible
-    output. The caches of other sessions count as their reservations, reduced by the ratio that results at the
-    design lengths. Helix refuses a request if no server is below the limit of 90 %. Here the limit is then
-    ignored, and the request waits for cache as usual. If no edge with flow leads to the end (the request is
-    too long for these servers' caches), the other servers are weighted by the tokens per second that each can
-    process.
+    In Helix' code loads also grow by 1 / flow with every decoded token, which a router does not see here. There
+    0.6 refers to an average output of 240 tokens. Here it refers to the request's possible output. The caches
+    of other sessions count as their reservations, reduced by the ratio that results at the design lengths.
+    Helix refuses a request if no server is below the limit of 90 %. Here the limit is then ignored, and the
+    request waits for cache as usual. If no edge with flow leads to the end (the request is too long for these
+    servers' caches), the other servers are weighted by the tokens per second that each can process.
     """
 
     name: str = "iwrr"

@@ -21,6 +21,8 @@ from policies.waiting import fits, waited_route
 
 _MEMORY_RATIO = 0.65
 """Blocks use at most this share of a server's memory: Parallax' default."""
+_LOADED_S = 0.05e-3
+"""How much a server with no room left costs more than an idle one: Parallax' ``load_compensator``."""
 _MOST_STATES = 2_000
 """At most this many states are kept after each server. Some tens of servers of a few kinds have fewer."""
 _Residuals = tuple[int, ...]
@@ -40,10 +42,11 @@ class Parallax(PlacementPolicy):
 
     Parallax' program also decides for every server whether to skip it. A larger server can replace any
     smaller one, so the s*(k) largest servers are always enough. Here they are used in this order and none is
-    skipped, which finds the same s*(k). Of more than 2,000 states only those with the least waste are kept,
-    so s*(k) may then be larger than necessary. Parallax' docstring has an exponent and a round-trip term that
-    its code does not use. Parallax measures compute in TFLOPS, and reserves memory for embeddings on the
-    first and last server of a pipeline; here the clients hold these.
+    skipped, which finds the same s*(k), but may divide servers otherwise where several divisions have it. Of
+    more than 2,000 states only those with the least waste are kept, so s*(k) may then be larger than
+    necessary. Parallax' docstring has an exponent and a round-trip term that its code does not use. Parallax
+    measures compute in TFLOPS, and reserves memory for embeddings on the first and last server of a pipeline;
+    here the clients hold these. With its router dp it also places the servers in no pipeline.
     """
 
     name: str = "parallax"
@@ -162,11 +165,12 @@ class ShortestByLayer(RoutingPolicy):
     """The shortest chain by time per block and round trips between servers (Parallax' dp).
 
     A chain consists of whole ranges, each of which begins where the one before ends. A server costs its time
-    per block, tau, which is *not* multiplied by its blocks, as in Parallax' code. A hop from server to server
-    costs their round trip, even if hidden states go through the client. Hops from and to the client cost
-    nothing. Servers without room for the request's cache now are left out, unless every chain has one.
-    (Parallax leaves out servers that have their maximum number of requests.) If whole ranges make no chain, a
-    hop may be only the last part of a server's range; Parallax then finds no chain.
+    per block, tau, which is *not* multiplied by its blocks, as in Parallax' code, plus 0.05 ms times the used
+    share of its room (in Parallax: of its maximum number of requests). A hop from server to server costs
+    their round trip, even if hidden states go through the client. Hops from and to the client cost nothing.
+    Servers without room for the request's cache now are left out, unless every chain has one. (Parallax
+    leaves out servers that have their maximum number of requests.) If whole ranges make no chain, a hop may
+    be only the last part of a server's range; Parallax then finds no chain.
     """
 
     name: str = "dp"
@@ -195,12 +199,14 @@ class ShortestByLayerRouter:
         """Returns the chain; ``Route.wait_s`` is its longest wait, ``cost_s`` that plus the service time."""
         for whole_ranges in (True, False):
             for room in ([state.free_bytes(j) for j in range(self._problem.n_servers)], state.cache_bytes):
-                hops = self._shortest(request, room, whole_ranges)
+                hops = self._shortest(request, state, room, whole_ranges)
                 if hops:
                     return waited_route(self._problem, request, hops, state, now_s)
         return None
 
-    def _shortest(self, request: RequestSpec, room: Sequence[float], whole_ranges: bool) -> list[Hop]:
+    def _shortest(
+        self, request: RequestSpec, state: SystemState, room: Sequence[float], whole_ranges: bool
+    ) -> list[Hop]:
         """Returns the chain over servers whose ``room`` bytes suffice for the request; empty without one."""
         problem, ranges = self._problem, self._placement.ranges
         token_bytes = problem.model.cache_bytes(request.cache_tokens)
@@ -219,7 +225,8 @@ class ShortestByLayerRouter:
             for way_s, position, i in ways:
                 if way_s < best_s and fits(room[j], (last - position) * token_bytes):
                     best_s = way_s
-                    cost_s[j] = way_s + problem.servers[j].decode_s
+                    used_ratio = 1 - state.free_bytes(j) / state.cache_bytes[j]
+                    cost_s[j] = way_s + problem.servers[j].decode_s + _LOADED_S * used_ratio
                     entered[j], previous[j] = Hop(j, position, last), i
         ends = [j for j in cost_s if ranges[j].last == problem.model.n_blocks]
         at = min(ends, key=lambda j: (cost_s[j], j), default=None)

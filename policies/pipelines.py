@@ -3,7 +3,7 @@
 They are exo, SWARM, separate pipelines and whole models. Their ranges do not overlap in part, so chains
 consist of whole ranges. As in GBP-CR, a server can hold m_j(c) = min(floor(M_j / (s_m + c s_c)), L) blocks
 with cache for c sessions at a time. c is the design concurrency; if it is not given, it is the largest one
-with a placement.
+with a placement. That leaves each server few blocks, so exo, for one, then uses more servers than its authors' code.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ class Exo(PlacementPolicy):
     """One pipeline of as few servers as can hold the model, blocks in proportion to their memory (exo).
 
     It consists of the servers with the most memory. exo looks for cycles in its own topology. Here every
-    server reaches every other one, and a pipeline passes them in list order.
+    server reaches every other one, and a pipeline passes them in list order. Blocks beyond what a server can
+    hold go to the others of the pipeline; exo has no result then.
     """
 
     name: str = "exo"
@@ -202,7 +203,7 @@ class SeparatePipelines(PlacementPolicy):
 
     Servers of a kind may differ in memory. The smallest server that is used determines how many stages a
     pipeline has. It is chosen so that there are the most pipelines, then the fewest stages. Unused servers
-    hold nothing.
+    hold nothing. Helix sends each kind a load of its own; with ``rr`` every pipeline gets equally many requests.
     """
 
     name: str = "separate-pipelines"
@@ -240,7 +241,9 @@ class Swarm(PlacementPolicy):
 
     The smallest server that can hold a block determines how few stages there are. If that gives more stages
     than servers, the smallest servers are left out step by step until every stage can have one. A server's
-    throughput is 1 / tau_j, because all stages are equally large.
+    throughput is 1 / tau_j, because all stages are equally large. Of equally fast servers the first listed
+    joins first. In Helix' code it is the last one, throughputs are measured and limited by the server's
+    network, and stages that would differ by a block are refused.
     """
 
     name: str = "swarm"
@@ -271,7 +274,11 @@ class Swarm(PlacementPolicy):
 
 
 class RoundRobin(RoutingPolicy):
-    """Disjoint pipelines take turns, whether they have room now or not (Parallax' default)."""
+    """Disjoint pipelines take turns, whether they have room now or not (after Parallax' default).
+
+    Parallax skips a pipeline with a server that has its maximum number of requests. Where ranges can be
+    joined in several ways, it joins those with the least latency; here it is the servers listed first.
+    """
 
     name = "rr"
 

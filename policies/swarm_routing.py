@@ -23,8 +23,9 @@ class SwarmRouting(RoutingPolicy):
     Helix' code measures the latency, from when a prompt is sent to a server until the server has computed it.
     A router gets no measurements, so here the latency is modelled for the present state: the wait for cache,
     the prompt's communication with its expected wait for the link, and its time on the blocks. It does not include
-    that other sessions slow a server down. ``smoothing_ratio`` is the weight of the newest latency in the average. The average starts
-    with a server's first latency, while it starts with a constant in Helix' code.
+    that other sessions slow a server down. It counts at once, while a measured one counts from a later request on.
+    ``smoothing_ratio`` is the weight of the newest latency in the average: 0.1 is the default of SWARM's own code,
+    and Helix' has 0.8. The average starts with a server's first latency, while it starts with a constant in Helix' code.
     """
 
     smoothing_ratio: float = 0.1

@@ -250,6 +250,20 @@ def test_dp_counts_a_server_once_however_many_blocks_it_has() -> None:
     assert route is not None and (route.hops[0].server, route.wait_s) == (2, 5.0)  # nor has s1
 
 
+def test_dp_prefers_the_emptier_of_equally_fast_servers() -> None:
+    # A quarter of s0's and s1's room is used, which counts 0.0125 ms each; s2 takes 0.02 ms longer than s0.
+    problem = make_problem([80.0] * 3, decode_s=[0.01, 0.01, 0.01002])
+    placement = placed(problem, [(0, 4)] * 3, [40.0] * 3)
+    router, state = ShortestByLayer().bind(problem, placement), SystemState(placement.cache_bytes)
+    chosen = []
+    for key in range(5):
+        route = router.route(RequestSpec(0, 1, 1), state, 0.0)
+        assert route is not None
+        chosen.append(route.hops[0].server)
+        state.open(key, route.hops, 2.5, 5.0)
+    assert chosen == [0, 1, 0, 1, 2]
+
+
 def test_dp_enters_a_range_in_the_middle_only_where_whole_ranges_make_no_chain() -> None:
     problem = make_problem([80.0] * 3, decode_s=[0.01, 0.01, 0.5])
     router = ShortestByLayer().bind(problem, placed(problem, [(0, 2), (1, 4), (2, 4)], [40.0] * 3))
