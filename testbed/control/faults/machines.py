@@ -127,10 +127,11 @@ class Machines:
         """Carry out a fault on ``server``. Returns why it does not apply; ``None`` if it was done.
 
         ``for_s`` (scenario seconds) ends the fault again. The fault waits for the ends of other faults of
-        this server that are planned for ``planned_at_s`` or before, however late these are.
+        this server that are planned for ``planned_at_s`` or before, however late these are; in virtual time for those of
+        all servers.
         """
         fault, machine = KINDS[kind], self._machines[server]
-        async with _turn(machine, planned_at_s), self.one_at_a_time():
+        async with self._turn(machine, planned_at_s), self.one_at_a_time():
             why_not = fault.why_not(machine)
             at_s = self._nodes.now_s()  # before any client can notice
             if why_not is None:
@@ -164,6 +165,26 @@ class Machines:
                 task.add_done_callback(machine.ends.pop)
         return None
 
+    def _due(self, machine: ServerProcess, at_s: float | None) -> set[asyncio.Task[None]]:
+        """Returns the tasks for which a fault of ``machine`` waits that is planned for ``at_s``: ends of other faults."""
+        if at_s is None:
+            return set()
+        machines = self._machines if self._nodes.clock.is_virtual else [machine]
+        return {task for one in machines for task, ends_at_s in one.ends.items() if ends_at_s <= at_s}
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, machine: ServerProcess, at_s: float | None) -> AsyncIterator[None]:
+        """Hold the machine's lock, after all ends for which a fault waits that is planned for ``at_s``."""
+        while True:
+            while due := self._due(machine, at_s):
+                await asyncio.wait(due)
+            async with machine.busy:
+                if not self._due(
+                    machine, at_s
+                ):  # else a fault that held the lock before has planned another end
+                    yield
+                    return
+
     async def _undo(self, fault: FaultKind, machine: ServerProcess, at_s: float, number: int) -> None:
         """End the fault at ``at_s``, unless the process has ended since or had another fault of the kind."""
         epoch = machine.epoch
@@ -173,20 +194,3 @@ class Machines:
                 return
             if await fault.undo(machine, at_s):
                 machine.write(FaultOver, kind=fault.name, planned_at_s=at_s)
-
-
-def _due(machine: ServerProcess, at_s: float | None) -> set[asyncio.Task[None]]:
-    """Returns the tasks that end faults of ``machine`` by ``at_s`` and have not done so yet."""
-    return set() if at_s is None else {task for task, ends_at_s in machine.ends.items() if ends_at_s <= at_s}
-
-
-@contextlib.asynccontextmanager
-async def _turn(machine: ServerProcess, at_s: float | None) -> AsyncIterator[None]:
-    """Hold the machine's lock, after all faults that end by ``at_s`` have ended."""
-    while True:
-        while due := _due(machine, at_s):
-            await asyncio.wait(due)
-        async with machine.busy:
-            if not _due(machine, at_s):  # else a fault that held the lock before has planned another end
-                yield
-                return

@@ -133,6 +133,16 @@ def test_events_are_those_of_the_testbed_itself(tmp_path: Path) -> None:
             assert one[key] == close, key
 
 
+def test_at_one_instant_a_server_is_back_before_another_one_is_killed(tmp_path: Path) -> None:
+    kills = "fault=[{kind='kill', server='a100-0', at='1 s', for='1 s'}, {kind='kill', server='a100-1', at='2 s'}]"
+    fast, _ = both("workload.n_requests=1", kills, folder=tmp_path)
+    write_simulation(tmp_path / "fast", fast, summarize_simulation(fast, Objectives()))
+    for engine in ("fast", "virtual"):
+        lines = map(json.loads, (tmp_path / engine / "events.jsonl").read_text().splitlines())
+        seen = [(event["event"], event["server"]) for event in lines if event["event"] in ("fault", "begun")]
+        assert seen == [("fault", "a100-0"), ("begun", "a100-0"), ("fault", "a100-1")], engine
+
+
 def test_a_session_that_was_filled_by_its_hub_and_loses_a_server_is_for_the_testbed_itself() -> None:
     kill = "fault=[{kind='kill', server='a100-0', at='9 s'}]"
     kept = ("workload.turns=2", "cache.prefix=shared", "cache.hub_history=1 GB")
