@@ -41,6 +41,7 @@ from testbed.studies.sweep.axes import (
     value_range,
 )
 from testbed.studies.sweep.measures import (
+    BEST_AT_ONE,
     GOODPUT,
     MEASURES,
     STATISTICS,
@@ -384,6 +385,10 @@ def study_of(
         both = [measure_of(study, name) for name in pareto]
         if len(both) != 2 or both[0] == both[1]:
             raise UserError(f"a Pareto front needs two metrics, not {', '.join(pareto)}")
+        if neither := BEST_AT_ONE.intersection(both):
+            raise UserError(
+                f"{', '.join(neither)} is best at 1 and makes no Pareto front; give another metric"
+            )
         study = replace(study, pareto=(both[0], both[1]))
     known = dict.fromkeys((POLICY, *study.keys, *study.policies, *names, *PAIRS))
     latex = table.latex.model_copy(

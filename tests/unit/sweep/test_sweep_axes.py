@@ -199,6 +199,10 @@ def test_a_scenario_may_need_what_only_an_axis_gives(tmp_path: Path) -> None:
         ('scenario = "clustered"\nmetrics = ["speed"]', 'unknown metric "speed"'),
         ('scenario = "clustered"\nmetrics = ["goodput_rps"]', "needs objectives"),
         ('scenario = "clustered"\npareto = ["ttft_s"]', "a Pareto front needs two metrics"),
+        (
+            'scenario = "clustered"\npareto = ["ttft_s", "length_fairness_ratio"]',
+            "length_fairness_ratio is best at 1 and makes no Pareto front",
+        ),
         ('scenario = "clustered"\npolicies = ["petalz"]', "there is no policy pair 'petalz'"),
         (
             'scenario = "clustered"\npolicies = ["petals"]\nbaseline = "proposed"',
