@@ -141,7 +141,7 @@ class Feed:
             "faults": is_live and (self.run_dir / SOCKET).exists(),
             "twin": (self.run_dir / TWIN / "summary.json").exists(),
             "links": self._has_links,
-            "why": follower.failure,
+            "why": follower.why,
         }
 
     @property

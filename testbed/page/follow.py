@@ -69,6 +69,13 @@ class Follower:
                 for record in self._logs.setdefault(path, LogReader(path)):
                     self.history.record(record)
 
+    @property
+    def why(self) -> str:
+        """What a page says beside the phase: why the run broke, or that not all of it can be shown; else empty."""
+        if self.failure or not any(log.has_unknown_record for log in self._logs.values()):
+            return self.failure
+        return "not all of it can be read: another version of the testbed wrote the logs, or they are damaged"
+
     def phase(self, is_live: bool) -> str:
         """Return the run's phase; ``is_live``: whether its owner is alive."""
         if self.failure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from nodes.eventlog import EventLog
@@ -114,6 +115,21 @@ def test_logs_and_events_are_read_as_they_grow(tmp_path: Path) -> None:
     assert follower.history.last_at_s == 9.0
     assert not follower.poll()
     log.close()
+
+
+def test_a_record_that_cannot_be_read_is_told_with_what_could(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    path = tmp_path / "events" / "c0.log"
+    log = EventLog(path)
+    for record in session()[:4]:
+        log.write(record)
+    follower = Follower(tmp_path, HEADER, 6)
+    follower.poll()
+    assert follower.why == ""
+    path.write_bytes(path.read_bytes() + msgpack.packb(["other", 1, 2]))
+    follower.poll()
+    assert follower.history.position.records == 3
+    assert follower.why.startswith("not all of it can be read: another version of the testbed")
 
 
 def test_a_line_that_is_still_being_written_waits_for_its_end(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ class Page {
   writePill() {
     const { phase, why } = this.status;
     let text = PHASES[phase] || phase;
-    if (phase === 'broken') text = `${text}: ${why}`;
+    if (why && why !== phase) text = `${text}: ${why}`;
     // The server of a page beside a run ends with the run.
     if (this.isLost) text = phase === 'running' ? 'connection lost: the run or its page has ended' : `${text}; the page’s server, too`;
     else if (phase !== 'running' && this.player.t < this.player.end) text = `replay at ${instant(this.player.t)}; ${text}`;
