@@ -13,6 +13,7 @@ from testbed.experiments.experiment import Experiment
 from testbed.experiments.hours import Hours
 from testbed.experiments.policy import PolicyChoice
 from testbed.experiments.slo import Objectives
+from testbed.results.costs import costs_of, costs_text
 from testbed.simulator import command, engine, summary
 from testbed.simulator.cases import Case
 from testbed.simulator.command import Options, simulate_command
@@ -46,6 +47,30 @@ def test_cost_is_of_all_servers_from_the_first_arrival_to_the_last_end_per_token
     assert summary.get("cost_per_million_tokens") == pytest.approx(expected)
     assert "energy_j_per_token" not in summary and "carbon_g_per_million_tokens" not in summary
     assert measures_of(simulation, Objectives())["cost_per_million_tokens"] == pytest.approx(expected)
+
+
+def test_a_server_is_paid_from_the_first_arrival_and_while_its_hours_last() -> None:
+    experiment = loaded(
+        "cost_per_hour=3.0, hours='07:00-23:59'",  # leaves after a minute
+        "cost_per_hour=1.5, hours='09:00-17:00', time_zone='+09:00'",  # comes after two
+        "cost_per_hour=0.7",
+        options=("begins_at='23:58'", "workload.arrivals='constant'", "workload.rate=0.05"),
+    )
+    rows = simulate(Case(experiment), "testbed").rows[1:]
+    began_s, ended_s = rows[0].arrived_at_s, max(row.ended_at_s or 0.0 for row in rows)
+    assert began_s is not None and 0 < began_s < 60 and ended_s > 120
+    expected = 3.0 * (60 - began_s) + 1.5 * (ended_s - 120) + 0.7 * (ended_s - began_s)
+    found = costs_of(experiment, rows, None)
+    assert found["cost_per_million_tokens"] == pytest.approx(expected / 3600 / (5 * 20) * 1e6)
+
+
+def test_a_run_that_made_no_token_has_no_figures_and_no_line() -> None:
+    experiment = loaded("cost_per_hour=3.0")
+    assert costs_of(experiment, [], None) == {"cost_per_million_tokens": None}
+    assert costs_text({"cost_per_million_tokens": None}) == []
+    assert costs_text({"cost_per_million_tokens": 12345.6, "energy_j_per_token": None}) == [
+        "cost 1.235e+04 per million output tokens"
+    ]
 
 
 def test_energy_is_idle_power_all_the_time_and_the_rest_while_a_server_has_a_step(tmp_path: Path) -> None:

@@ -189,11 +189,11 @@ def test_goodput_counts_only_requests_within_every_objective_over_the_time_since
     make_run: MakeRun,
 ) -> None:
     run = make_run(lengths=[(2, 3)] * 3)
-    run.arrive(0, 0.0)
-    run.log(Failed(0, 1.0, "server 0: gone"))
+    run.arrive(0, 2.0)
+    run.log(Failed(0, 3.0, "server 0: gone"))
     run.serve(1, 10.0, CHAIN)
     run.serve(2, 17.5, [(0, 0, 4)])  # one hop: 0.1 + 0.62 + 2 x 0.34 = 1.4 s, first token after 0.72 s
-    span_s = 18.9
+    span_s = 16.9
     assert finish(run, {})["goodput_rps"] == pytest.approx(2 / span_s)
     assert finish(run, {"ttft": 1.0})["goodput_rps"] == pytest.approx(1 / span_s)
     assert finish(run, {"ttft": 5.0, "tpot": 0.3})["goodput_rps"] == 0
