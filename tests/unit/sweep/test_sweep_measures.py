@@ -87,12 +87,12 @@ def row(status: str = "completed", ended_at_s: float = 10.0, **times: Any) -> Re
 
 def test_a_request_meets_objectives_that_it_has_a_value_for_and_only_if_it_completed() -> None:
     failed = row(status="failed", ttft_s=None, e2e_s=None, ended_at_s=12.5)
-    rows = [row(), row(ttft_s=3.0), row(tpot_s=2.0), failed]
-    objectives = Objectives({"ttft": 2.0, "tpot": 1.0})
-    assert n_met(rows, objectives) == 1 and goodput_rps(rows, objectives) == 1 / 12.5
+    rows = [row(), row(ttft_s=2.0, tpot_s=0.5), row(ttft_s=3.0), row(tpot_s=2.0), failed]
+    objectives = Objectives({"ttft": 2.0, "tpot": 0.5})
+    assert n_met(rows, objectives) == 2 and goodput_rps(rows, objectives) == 2 / 12.5
     assert goodput_rps([failed], objectives) == 0.0
     interrupted = row(status="interrupted", ttft_s=None, e2e_s=None, ended_at_s=20.0)
-    assert goodput_rps([*rows, interrupted], objectives) == 1 / 20
+    assert goodput_rps([*rows, interrupted], objectives) == 2 / 20
     assert goodput_rps([interrupted], objectives) is None
 
 
