@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 
 from nodes.admission import NO_ROUTE, Admission, Attempts, HostedBlocks, Need, name_of_attempt, ready_at_s
@@ -23,11 +23,12 @@ from policies.online import OnlinePolicy
 from policies.outcomes import Times
 from policies.problem import Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
-from policies.rules import MAX_ATTEMPTS
+from policies.rules import MAX_ATTEMPTS, RecoveryRules
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
 from testbed.control.placing import PlacedExperiment
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.step_limits import recovery_of
 from testbed.fast.connections import Connections
 from testbed.fast.conversations import Conversations
 from testbed.fast.delays import ChainDelays, delays_of, overheads_of
@@ -69,6 +70,25 @@ def simulate_fast(
     """
     assert online is None or online.drains, "a policy that cuts sessions disturbs them"
     options = online, max_attempts, on_cache, on_end, most_steps
+    try:
+        return _simulate(experiment, placed, *options)
+    except StepsLate:
+        return _simulate(experiment, _anew(placed), *options, hears=True)
+
+
+def _simulate(
+    experiment: Experiment,
+    placed: PlacedExperiment,
+    online: OnlinePolicy | None,
+    max_attempts: int,
+    on_cache: OnCache | None,
+    on_end: OnEnd | None,
+    most_steps: int,
+    *,
+    hears: bool = False,
+) -> FastRun:
+    """As ``simulate_fast``. Raises ``StepsLate`` unless it ``hears``: clients then note all that they hear of servers."""
+    options = online, max_attempts, on_cache, on_end, most_steps
     is_free = never_wait(experiment)
     why = what_meets(experiment) or ("" if is_free else why_links_have_no_closed_form(experiment))
     try:
@@ -81,12 +101,18 @@ def simulate_fast(
             except SessionsMeet as meeting:
                 why = str(meeting)
             placed = _anew(placed)
-        return _Run(experiment, placed, *options, by_steps=True).serve(f"step by step, since {why}")
+        return _Run(experiment, placed, *options, by_steps=True, hears=hears).serve(
+            f"step by step, since {why}"
+        )
     except SessionsCut as cut:
         if reason := not_recovered(experiment):
             raise Disturbed(f"{cut}, with {reason}") from cut
-        run = _Run(experiment, _anew(placed), *options, by_steps=True, recovers=True)
+        run = _Run(experiment, _anew(placed), *options, by_steps=True, recovers=True, hears=hears)
         return run.serve(f"step by step, since {cut}")
+
+
+class StepsLate(Exception):
+    """A step takes longer than its client waits if it hears nothing, and what that hears was not noted."""
 
 
 def _anew(placed: PlacedExperiment) -> PlacedExperiment:
@@ -109,7 +135,9 @@ class _Run:
         meetings: Meetings | None = None,
         by_steps: bool = False,
         recovers: bool = False,
+        hears: bool = False,
     ) -> None:
+        self._hears = hears
         self._queue = queue = EventQueue()
         self._experiment = experiment
         self._problem = experiment.problem
@@ -131,7 +159,7 @@ class _Run:
         step by step everything is planned when the system sets a timer for it, and comes in that order."""
         self._meetings = meetings
         self._times: ServiceTimes | IdleTimes = ServiceTimes(experiment.problem)
-        self._links = None if never_wait(experiment) else Links(queue, experiment)
+        self._links = None if never_wait(experiment) else Links(queue, experiment, hears=hears)
         """``None``: messages take their links' delays alone."""
         self._send = Sending(queue, experiment.problem, self._links)
         if self._links is not None:
@@ -153,6 +181,8 @@ class _Run:
                 hub_s=[problem.hub_s(client) for client in range(len(problem.clients))],
                 decoding=problem.decoding,
                 most=most_steps,
+                limit_s=experiment.faults.recovery.request_timeout_s,
+                is_late=self._check_limit,
             )
         self._connections: Connections | None = None
         """``None``: no server ends or begins."""
@@ -179,6 +209,28 @@ class _Run:
         self._moving: Moving | None = None
         if online is not None:
             self._moving = Moving(experiment, online, queue, self._coordinator, self._servers)
+
+    @cached_property
+    def _recovery(self) -> RecoveryRules:
+        return recovery_of(self._experiment)
+
+    def _check_limit(self, chain: ChainSession) -> None:
+        """Raises ``Disturbed`` if a step is answered so late that its client has given the server up; see ``nodes.chain.Chain.step``."""
+        server, now_s = chain.hops[chain.at].server, self._queue.now_s
+        n_hops, n_tokens = len(chain.hops), chain.parts[chain.part].n_tokens
+        is_pushed, took_s = self._problem.forwarding, now_s - chain.asked_at_s
+        limit_s = self._recovery.step_limit_s(n_tokens, n_hops if is_pushed else 1)
+        if took_s < limit_s:
+            return
+        if not is_pushed and self._links is not None:  # else it hears of none but by the answer
+            if not self._hears:
+                raise StepsLate
+            took_s = self._send.heard(chain.plan.client, server).silence_s(chain.asked_at_s, now_s)
+        if took_s >= limit_s:
+            raise Disturbed(
+                f"nothing is heard of {self._problem.servers[server].name} for {took_s:.3g} s after a step was sent to it, and "
+                f"recovery.request_timeout allows {limit_s:.3g} s"
+            )
 
     def serve(self, why: str) -> FastRun:
         """Serves all requests. ``why``: how, and the reason."""

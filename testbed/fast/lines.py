@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,29 +56,35 @@ class LineState(NamedTuple):
 
 
 class Heard:
-    """When a client hears of a server, as long as it waits for an answer: the arrivals of messages, in any order."""
+    """When a client hears of a server, as long as it waits for an answer: the arrivals of messages, in any order.
+
+    ``always``: as long as the run lasts.
+    """
 
     __slots__ = ("_at_s", "n_waiting")
 
-    def __init__(self) -> None:
-        self.n_waiting = 0
-        """Answers that the client waits for."""
+    def __init__(self, *, always: bool = False) -> None:
+        self.n_waiting = int(always)
+        """Answers that the client waits for, and one more if it always hears."""
         self._at_s: list[float] = []
+        """Ascending."""
 
     def message(self, at_s: float) -> None:
         """Notes the arrival of a message or of a part of one, which may be in the future."""
-        self._at_s.append(at_s)
+        insort(self._at_s, at_s)
+
+    def silence_s(self, asked_at_s: float, now_s: float) -> float:
+        """Returns for how many seconds at most nothing came since an answer was asked for."""
+        first, end = bisect_right(self._at_s, asked_at_s), bisect_right(self._at_s, now_s)
+        return max(b - a for a, b in pairwise((asked_at_s, *self._at_s[first:end], now_s)))
 
     def answered(self, asked_at_s: float, now_s: float) -> float:
-        """Notes that an answer has come; returns for how long at most nothing came since it was asked for, in seconds."""
-        last_s, longest_s = asked_at_s, 0.0
-        for at_s in sorted(self._at_s):
-            if asked_at_s < at_s <= now_s:
-                longest_s, last_s = max(longest_s, at_s - last_s), at_s
+        """Notes that an answer to an opening has come, and returns ``silence_s``."""
+        silence_s = self.silence_s(asked_at_s, now_s)
         self.n_waiting -= 1
         if not self.n_waiting:
             self._at_s.clear()
-        return max(longest_s, now_s - last_s)
+        return silence_s
 
 
 class Line(LazyFlow):

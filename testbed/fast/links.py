@@ -61,7 +61,14 @@ class Links:
     ``network``: in place of the experiment's.
     """
 
-    def __init__(self, queue: EventQueue, experiment: Experiment, network: NetworkPart | None = None) -> None:
+    def __init__(
+        self,
+        queue: EventQueue,
+        experiment: Experiment,
+        network: NetworkPart | None = None,
+        *,
+        hears: bool = False,
+    ) -> None:
         self._queue = queue
         self._experiment = experiment
         self._network = network = network or experiment.network
@@ -69,7 +76,7 @@ class Links:
         self._shared = {name: SharedLink(rate_bps) for name, rate_bps in network.shared_bps.items()}
         self._pipes: dict[tuple[str, str], LazyPipe] = {}
         self._lines: dict[tuple[str, str, str], Line] = {}
-        self._heard: defaultdict[tuple[str, str], Heard] = defaultdict(Heard)
+        self._heard: defaultdict[tuple[str, str], Heard] = defaultdict(partial(Heard, always=hears))
         """By client and server."""
         self._lost_lines: list[tuple[str, str, Line]] = []
         """Those of connections that were lost and made again: (source, target, line)."""

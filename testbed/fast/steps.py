@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from testbed.fast.outcome import Rounds
 Key = tuple[int, int]
 """A request's number, and which of its attempts to open a session this is."""
 
+IsLate = Callable[["ChainSession"], None]
+"""Called when the answer to a session's step has come later than any step may."""
 Notify = Callable[..., None]
 """Called with (client, server, call, *args): has ``call(*args)`` called when a server's message reaches a client."""
 
@@ -123,7 +126,7 @@ class ChainSession:
     listeners: list[tuple[Wire, int]] = field(default_factory=list)
     """With forwarding: what calls it if a connection of its chain is lost."""
     asked_at_s: float = 0.0
-    """With forwarding: when the client sent the present message."""
+    """When the client sent the present message."""
     passed: Callable[[int], None] | None = None
     """Called with a hop's place in the chain when it has computed the present step."""
     earlier: Sequence[int] = ()
@@ -171,7 +174,8 @@ class Steps:
     """The steps of all servers: each on its own, by the servers' ``laws`` of times, or in ``batches``.
 
     Every step takes its client ``hub_s[client]``, and its drafts what ``decoding`` says. Where caches grow, they are in ``caches``, and
-    ``notify(client, server, call, *args)`` sends that a session has lost its there. ``rows`` has a row for each hop of each token,
+    ``notify(client, server, call, *args)`` sends that a session has lost its there. ``is_late`` is called with sessions whose step
+    was not answered within ``limit_s``. ``rows`` has a row for each hop of each token,
     with ``COLUMNS``, or is ``None`` if there are more than ``most``; ``n_rows`` counts them. ``gaps_s`` are
     the seconds from every token to the next one of its request.
     """
@@ -189,6 +193,8 @@ class Steps:
         hub_s: Sequence[float],
         decoding: Decoding | None = None,
         most: int = 0,
+        limit_s: float = math.inf,
+        is_late: IsLate = lambda session: None,
     ) -> None:
         self._queue = queue
         self._laws = laws
@@ -211,6 +217,8 @@ class Steps:
         """The last rows. A list grows in less time than an array, which takes less memory."""
         self.gaps_s = array("d")
         self._most = most
+        self._limit_s = limit_s
+        self._is_late = is_late
 
     @property
     def rows(self) -> array[float] | None:
@@ -252,8 +260,9 @@ class Steps:
         """The client sends the present part to ``hops[at]``."""
         if session.preempted_by is not None:
             self._lose(session, session.preempted_by)
-        elif self._passing is not None:
-            session.asked_at_s = self._queue.now_s
+            return
+        session.asked_at_s = self._queue.now_s
+        if self._passing is not None:
             if session.news:
                 self._passing.fail(session)
                 return
@@ -461,6 +470,8 @@ class Steps:
         session.is_away = False
         if session.is_over:
             return
+        if self._queue.now_s - session.asked_at_s >= self._limit_s:
+            self._is_late(session)
         if session.wires and self._passing is None:
             wire = session.wires[session.at]
             assert wire is not None, "connections can be lost"

@@ -13,6 +13,7 @@ from policies.problem import Placement
 from testbed.control.placing import followers
 from testbed.errors import RunError
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.step_limits import token_s
 from testbed.runtime import wiring
 from testbed.runtime.warming import Warming
 
@@ -84,7 +85,7 @@ class Peering:
         name = self._names[server]
         links = {pair: self._link_now(pair) for pair in self._experiment.network.links if pair[0] == name}
         view = wiring.node_view(self._experiment, name, ends, links if delays_in_nodes else None)
-        limits = self._experiment.faults.recovery.push_limit_s, wiring.token_s(self._experiment)
+        limits = self._experiment.faults.recovery.push_limit_s, token_s(self._experiment)
         await self._peers[name].ask(Peers(view, *limits))
 
     def change(self, links: Mapping[tuple[str, str], Link]) -> None:

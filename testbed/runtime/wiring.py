@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import replace
-from math import ceil, inf
+from math import inf
 from pathlib import Path
 
 from netem.spec import NetworkSpec
@@ -18,62 +17,16 @@ from nodes.server import ServerLimits
 from nodes.session import SessionRules
 from nodes.wire import MAX_PAYLOAD_BYTES
 from policies.links import HEADER_BYTES, Link
-from policies.problem import Placement, ServerSpec
-from policies.rules import RecoveryRules
-from policies.workload import longest_prompt, longest_tokens
+from policies.problem import Placement
+from policies.workload import longest_prompt
 from testbed.errors import UserError
 from testbed.experiments.courses import courses
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.step_limits import idle_s, longest_request, recovery_of
 from testbed.experiments.stub import kept_tokens, stub_profile
 from testbed.experiments.units import RATE
 from testbed.experiments.whole import whole_network
 from testbed.runtime.blocks import BlocksModel
-
-_IDLE_S = 300.0
-
-
-def _longest(experiment: Experiment) -> int:
-    """Return the tokens, prompt and output, of the longest request that may come."""
-    return max(longest_tokens(experiment.workload.requests), experiment.workload.endpoint_tokens, 1)
-
-
-def token_s(experiment: Experiment) -> float:
-    """Return seconds per token of the longest possible step, on the slowest link (both ways) and server."""
-    n_tokens = _longest(experiment)
-    step_s = max(_longest_step_s(experiment, server, n_tokens) for server in experiment.problem.servers)
-    return (_there_and_back_s(experiment, n_tokens) + step_s) / n_tokens
-
-
-def _there_and_back_s(experiment: Experiment, n_tokens: int) -> float:
-    """Return how long the hidden states of ``n_tokens`` take the slowest link, to a server and back."""
-    link = min(experiment.network.links.values(), key=lambda link: link.rate_bps)
-    n_bytes = n_tokens * experiment.problem.model.token_bytes
-    return 2 * link.transmission_s(n_bytes, experiment.network.mtu)
-
-
-def _longest_step_s(experiment: Experiment, server: ServerSpec, n_tokens: int) -> float:
-    """Return the most that ``server`` takes for a prompt of ``n_tokens``, with all blocks.
-
-    Each chunk of a prompt reads the weights again, and has another session's decode computed with it. The last one,
-    which attends to all others, takes longest.
-    """
-    blocks, chunk = range(experiment.problem.model.n_blocks), experiment.compute.chunk_tokens
-    if chunk is None or chunk >= n_tokens:
-        return server.step_s(0, n_tokens, blocks)
-    return ceil(n_tokens / chunk) * server.batch_s(blocks, [n_tokens], range(n_tokens - chunk, n_tokens))
-
-
-def idle_s(experiment: Experiment) -> float:
-    """Return how long a server keeps a session that sends no step, in scenario seconds.
-
-    It includes the time that all other servers of a chain may need for the longest step, and that this step may wait for the
-    prompts of all other requests on the slowest link.
-    """
-    others_s = len(experiment.problem.servers) * token_s(experiment) * _longest(experiment)
-    ahead_s = _there_and_back_s(experiment, sum(plan.n_input_tokens for plan in experiment.workload.requests))
-    prefix = experiment.compute.prefix
-    held_s = prefix.hold_s if prefix is not None and prefix.kind == "session" else 0.0
-    return _IDLE_S + experiment.calibration.session_setup_s + others_s + ahead_s + held_s
 
 
 def scaled_links(
@@ -140,7 +93,7 @@ def check_frames(experiment: Experiment) -> None:
         )
     can_fail = experiment.faults.planned or experiment.network.changes or experiment.policy.online is not None
     recovery = experiment.faults.recovery
-    whole = _longest(experiment)
+    whole = longest_request(experiment)
     if can_fail and recovery.mode == "replay" and recovery.replay == "at_once" and whole > most:
         raise UserError(
             f"recovery.replay: a history of {whole:,} tokens does not fit into one step, which holds "
@@ -155,7 +108,7 @@ def check_rates(experiment: Experiment) -> None:
     the end of all repeated traces does not count.
     """
     network, n_bytes = experiment.network, experiment.problem.model.token_bytes
-    limit_s = recovery_rules(experiment).step_limit_s(1)
+    limit_s = recovery_of(experiment).step_limit_s(1)
 
     def takes_s(link: Link) -> float:
         """For one token; infinite on a link that is cut."""
@@ -185,17 +138,12 @@ def check_rates(experiment: Experiment) -> None:
             )
 
 
-def recovery_rules(experiment: Experiment) -> RecoveryRules:
-    """Return what clients do about failures, with the time that the slowest hop needs for a token."""
-    return replace(experiment.faults.recovery, token_s=token_s(experiment))
-
-
 def server_limits(experiment: Experiment) -> ServerLimits:
     """Return the default limits, raised for this workload's longest step and twice as many peers as nodes.
 
     The limit per client is as high: on loopback all nodes have the same address.
     """
-    n_bytes = _longest(experiment) * experiment.problem.model.token_bytes
+    n_bytes = longest_request(experiment) * experiment.problem.model.token_bytes
     payload_bytes = max(n_bytes, ServerLimits.max_payload_bytes)
     n_peers = 2 * len(experiment.nodes)
     return ServerLimits(
@@ -278,7 +226,7 @@ def client_config(
             history_bytes=0.0 if prefix is None else prefix.history_bytes,
             hold_s=None if prefix is None or prefix.kind == "shared" else prefix.hold_s,
             backoff=experiment.workload.backoff,
-            recovery=recovery_rules(experiment),
+            recovery=recovery_of(experiment),
         ),
     )
 

@@ -18,9 +18,9 @@ from nodes.request import EARLIER_TURN_FAILED
 from policies.problem import Placement, Problem
 from testbed.control.placing import place_experiment
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.step_limits import recovery_of
 from testbed.records.summary import RunSummary
 from testbed.results.logs import RunRecords, read_logs
-from testbed.runtime import wiring
 from tests.stress.chaos_cases import QUIET_S
 from tests.stress.slow_links import Watched
 
@@ -284,7 +284,7 @@ def _is_overdue(experiment: Experiment, request: int) -> bool:
     """
     if experiment.compute.chunk_tokens is None:
         return False
-    rules = wiring.recovery_rules(experiment)
+    rules = recovery_of(experiment)
     n_others = sum(plan.n_input_tokens for plan in experiment.workload.requests if plan.index != request)
     return rules.token_s * n_others > rules.request_timeout_s
 
