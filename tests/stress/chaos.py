@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,18 @@ from testbed.errors import TestbedError, UserError
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import Experiment
 from testbed.runs.session import RunOptions, RunSession, run_quietly
-from tests.stress import chaos_cases, chaos_checks, slow_links
+from tests.stress import chaos_cases, chaos_checks, chaos_engines, slow_links
 from tests.stress.chaos_cases import Document
 
 ENDED_BADLY = 0
 """The number of the invariant that a run which raised an exception breaks."""
 _NOT_THE_SAME = len(chaos_checks.INVARIANTS) + 1
 _INTERRUPTED_BADLY = _NOT_THE_SAME + 1
+_SIMULATED_OTHERWISE = _INTERRUPTED_BADLY + 1
 _EVERY_INTERRUPTED = 4
 """One seed of so many is run again, and interrupted."""
+_EVERY_SIMULATED = 2
+"""One seed of so many is run again without what the fast engine leaves to the system."""
 _EVERY_SAME = 20
 """One seed of so many is run twice; both runs must leave the same bytes."""
 _MAX_SHRINKING = 150
@@ -184,6 +187,10 @@ def play(document: Document) -> tuple[chaos_checks.Finished | None, list[tuple[i
         names = ("events.jsonl", "hops.parquet", "requests.parquet")
         record = [(folder / "run" / file).read_bytes() for file in names]
         broken = chaos_checks.broken(run)
+        wrong = chaos_engines.simulated_otherwise(document, run)
+        if wrong:
+            broken.append((_SIMULATED_OTHERWISE, wrong))
+        run = replace(run, is_simulated=wrong is not None)
         if chaos_cases.INTERRUPT in document:
             broken += _interrupted(document, run)
         return run, broken, record
@@ -233,6 +240,8 @@ def try_seed(seed: int, shrinks: bool = True) -> Outcome:
         if run is not None and not outcome.broken and seed % _EVERY_INTERRUPTED == 0:
             document[chaos_cases.INTERRUPT] = chaos_cases.interruption_s(seed, list(_instants(run)))
             outcome.broken = _interrupted(document, run)
+        if run is not None and not outcome.broken and seed % _EVERY_SIMULATED == 0:
+            document = _simulated_too(document, outcome)
     except Unplayable:
         outcome.played = False
         return outcome
@@ -246,6 +255,18 @@ def try_seed(seed: int, shrinks: bool = True) -> Outcome:
     if outcome.broken:
         outcome.document = shrink(document, outcome.broken[0][0]) if shrinks else document
     return outcome
+
+
+def _simulated_too(document: Document, outcome: Outcome) -> Document:
+    """Plays what the fast engine serves of a case, too. Returns that, if it breaks an invariant, else the case."""
+    carried = chaos_engines.carried(document)
+    try:
+        run, broken, _ = play(carried)
+    except Unplayable:
+        return document
+    outcome.counts["seeds simulated, too"] += run is not None and run.is_simulated
+    outcome.broken = broken
+    return carried if broken else document
 
 
 def shrink(document: Document, invariant: int) -> Document:

@@ -51,6 +51,8 @@ class Finished:
     logs: dict[str, list[AnyRecord]]
     events: list[dict[str, Any]]
     watched: Watched
+    is_simulated: bool = False
+    """Whether the fast engine has served its scenario, too."""
 
     @property
     def quiet_from_s(self) -> float:
