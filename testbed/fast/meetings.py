@@ -34,6 +34,8 @@ def why_links_have_no_closed_form(experiment: Experiment) -> str:
     n_bytes = _full_bytes(tcp, longest_prompt_bytes(experiment))
     if experiment.problem.forwarding:  # a token may follow before the acknowledgement of the prompt has come
         n_bytes += _full_bytes(tcp, experiment.problem.model.token_bytes)
+    if not network.tcp.warm:  # a burst is at most half of the window, and each has an acknowledgement
+        n_bytes *= 2
     if not _fits_first_windows(experiment, tcp, n_bytes):
         return "a prompt is more than a connection sends at once"
     return ""
