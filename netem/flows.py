@@ -159,7 +159,12 @@ class Flow:
     def put(self, n_bytes: int, item: Any = None) -> None:
         """Sends ``n_bytes`` behind all that were put before, as soon as the window allows."""
         # What waits in the process waits behind what waits for the window.
-        if not self.unsent_bytes and n_bytes <= BURST_BYTES and n_bytes <= self.room_bytes():
+        if (
+            not self.unsent_bytes
+            and n_bytes <= BURST_BYTES
+            and n_bytes <= self.room_bytes()
+            and n_bytes <= self._half_bytes()
+        ):
             self._send(n_bytes, item)
             return
         self._waiting.append((n_bytes, item))
@@ -203,7 +208,8 @@ class Flow:
         while unsent:
             n_bytes, item = unsent[0]
             room_bytes = self.room_bytes()
-            if n_bytes <= room_bytes:
+            half_bytes = self._half_bytes()
+            if n_bytes <= room_bytes and n_bytes <= half_bytes:
                 unsent.popleft()
             else:  # whole segments only
                 fits = room_bytes // mss * mss
@@ -213,10 +219,16 @@ class Flow:
                     if self.acknowledged:
                         self._push_at(self.acknowledged[0][0])
                     break
+                fits = min(fits, half_bytes)
                 unsent[0] = n_bytes - fits, item
                 n_bytes, item = fits, None
             self.unsent_bytes -= n_bytes
             self._send(n_bytes, item)
+
+    def _half_bytes(self) -> int:
+        """Returns the largest burst that the window allows: as in Linux half of its segments, so that two are on their way."""
+        mss = self._tcp.mss
+        return max(self.window_bytes // mss // 2, 1) * mss
 
     def room_bytes(self) -> int:
         """Processes acknowledgements that have arrived; returns how many bytes may be sent now."""

@@ -35,7 +35,7 @@ class Link:
 
     @property
     def retransmission_s(self) -> float:
-        """How long after a loss the packet is sent again: two round trips over such a link, at least 0.2 s.
+        """How long after a loss the packet is sent again: two round trips over links with its delay, at least 0.2 s.
 
         Used only where no real TCP decides it: on ``loopback``, and in virtual time.
         """

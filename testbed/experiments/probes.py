@@ -26,7 +26,7 @@ def without_the_unknown(experiment: Experiment) -> Experiment:
     """Return an experiment without what no policy can know before it happens, and without its requests.
 
     These are its faults, its changes of links, and what its seed draws: the order in which servers join, which drafts are
-    right, jitter, and how clients spread their attempts. Nothing of it may be saved.
+    right, and how clients spread their attempts. Nothing of it may be saved.
     """
     workload, faults, problem, blocks = (
         experiment.workload,

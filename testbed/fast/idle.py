@@ -10,10 +10,13 @@ from policies.remember import remember
 from testbed.experiments.experiment import Experiment
 from testbed.fast.delays import ChainDelays, HopDelays, delays_of, overheads_of
 from testbed.fast.events import EventQueue
-from testbed.fast.links import Links, never_wait
+from testbed.fast.links import Links, Way, never_wait
+from testbed.fast.meetings import SessionsMeet
 
 _MAX_KNOWN = 65536
 """At most this many service times are kept: one per chain and kind of request."""
+
+_ROUNDING_S = 1e-12
 
 
 class IdleTimes:
@@ -25,7 +28,10 @@ class IdleTimes:
         self._known_s: dict[tuple[RequestSpec, tuple[Hop, ...]], tuple[float, float]] = {}
 
     def delays(self, request: RequestSpec, hops: Sequence[Hop]) -> ChainDelays:
-        """Returns the delays of a chain's messages, with what the calibration adds to them."""
+        """Returns the delays of a chain's messages, with what the calibration adds to them.
+
+        Raises ``SessionsMeet`` where even a session alone waits for what answers its own messages.
+        """
         problem = self._experiment.problem
         found: list[list[HopDelays]] = []
         ways = self._links.ways(request.client, hops)
@@ -45,8 +51,24 @@ class IdleTimes:
                         problem.servers[hop.server].step_s(position, n_tokens, hop.blocks) + overhead.added_s
                     )
                     back_s = way.back.idle_s(way.size_back(n_bytes)) + max(0.0, way.answered_s - busy_s)
+                    self._check(way, n_bytes, busy_s, problem.hub_s(request.client))
                 found[-1].append(HopDelays(there_s, back_s, overhead.added_s))
         return ChainDelays(*found)
+
+    def _check(self, way: Way, n_bytes: int, server_s: float, client_s: float) -> None:
+        """Raises ``SessionsMeet`` if more than the last answer to a message is on a link when the next message follows it there."""
+        there, back = way.there, way.back
+        follow = []
+        if way.accepts in (None, back):
+            follow.append((there, way.size_there(n_bytes), back, way.answered_s, server_s))
+        if not way.forwarding or way.accepts is back:
+            follow.append((back, way.size_back(n_bytes), there, there.acknowledgement_s, client_s))
+        for line, size, other, last_s, next_s in follow:
+            more_s = line.answering_s(size, other) - other.acknowledgement_s
+            if more_s > _ROUNDING_S and more_s + last_s > next_s:
+                raise SessionsMeet(
+                    "acknowledgements wait for each other on links that are far slower than those back"
+                )
 
     def of(self, request: RequestSpec, hops: tuple[Hop, ...]) -> tuple[float, float]:
         """Returns the seconds of (the first token, the whole request), as ``policies.problem.service_s``."""

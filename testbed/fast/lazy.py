@@ -120,6 +120,8 @@ class LazyFlow(Flow):
             back.settle()
             if (n_bytes + self._tcp.mss if head_bytes else n_bytes) > self.room_bytes():
                 return None
+            if 2 * full_bytes > self.window_bytes:  # it is more than a burst may be
+                return None
             flight_bytes = self._flight_full_bytes + full_bytes
         self.flight_bytes += n_bytes
         self._flight_full_bytes = flight_bytes

@@ -239,6 +239,24 @@ class Line(LazyFlow):
         """The seconds that an acknowledgement takes to leave. What is sent at once after a message came waits for it."""
         return HEADER_BYTES * 8 / self._link.rate_bps
 
+    def answering_s(self, size: FrameSize, back: Line) -> float:
+        """Returns for how long ``back`` is busy with what is sent at once when a frame has come over this line, if both were idle:
+        acknowledgements of all that it was sent in, and what confirms its parts.
+        """
+        now_s = free_at_s = 0.0
+        confirms_s = 0.0 if self._confirms is None else back.idle_s(framesizes.GOT) - back.delay_s
+        part = size.part_bytes, size.part_head_bytes, confirms_s
+        for n_bytes, head_bytes, then_s in (
+            *(part,) * size.n_parts,
+            (size.last_bytes, size.last_head_bytes, 0.0),
+        ):
+            for n_together in (head_bytes, n_bytes - head_bytes):
+                if n_together:
+                    now_s += self._tcp.wire_bytes(n_together) * 8 / self._link.rate_bps
+                    free_at_s = max(free_at_s, now_s) + back.acknowledgement_s
+            free_at_s += then_s
+        return free_at_s - now_s
+
     @property
     def delay_s(self) -> float:
         """The link's propagation delay."""

@@ -28,12 +28,29 @@ def why_links_have_no_closed_form(experiment: Experiment) -> str:
         (link.jitter_s or link.loss_ratio) and experiment.uses(pair) for pair, link in network.links.items()
     ):
         return "links have jitter or loss"
+    if experiment.problem.forwarding and not network.tcp.warm:
+        return "tokens can follow before the acknowledgements of others, and windows of cold connections are small"
     tcp = Tcp.of(network.tcp, network.mtu)
-    size = framesizes.step(longest_prompt_bytes(experiment))
-    n_segments = size.n_parts * -(-size.part_bytes // tcp.mss) - (-size.last_bytes // tcp.mss)
-    if not _fits_first_windows(experiment, tcp, n_segments * tcp.mss):
+    n_bytes = _full_bytes(tcp, longest_prompt_bytes(experiment))
+    if experiment.problem.forwarding:  # a token may follow before the acknowledgement of the prompt has come
+        n_bytes += _full_bytes(tcp, experiment.problem.model.token_bytes)
+    if not network.tcp.warm:  # a burst is at most half of the window, and each has an acknowledgement
+        n_bytes *= 2
+    if not _fits_first_windows(experiment, tcp, n_bytes):
         return "a prompt is more than a connection sends at once"
     return ""
+
+
+def _full_bytes(tcp: Tcp, n_payload: int) -> int:
+    """Returns what hidden states take of TCP's window, which counts full segments. Servers' frames have most of them."""
+    size = framesizes.out(n_payload)
+    part = _segments(tcp, size.part_head_bytes) + _segments(tcp, size.part_bytes - size.part_head_bytes)
+    last = _segments(tcp, size.last_head_bytes) + _segments(tcp, size.last_bytes - size.last_head_bytes)
+    return (size.n_parts * part + last) * tcp.mss
+
+
+def _segments(tcp: Tcp, n_bytes: int) -> int:
+    return -(-n_bytes // tcp.mss)
 
 
 def _fits_first_windows(experiment: Experiment, tcp: Tcp, n_bytes: int) -> bool:

@@ -201,6 +201,64 @@ def test_after_a_refusal_a_client_waits_only_so_long_for_the_others_to_close(up:
     assert_alike(scenario)
 
 
+@pytest.mark.parametrize(
+    ("there", "back", "n_tokens"),
+    [(1, 1000, 25), (5, 10_000, 2), (1000, 1, 300)],
+    ids=["tokens", "headers", "prompts"],
+)
+def test_so_does_a_session_alone_whose_acknowledgements_wait_on_a_link_far_slower_than_the_one_back(
+    there: int, back: int, n_tokens: int
+) -> None:
+    """They are on the link when the next token, or the answer to a prompt, follows."""
+    ends = (("A", "B", there), ("B", "A", back))
+    pairs = [{"from": a, "to": b, "delay": "5 ms", "rate": f"{mbps} Mbit/s"} for a, b, mbps in ends]
+    lengths = {"n_requests": 1, "rate": 1, "n_input_tokens": n_tokens, "n_output_tokens": 4}
+    scenario = BASE | {
+        "model": SMALL_MODEL | {"hidden_size": 14336},
+        "hardware": {"small": SMALL_HARDWARE | {"memory": "4 GB"}},
+        "servers": [{"hardware": "small", "site": "B"}],
+        "clients": [{"site": "A"}],
+        "network": {"kind": "clusters", "pairs": pairs},
+        "workload": BASE["workload"] | lengths,
+    }
+    assert assert_alike(scenario) == "step by step"
+
+
+def test_so_do_answers_that_take_more_of_the_window_than_their_prompts_as_each_part_has_a_segment_for_its_header() -> (
+    None
+):
+    pairs = [
+        {"from": "A", "to": "B", "delay": "50 ms", "rate": "10 Gbit/s"},
+        {"from": "B", "to": "A", "delay": "150 ms", "rate": "1 Gbit/s"},
+    ]
+    scenario = BASE | {
+        "model": SMALL_MODEL | {"hidden_size": 14336},
+        "hardware": {"small": SMALL_HARDWARE | {"memory": "4 GB"}},
+        "servers": [{"hardware": "small", "site": "B"}],
+        "clients": [{"site": "A"}],
+        "network": {"kind": "clusters", "pairs": pairs, "mtu": 9000},
+        "workload": BASE["workload"]
+        | {"n_requests": 1, "rate": 1, "n_input_tokens": 400, "n_output_tokens": 2},
+    }
+    assert_alike(scenario)
+
+
+def test_so_do_tokens_that_are_passed_on_before_the_acknowledgement_of_the_prompt_has_come() -> None:
+    """Servers are farther from each other than over the client."""
+    sites = (("A", "B", 20), ("A", "C", 20), ("B", "C", 300))
+    pairs = [{"sites": [a, b], "rtt": f"{rtt_ms} ms", "rate": "1 Gbit/s"} for a, b, rtt_ms in sites]
+    scenario = BASE | {
+        "model": SMALL_MODEL | {"hidden_size": 14336},
+        "clients": [{"site": "A"}],
+        "network": {"kind": "clusters", "pairs": pairs, "mtu": 9000},
+        "tcp": {"warm": False},
+        "workload": BASE["workload"]
+        | {"n_requests": 1, "rate": 1, "n_input_tokens": 2, "n_output_tokens": 4},
+        "policy": BASE["policy"] | {"communication": FORWARDING},
+    }
+    assert_alike(scenario)
+
+
 def assert_alike(scenario: dict[str, Any]) -> str:
     """Returns how the fast engine served it."""
     case = Case(load_experiment(Document(scenario)))

@@ -126,6 +126,26 @@ def test_more_than_the_window_waits_for_acknowledgements_as_tcp_does() -> None:
     assert cold[-1] > 5 * 2 * DELAY_S  # ten segments, then twice as many in every round trip
 
 
+def test_a_burst_is_at_most_half_of_the_window_so_that_its_acknowledgement_comes_while_another_is_on_the_link() -> (
+    None
+):
+    """Ten segments at first, as five and five. What the first five let go is on the link when the others are through."""
+
+    async def main() -> tuple[float, list[tuple[float, int]]]:
+        near = Link(0.001, 1e6)
+        here, there = await connected(MemoryNetwork(spec(near, near, tcp=TcpSpec(warm=False))))
+        began_s = now_s()
+        here.transport.write(bytes(25 * 1448))
+        await asyncio.sleep(10)
+        return began_s, there.arrivals
+
+    began_s, arrivals = run(main)
+    assert [n_bytes for _, n_bytes in arrivals[:2]] == [5 * 1448, 5 * 1448]
+    assert arrivals[-1][0] - began_s == pytest.approx(0.001 + 25 * 1500 * 8 / 1e6, abs=1e-6), (
+        "the link is never idle"
+    )
+
+
 def test_a_window_that_was_used_has_grown_for_the_next_message() -> None:
     async def main() -> list[float]:
         here, there = await connected(MemoryNetwork(spec()))
