@@ -25,6 +25,8 @@ from policies.links import UNSENT_BYTES
 
 _CLOSING_S = 0.5
 """Event-loop seconds that a connection's closing waits for the server's confirmation: a link may be cut."""
+_HOST = {"Host": "testbed.invalid"}
+"""The request for a WebSocket is as long whatever the server's address is."""
 AnyAnswer = wire.Answer | wire.More | wire.Drop | wire.Got
 OnAnswer = Callable[[wire.Answer | None, float], None]
 """Called with (answer, received_at_s); the answer is ``None`` when the connection is lost."""
@@ -133,6 +135,7 @@ class Connection:
         """Connects. Raises ``aiohttp.ClientError`` or ``OSError`` when the server cannot be reached."""
         ws = await self._http.ws_connect(
             self._url,
+            headers=_HOST,
             compress=0,
             autoping=True,
             timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSING_S),

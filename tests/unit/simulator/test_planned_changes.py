@@ -37,6 +37,9 @@ SLOWER = (
 )
 FORWARDING = "policy.communication='server-to-server'"
 SLOWER_NOW = ("network.event=[{at='0 s', link=['Cluster0', 'Cluster1'], rate='50 Mbit/s'}]",)
+VERY_SLOW_NOW = ("network.event=[{at='0 s', link=['Cluster0', 'Cluster1'], rate='400 kbit/s'}]",)
+"""A byte takes 20 us."""
+MANY = "servers=[{hardware='mig-1g', site='Cluster2', count=12}, {hardware='a100', site='Cluster1', count=2}]"
 ENDS = {"leave": ", for='3 s'", "kill": ", for='3 s'", "restart": ""}
 CUT = "network.event=[{at='6 s', for='4 s', link=['Cluster0', 'Cluster2'], down=true}]"
 KINDS = {kind.__struct_config__.tag for kind in (*OF_FAULTS, ServerLeft, Moved, LinksChanged)}
@@ -94,6 +97,7 @@ def test_what_is_planned_happens_as_in_the_testbed_itself(options: tuple[str, ..
         ("kill", SLOWER_NOW),
         ("restart", (FORWARDING,)),
         ("kill", ("workload.n_input_tokens=60",)),  # more than a new connection sends at once
+        ("kill", (MANY, *VERY_SLOW_NOW)),  # addresses of several lengths
     ],
     ids=str,
 )
