@@ -128,7 +128,7 @@ class Rounds:
     async def _answer(self, oldest: Round) -> Answer:
         """Waits for the answer to the oldest round; drafts others meanwhile, and sends them as far as they may be away."""
         assert oldest.work is not None, "it was sent"
-        while not oldest.work.done():
+        while True:
             if self._ahead is None and not self._stays_alone:
                 self._ahead = asyncio.ensure_future(self._draft(self._away[-1]))
             waits: list[asyncio.Task[Any]] = [oldest.work]
@@ -141,8 +141,11 @@ class Rounds:
                 else:
                     self._send(ahead)
                 continue
+            if (
+                oldest.work.done()
+            ):  # maybe since before: the client computed what the round before it had made
+                return oldest.work.result()
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        return oldest.work.result()
 
     def _send(self, round_: Round) -> None:
         round_.before = self._away[-1] if self._away else None

@@ -194,6 +194,10 @@ class _Run:
             *(experiment.problem, queue, self._send, self._servers, self._free_at),
             *(self._released, experiment.faults.recovery.connect_timeout_s, self._connections),
         )
+        if (
+            self._steps is not None and experiment.problem.forwarding
+        ):  # a preempted session may have steps elsewhere
+            self._chains.closed = self._steps.drop
         self._recovering: Recovering | None = None
         if recovers and self._connections is not None and self._steps is not None:
             self._recovering = Recovering(

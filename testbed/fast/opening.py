@@ -236,11 +236,12 @@ class Chains:
         if hop.wire is not None and not hop.wire.is_served:
             return
         admission, key = self._admissions[hop.server], hop.cache_key
-        if pages is not None and admission.cached_tokens(key):
+        is_there = admission.cached_tokens(key) > 0  # else it has lost its cache
+        if pages is not None and is_there:
             admission.keep(key, pages)
         else:
             admission.release(key)
-        if self.closed is not None:
+        if self.closed is not None and is_there:
             self.closed(key, hop.server)
         if waits is None:
             self._send.tell(client, hop.server, framesizes.OK)

@@ -133,6 +133,11 @@ class ChainSession:
     """The tokens of every step of earlier turns on its chain."""
 
     @property
+    def key_there(self) -> Key:
+        """What the present hop's server knows the session as."""
+        return self.keys[self.at] if self.keys else self.key
+
+    @property
     def delay(self) -> HopDelays:
         part = self.parts[self.part]
         is_later = is_decode(part.position, part.n_tokens)
@@ -294,7 +299,7 @@ class Steps:
     def drop(self, key: Key, server: int) -> None:
         """Drops what ``server`` computes for a session that is closed there."""
         for step, session in list(self._sessions.items()):
-            if session.hops[session.at].server == server and session.keys[session.at] == key:
+            if session.hops[session.at].server == server and session.key_there == key:
                 assert self._batches is not None, "only these have steps that wait"
                 self._batches[server].remove(step)
                 del self._sessions[step]
@@ -379,7 +384,7 @@ class Steps:
 
     def _grow(self, caches: Admission[Key], session: ChainSession, part: Part) -> bool:
         """Reserves cache for ``part``, in place of void tokens. Returns False if the session has lost its cache."""
-        key = session.keys[session.at] if session.keys else session.key
+        key = session.key_there
         if not session.part and not part.is_replay and part.position < session.seen_tokens:
             caches.go_back(key, part.position)
         return caches.grow(key, part.position + part.n_tokens)

@@ -109,6 +109,16 @@ def test_drafting_goes_on_while_a_round_is_away(one_hop: str) -> None:
     assert two_s == pytest.approx(0.075 + 12 * (0.4 + step_s) + 0.1, rel=2e-3)
 
 
+def test_a_drafted_round_is_sent_before_the_client_computes_the_next_head(one_hop: str) -> None:
+    """The client needs 30 ms per round, a step of the server less: the second answer is there when the first is computed."""
+    slow = "compute.hub_token=30 ms"
+    step_s = load_experiment(one_hop).problem.servers[0].step_s(50, 4, range(4))
+    assert step_s < 0.03
+    two_s = 24 * 4 * tpot_s(one_hop, slow, "decoding.in_flight=2")
+    # Each of the two goes out anew as soon as its tokens are known; the second is computed behind the first.
+    assert two_s == pytest.approx(12 * (0.4 + step_s + 0.03) + 0.03, rel=1e-3)
+
+
 @pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9])
 def test_the_rounds_that_count_are_those_of_one_at_a_time(acceptance: float, communication: str) -> None:
