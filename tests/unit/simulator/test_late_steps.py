@@ -45,7 +45,7 @@ def test_a_client_that_gives_up_a_server_behind_a_long_prompt_does_so_in_a_simul
     cold = ("tcp.warm=false", "tcp.slow_start_after_idle=false", "recovery.request_timeout='300 ms'")
     simulation = simulate(Case(loaded(tmp_path, *cold)), "testbed")
     assert simulation.engine == "virtual"
-    assert "nothing is heard of a100-0 for 1.04 s after a step was sent to it" in simulation.why
+    assert "nothing is heard of a100-0 for 1.05 s after a step was sent to it" in simulation.why
     assert [row.n_recoveries for row in simulation.rows] == [1, 0, 1]
 
 
