@@ -8,13 +8,14 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from policies.registry import offer
 from testbed.errors import UserError
 from testbed.experiments.filesread import files_read
 from testbed.experiments.inputs import INPUTS, keep_inputs
@@ -32,7 +33,18 @@ from testbed.studies.sweep.figures import draw_figures
 from testbed.studies.sweep.kept import REQUESTS, STORED, Kept
 from testbed.studies.sweep.pool import Executor, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
-from testbed.studies.sweep.runs import FAILED, OK, REAL, Record, Run, Runner, case_of, lost_record
+from testbed.studies.sweep.runs import (
+    FAILED,
+    OK,
+    REAL,
+    Record,
+    Run,
+    Runner,
+    Setup,
+    case_of,
+    key_of,
+    lost_record,
+)
 from testbed.studies.sweep.store import Lines, read_records
 from testbed.studies.sweep.study import Options, Study, call_of, read_study
 from testbed.studies.sweep.table import RESULTS, Row, results_table
@@ -43,6 +55,7 @@ PAGE = STUDY_PAGE
 TABLES = ("table.md", "table.csv", "table.tex")
 MAX_RUNS = 1_000_000
 _MOST_REASONS = 10
+_LOOKING_S = 10.0
 _MOST_TRIED = 20
 
 
@@ -270,7 +283,8 @@ def _complete(
     done: dict[Run, Record] = {}
     stopped = ""
     runs = [[task.run for task in group] for group in groups]
-    found = executor.results(Runner, study.setup(frozenset(known)), runs, lost_record)
+    setup = study.setup(frozenset(known))
+    found = executor.results(Runner, setup, runs, lost_record)
     with closing(found), closing(shown(found, n_tasks)) as done_now:
         try:
             for run, record in done_now:
@@ -286,6 +300,7 @@ def _complete(
                         lines.append(record)
                 done[run] = record
         except KeyboardInterrupt:
+            done |= _stored(setup, [run for group in runs for run in group if run not in done], known)
             stopped = f"stopped; {n_tasks - len(done)} of {n_tasks} runs are left: the same command goes on"
     rows = []
     for group in groups:
@@ -294,6 +309,21 @@ def _complete(
                 record = done[run]
                 rows.append(Row(point, run.policy or record.policy, run.seed, record))
     return rows, n_computed, own_s, stopped
+
+
+def _stored(setup: Setup, runs: Sequence[Run], known: Mapping[str, Record]) -> dict[Run, Record]:
+    """Return those of ``runs`` whose results an earlier command has stored. Whoever stopped this one waits ``_LOOKING_S`` at most."""
+    found: dict[Run, Record] = {}
+    offer(setup.objects)
+    ends_at_s = time.monotonic() + _LOOKING_S
+    for run in runs if known else ():
+        if time.monotonic() > ends_at_s:
+            break
+        with suppress(UserError):  # its scenario is not valid
+            key = key_of(case_of(setup, run).experiment, setup, run.engine)
+            if key in known:
+                found[run] = known[key]
+    return found
 
 
 def _reasons(rows: Sequence[Row]) -> list[tuple[str, int]]:

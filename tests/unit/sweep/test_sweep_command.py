@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -456,6 +457,21 @@ def test_a_kill_while_the_study_is_noted_leaves_its_folder_to_the_same_command(t
         sweep(tmp_path, RATES)
     assert sweep(tmp_path, RATES)["n_computed"] == 2
     assert (tmp_path / STUDY).exists() and not list(tmp_path.glob(f"*{HALF_WRITTEN}"))
+
+
+def test_a_stopped_command_shows_what_earlier_ones_have_stored_and_it_has_not_come_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped:
+        def results(self, *_: object) -> Iterator[object]:
+            raise KeyboardInterrupt
+            yield
+
+    sweep(tmp_path, "workload.rate=0.5:1:0.5")
+    monkeypatch.setattr(command, "executor_of", lambda *_: Stopped())
+    with pytest.raises(KeyboardInterrupt, match=r"1 of 3 runs are left"):
+        sweep(tmp_path, "workload.rate=0.5:1.5:0.5")
+    assert [row["workload.rate"] for row in rows(tmp_path)] == [0.5, 1.0]
 
 
 def test_a_line_of_another_form_is_named_and_one_cut_short_is_computed_again(tmp_path: Path) -> None:
