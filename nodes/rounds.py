@@ -141,9 +141,8 @@ class Rounds:
                 else:
                     self._send(ahead)
                 continue
-            if (
-                oldest.work.done()
-            ):  # maybe since before: the client computed what the round before it had made
+            # Maybe since before: the client computed what the round before it had made.
+            if oldest.work.done():
                 return oldest.work.result()
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 

@@ -71,24 +71,19 @@ def simulate_fast(
     assert online is None or online.drains, "a policy that cuts sessions disturbs them"
     options = online, max_attempts, on_cache, on_end, most_steps
     try:
-        return _simulate(experiment, placed, *options)
+        return _simulate(experiment, placed, options)
     except StepsLate:
-        return _simulate(experiment, _anew(placed), *options, hears=True)
+        return _simulate(experiment, _anew(placed), options, hears=True)
+
+
+_Options = tuple[OnlinePolicy | None, int, OnCache | None, OnEnd | None, int]
+"""``simulate_fast``'s after the placement, in its order."""
 
 
 def _simulate(
-    experiment: Experiment,
-    placed: PlacedExperiment,
-    online: OnlinePolicy | None,
-    max_attempts: int,
-    on_cache: OnCache | None,
-    on_end: OnEnd | None,
-    most_steps: int,
-    *,
-    hears: bool = False,
+    experiment: Experiment, placed: PlacedExperiment, options: _Options, *, hears: bool = False
 ) -> FastRun:
     """As ``simulate_fast``. Raises ``StepsLate`` unless it ``hears``: clients then note all that they hear of servers."""
-    options = online, max_attempts, on_cache, on_end, most_steps
     is_free = never_wait(experiment)
     why = what_meets(experiment) or ("" if is_free else why_links_have_no_closed_form(experiment))
     try:
@@ -194,9 +189,8 @@ class _Run:
             *(experiment.problem, queue, self._send, self._servers, self._free_at),
             *(self._released, experiment.faults.recovery.connect_timeout_s, self._connections),
         )
-        if (
-            self._steps is not None and experiment.problem.forwarding
-        ):  # a preempted session may have steps elsewhere
+        # A preempted session may have steps elsewhere.
+        if self._steps is not None and experiment.problem.forwarding:
             self._chains.closed = self._steps.drop
         self._recovering: Recovering | None = None
         if recovers and self._connections is not None and self._steps is not None:

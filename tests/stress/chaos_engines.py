@@ -36,7 +36,8 @@ def carried(document: Document) -> Document:
         of.pop("jitter", None)
     network["event"] = [event for event in network.get("event", ()) if not {"loss", "jitter"} & event.keys()]
     found["compute"].pop("serial", None)
-    found["hardware"]["drawn"].pop("contention", None)
+    for kind in found["hardware"].values():
+        kind.pop("contention", None)
     found.get("decoding", {}).pop("in_flight", None)
     cache.pop("hub_history", None)
     kinds = ("kill", "restart") if is_paged else ("kill", "restart", "leave", "join")
