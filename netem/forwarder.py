@@ -27,7 +27,7 @@ from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.forwarder_packets import is_whole, segments, wire_bytes
 from netem.forwarder_stats import ForwarderStats, Lateness, StatsPage
-from netem.spec import NO_COURSE, Course, NetworkError, NetworkSpec
+from netem.spec import NO_COURSE, Course, NetworkError, NetworkSpec, draws_name
 from netem.syscalls import set_timer_slack
 from netem.tun import VNET_HEADER_BYTES
 from policies.links import Link
@@ -66,6 +66,7 @@ class Forwarder:
     ) -> None:
         self._page = page
         self._changes = changes
+        self._seed = spec.seed
         self._owners = {fd: node for node, fd in devices.items()}
         self._by_number: list[Pipe] = []
         self._pipes: dict[int, dict[bytes, Pipe]] = {fd: {} for fd in devices.values()}
@@ -99,8 +100,8 @@ class Forwarder:
         route: tuple[SharedLink, ...],
         course: Course,
     ) -> Pipe:
-        name = f"{pair[0]} to {pair[1]}"
-        return Pipe(name, devices[pair[1]], profile, early_s, route, self.repairs, course)
+        name, out_fd = draws_name(self._seed, pair), devices[pair[1]]
+        return Pipe(name, out_fd, profile, early_s, route, self.repairs, course)
 
     def run(self) -> None:
         """Forwards packets for ever. Uses real-time priority if the system grants it."""

@@ -18,7 +18,7 @@ from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.forwarder_stats import StatsPage
 from netem.forwarder_underlay import Underlay
-from netem.spec import Course, NetworkSpec
+from netem.spec import Course, NetworkSpec, draws_name
 from policies.links import Link
 
 LEAD_S = 0.005
@@ -103,7 +103,7 @@ class FarForwarder(Forwarder):
         source, target = pair
         if target in devices:
             return super()._pipe(pair, devices, profile, early_s, route, course)
-        pipe = _FarPipe(f"{source} to {target}", _FAR, profile, early_s, route, course=course)
+        pipe = _FarPipe(draws_name(self._seed, pair), _FAR, profile, early_s, route, course=course)
         pipe.machine = self._numbers[target]
         pipe.numbers = self._node_numbers[source], self._node_numbers[target]
         pipe.leaves_at_s, pipe.n_waiting = 0.0, 0

@@ -104,8 +104,8 @@ class Transit:
 class Pipe:
     """The link of one ordered pair: what it does to packets, until when it is busy, and where it ends.
 
-    ``out_fd`` is the descriptor of the receiver's device. ``name`` seeds the random draws, so they are the
-    same in every run. ``early_s`` is subtracted from every delay. ``route``: the shared links after the
+    ``out_fd`` is the descriptor of the receiver's device. ``name`` seeds the random draws
+    (``netem.spec.draws_name``). ``early_s`` is subtracted from every delay. ``route``: the shared links after the
     pair's own, in order; the narrowest of them may be all that limits the pair.
 
     ``repairs``: no packet is ever dropped, because TCP's timers, which would send it again, do not know

@@ -14,7 +14,7 @@ from typing import Any
 from netem.flows import SYN_BYTES, Flow, Tcp, carry
 from netem.forwarder_links import Pipe, SharedLink
 from netem.networks import NETWORKS
-from netem.spec import NO_COURSE, NetworkError, NetworkSpec, Windows
+from netem.spec import NO_COURSE, NetworkError, NetworkSpec, Windows, draws_name
 from policies.links import Link
 
 _FIRST_PORT = 40_000
@@ -56,7 +56,8 @@ class MemoryNetwork:
         for (source, target), profile in spec.links.items():
             route = tuple(shared[name] for name in spec.paths.get((source, target), ()))
             course = spec.courses.get((source, target), NO_COURSE)
-            pipe = Pipe(f"{source} to {target}", -1, profile, route=route, repairs=True, course=course)
+            name = draws_name(spec.seed, (source, target))
+            pipe = Pipe(name, -1, profile, route=route, repairs=True, course=course)
             self._pipes[self.addresses[source], self.addresses[target]] = pipe
         self._listeners: dict[tuple[str, int], tuple[Accept, contextvars.Context]] = {}
         self._streams: dict[str, set[Stream]] = {address: set() for address in self.addresses.values()}

@@ -79,6 +79,8 @@ class NetworkSpec:
     machines: Mapping[str, str] = field(default_factory=dict)
     """The name of each node's machine, by node; empty if all nodes are on this machine."""
     courses: Mapping[tuple[str, str], Course] = field(default_factory=dict)
+    seed: int = 0
+    """Of links' jitter and losses, where this package draws them (``draws_name``)."""
 
     @property
     def spans_machines(self) -> bool:
@@ -121,3 +123,8 @@ class NetworkSpec:
                         "machine must enforce its rate: put them on the same machine, or let pairs share no "
                         "links (share_links = false, and no [[sites]])"
                     )
+
+
+def draws_name(seed: int, pair: tuple[str, str]) -> str:
+    """Returns what seeds the draws of a pair's link: the same in every run with this ``seed``."""
+    return f"{seed}: {pair[0]} to {pair[1]}"

@@ -8,6 +8,9 @@ from dataclasses import replace
 from policies.workload import RequestPlan
 from testbed.experiments.experiment import Experiment, FaultsPart, LinkPlans
 
+_NO_SEED = -1
+"""The seed of no run."""
+
 
 def with_outputs_of_others(experiment: Experiment) -> Experiment:
     """Return an experiment whose requests have each other's output lengths, where these are hidden.
@@ -26,7 +29,7 @@ def without_the_unknown(experiment: Experiment) -> Experiment:
     """Return an experiment without what no policy can know before it happens, and without its requests.
 
     These are its faults, its changes of links, and what its seed draws: the order in which servers join, which drafts are
-    right, and how clients spread their attempts. Nothing of it may be saved.
+    right, how clients spread their attempts, and links' jitter and losses. Nothing of it may be saved.
     """
     workload, faults, problem, blocks = (
         experiment.workload,
@@ -37,17 +40,19 @@ def without_the_unknown(experiment: Experiment) -> Experiment:
     decoding = problem.decoding
     return replace(
         experiment,
-        seed=0,
+        seed=_NO_SEED,
         problem=replace(
-            problem, join_order=(), decoding=None if decoding is None else replace(decoding, seed=0)
+            problem, join_order=(), decoding=None if decoding is None else replace(decoding, seed=_NO_SEED)
         ),
-        compute=replace(experiment.compute, blocks=None if blocks is None else replace(blocks, seed=0)),
+        compute=replace(
+            experiment.compute, blocks=None if blocks is None else replace(blocks, seed=_NO_SEED)
+        ),
         network=replace(experiment.network, changes=(), plans=LinkPlans()),
         policy=replace(experiment.policy, online=None),
         workload=replace(
-            workload, requests=(), source="", sample=None, backoff=replace(workload.backoff, seed=0)
+            workload, requests=(), source="", sample=None, backoff=replace(workload.backoff, seed=_NO_SEED)
         ),
-        faults=FaultsPart(recovery=replace(faults.recovery, seed=0), absent=faults.absent),
+        faults=FaultsPart(recovery=replace(faults.recovery, seed=_NO_SEED), absent=faults.absent),
         machines=(),
         programs=(),
         tables=None,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from netem.flows import Tcp
 from netem.forwarder_links import SharedLink
-from netem.spec import NO_COURSE
+from netem.spec import NO_COURSE, draws_name
 from nodes import framesizes
 from nodes.framesizes import FrameSize
 from policies.links import UNLIMITED_BPS, Link
@@ -203,9 +203,8 @@ class Links:
             network = self._network
             route = tuple(self._shared[name] for name in network.shared_paths.get((source, target), ()))
             course = self._courses.get((source, target), NO_COURSE)
-            pipe = LazyPipe(
-                self._queue, f"{source} to {target}", network.links[source, target], route, course
-            )
+            name = draws_name(self._experiment.seed, (source, target))
+            pipe = LazyPipe(self._queue, name, network.links[source, target], route, course)
             pipe.place(self._changed_at_s)
             if (present := self._present.get((source, target))) is not None:
                 pipe.change(present, self._queue.now_s)

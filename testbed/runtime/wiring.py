@@ -66,6 +66,7 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
         paths,
         experiment.network.subnet,
         courses=courses(whole.changes, {pair: whole.links[pair] for pair in links}, experiment.time_scale),
+        seed=experiment.seed,
     )
 
 

@@ -6,7 +6,8 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import pytest
 
@@ -24,8 +25,8 @@ _ADDRESSES = {"a": "198.18.0.1", "b": "198.18.0.2"}
 class Fabric:
     """A forwarder between ``a`` and ``b``; the tests hold the nodes' ends of the devices."""
 
-    def __init__(self, links: Mapping[tuple[str, str], Link]) -> None:
-        spec = NetworkSpec("test", ("a", "b"), links)
+    def __init__(self, links: Mapping[tuple[str, str], Link], seed: int) -> None:
+        spec = NetworkSpec("test", ("a", "b"), links, seed=seed)
         pairs = {
             node: socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
             for node in spec.nodes
@@ -63,20 +64,21 @@ class Fabric:
         self.page.close()
 
 
+class Make(Protocol):
+    def __call__(self, links: Mapping[tuple[str, str], Link], seed: int = 0) -> Fabric: ...
+
+
 @pytest.fixture
-def fabric() -> Iterator[Callable[[Mapping[tuple[str, str], Link]], Fabric]]:
+def fabric() -> Iterator[Make]:
     made: list[Fabric] = []
 
-    def make(links: Mapping[tuple[str, str], Link]) -> Fabric:
-        made.append(Fabric(links))
+    def make(links: Mapping[tuple[str, str], Link], seed: int = 0) -> Fabric:
+        made.append(Fabric(links, seed))
         return made[-1]
 
     yield make
     for each in made:
         each.close()
-
-
-Make = Callable[[Mapping[tuple[str, str], Link]], Fabric]
 
 
 def test_packets_reach_the_node_that_they_are_addressed_to(fabric: Make) -> None:
@@ -106,7 +108,7 @@ def test_a_packet_that_its_receiver_has_no_room_for_counts_as_dropped_and_not_as
 
 def _counted(running: Fabric) -> int:
     stats = running.page.read()
-    return stats.packets + stats.dropped
+    return stats.packets + stats.dropped + stats.lost
 
 
 def test_packets_keep_their_order_when_the_delay_shrinks_on_their_way(fabric: Make) -> None:
@@ -124,6 +126,21 @@ def test_packets_keep_their_order_under_jitter(fabric: Make) -> None:
     for number in range(100):
         running.send(number)
     assert [running.receive() for _ in range(100)] == list(range(100))
+
+
+def test_losses_are_the_same_in_every_run_with_a_seed_and_others_with_another(fabric: Make) -> None:
+    def arrived(seed: int) -> list[int]:
+        running = fabric({("a", "b"): Link(0.001, 1e9, loss_ratio=0.5)}, seed)
+        for number in range(40):
+            running.send(number)
+        wait_until(lambda: _counted(running) == 40, "all packets in the counters")
+        running.changes.send({("a", "b"): Link(0.001, 1e9)})
+        running.send(40)
+        return list(iter(running.receive, 40))
+
+    first = arrived(0)
+    assert 0 < len(first) < 40
+    assert first == arrived(0) != arrived(1)
 
 
 def test_a_change_is_in_force_when_the_call_ends(fabric: Make) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -245,9 +246,9 @@ def test_lost_segments_arrive_late_and_nothing_overtakes_them() -> None:
     assert DELAY_S < min(late_s) < 0.2
 
 
-def test_jitter_moves_arrivals_within_its_bounds_and_is_the_same_in_every_run() -> None:
-    async def main() -> list[float]:
-        network = MemoryNetwork(spec(Link(DELAY_S, RATE_BPS, jitter_s=0.01)))
+def test_jitter_moves_arrivals_within_its_bounds_and_is_the_same_in_every_run_with_a_seed() -> None:
+    async def main(seed: int = 0) -> list[float]:
+        network = MemoryNetwork(spec(Link(DELAY_S, RATE_BPS, jitter_s=0.01), seed=seed))
         here, there = await connected(network)
         took_s = []
         for _ in range(100):
@@ -260,7 +261,7 @@ def test_jitter_moves_arrivals_within_its_bounds_and_is_the_same_in_every_run() 
     took_s = run(main)
     assert DELAY_S - 0.0101 < min(took_s) < DELAY_S - 0.005
     assert DELAY_S + 0.005 < max(took_s) < DELAY_S + 0.0101
-    assert took_s == run(main)
+    assert took_s == run(main) != run(partial(main, 1))
 
 
 def test_who_closes_is_done_at_once_and_the_other_end_when_the_data_and_the_end_have_arrived() -> None:

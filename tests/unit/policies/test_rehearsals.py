@@ -98,15 +98,15 @@ def rehearsed(problem: Problem, placement: Placement) -> Sequence[Outcome]:
     return given(problem)(placement, some(problem))
 
 
-def test_a_rehearsal_is_what_the_simulator_makes_of_the_same_requests() -> None:
-    """Told is what a simulation of a workload with these requests measures."""
+def told_and_served(changes: Sequence[str] = ()) -> tuple[Sequence[Outcome], Simulation]:
+    """Returns a rehearsal, and the simulation of a workload with the same requests."""
     asked: list[RequestPlan] = []
 
     def ask(problem: Problem, placement: Placement) -> Sequence[Outcome]:
         asked.extend(some(problem))
         return rehearsed(problem, placement)
 
-    (told,), _ = answers(ask)
+    (told,), _ = answers(ask, changes)
     listed = {
         "arrivals": "listed",
         "requests": [
@@ -115,7 +115,12 @@ def test_a_rehearsal_is_what_the_simulator_makes_of_the_same_requests() -> None:
         "lengths": "hidden",
         "known_lengths": [[50, 2], [50, 6], [60, 18]],
     }
-    _, served = answers(lambda *_: None, workload=listed)
+    return told, answers(lambda *_: None, changes, workload=listed)[1]
+
+
+def test_a_rehearsal_is_what_the_simulator_makes_of_the_same_requests() -> None:
+    """Told is what a simulation of a workload with these requests measures."""
+    told, served = told_and_served()
     for outcome, row in zip(told, served.rows, strict=True):
         assert (outcome.request, outcome.n_output_tokens) == (row.request, row.n_output_tokens)
         assert outcome.wait_s == row.times["queue_s"]
@@ -134,14 +139,24 @@ def test_a_rehearsal_is_what_the_simulator_makes_of_the_same_requests() -> None:
         ],
         ['network.event=[{site="There",at="2 s",rtt="900 ms"}]'],
         ["backoff.jitter=0.5", "seed=9"],
+        ["network.jitter='2 ms'", "network.loss=0.01", "seed=9"],
         ['decoding={drafter="model",tokens=3,acceptance=0.6}', "seed=9"],
     ],
 )
 def test_a_rehearsal_knows_nothing_of_what_is_to_come(changes: list[str]) -> None:
     """Neither of the requests, nor of faults, changes of links and draws."""
-    same = [change for change in changes if "jitter" in change or "decoding" in change]
+    same = [change for change in changes if any(key in change for key in ("jitter", "loss", "decoding"))]
     before, after = (answers(rehearsed, some)[0] for some in (same, changes))
     assert before == after and len(before[0]) == 20
+
+
+@pytest.mark.parametrize(
+    "drawn", ["network.jitter='2 ms'", 'decoding={drafter="model",tokens=3,acceptance=0.6}']
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_a_rehearsal_draws_no_run_does(drawn: str, seed: int) -> None:
+    told, served = told_and_served([drawn, f"seed={seed}"])
+    assert [one.tpot_s for one in told] != pytest.approx([row.times["tpot_s"] for row in served.rows])
 
 
 def test_only_placements_that_want_them_have_rehearsals() -> None:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from netem.forwarder_links import Pipe
+from netem.spec import draws_name
 from testbed.experiments import load_experiment
 from testbed.experiments.slo import Objectives
 from testbed.experiments.sources import Document
@@ -223,7 +224,7 @@ def test_use_is_what_the_links_of_the_network_carried(carried_s: dict[str, float
     links = used(simulation)
     assert len(links) == 4
     for (source, target), (use_ratio, _, _) in links.items():
-        assert use_ratio * ended_s == pytest.approx(carried_s[f"{source} to {target}"], rel=0.02)
+        assert use_ratio * ended_s == pytest.approx(carried_s[draws_name(0, (source, target))], rel=0.02)
     for rows in over_time(tmp_path / "run").values():
         assert all(0 <= row["use_ratio"] <= 1 for row in rows)
         assert {row["end_s"] - row["start_s"] for row in rows} == {2.0**-5}
