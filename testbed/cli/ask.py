@@ -280,7 +280,7 @@ def score(
     ] = None,
     suite: Annotated[
         str, typer.Option("--suite", metavar="SUITE", help="A shipped suite, or a folder with one.")
-    ] = "geo-3",
+    ] = "geo-4",
     quick: Annotated[bool, typer.Option("--quick", help="A few small settings, with one seed.")] = False,
     seeds: Annotated[
         str,

@@ -41,7 +41,7 @@ FRESH_SEEDS = "fresh.json"
 FROZEN, FRESH = "frozen", "fresh"
 FIRST_FRESH_SEED, N_FRESH_SEEDS = 1000, 1_000_000
 """Fresh seeds are drawn from this range, which no suite's frozen seeds reach."""
-DEFAULT_SUITE = "geo-3"
+DEFAULT_SUITE = "geo-4"
 _N_CHECKED = 3
 """So many settings are served once more to see whether decisions repeat themselves."""
 _SLOWER_BESIDE_OTHERS = 4.0

@@ -190,8 +190,8 @@ def test_bad_suites_and_policies_get_a_sentence(suite: Path) -> None:
     (bare / "reference.json").write_text(10_000 * '{"a":')
     with pytest.raises(UserError, match=r"reference\.json: is no table of reference figures"):
         read_suite("bare")
-    (bare / "suite.toml").write_text((suite / "suite.toml").read_text().replace('"small"', '"geo-3"'))
-    with pytest.raises(UserError, match="geo-3 is a shipped suite, which is another one"):
+    (bare / "suite.toml").write_text((suite / "suite.toml").read_text().replace('"small"', '"geo-4"'))
+    with pytest.raises(UserError, match="geo-4 is a shipped suite, which is another one"):
         read_suite("bare")
     (bare / "suite.toml").write_text('name = "x"\n')
     with pytest.raises(UserError, match=r"suite\.toml"):
