@@ -1,8 +1,8 @@
 """What asyncio and a kernel's TCP do with the bytes that one end of a connection sends: ``Flow``. Pure: no clock, no files.
 
-The network ``memory`` carries bytes with it, the simulator's engine ``fast`` only their sizes. Links lose nothing, and
-TCP's timers are not modelled: data are sent as the congestion window allows, in bursts of segments, and arrive in order
-when their last byte has passed the link. Every burst is acknowledged at once.
+The network ``memory`` carries bytes with it, the simulator's engine ``fast`` only their sizes. Data are sent as the
+congestion window allows, in bursts of segments, and arrive in order when their last byte has passed the link. Every burst is
+acknowledged at once. What a link loses arrives later (``policies.links.repair_s``), and the window is halved as by Reno.
 
 The kernel takes data until ``UNSENT_BYTES`` of them wait for the window (``TCP_NOTSENT_LOWAT``), and again when less
 than half of that does. The rest waits in the process.
@@ -30,6 +30,8 @@ SYN_BYTES = 8
 _TSO_WIN_DIVISOR = 3
 """While data are in flight, less than this part of a burst and of the window waits for more room (``tcp_tso_win_divisor``):
 else every acknowledgement would let a few segments go, each with an acknowledgement of its own."""
+_LEAST_SEGMENTS = 2
+"""A window is not halved below them."""
 _NS = 1e9
 
 Deliver = Callable[[int, Any], None]
@@ -123,8 +125,8 @@ class Flow:
     """
 
     __slots__ = (
-        "_back", "_deliver", "_flight_full_bytes", "_kernel", "_peak_bytes", "_pipe", "_pushes_at_s",
-        "_receiver", "_sent", "_sent_at_s", "_tcp", "_unsent", "_waiting", "acknowledged", "flight_bytes", "held_bytes", "is_paused", "unsent_bytes",
+        "_back", "_deliver", "_flight_full_bytes", "_is_limited", "_kernel", "_lost_bytes", "_more_bytes", "_peak_bytes", "_pipe", "_pushes_at_s",
+        "_receiver", "_recovering_bytes", "_sent", "_sent_at_s", "_slow_start_bytes", "_tcp", "_unsent", "_waiting", "acknowledged", "flight_bytes", "held_bytes", "is_paused", "unsent_bytes",
         "waiting_bytes", "window_bytes",
     )  # fmt: skip
 
@@ -155,6 +157,16 @@ class Flow:
         self._flight_full_bytes = self._peak_bytes = 0
         """Segments in flight, each as if it were full, and the most of them since the last time that none were."""
         self._sent_at_s, self._pushes_at_s = 0.0, math.inf
+        self._slow_start_bytes = math.inf
+        """A smaller window grows by slow start, another one by a segment per round trip."""
+        self._is_limited = False
+        """Whether data have waited for the window since the last time that none were in flight."""
+        self._more_bytes = 0
+        """What has been acknowledged since the window grew last by a segment."""
+        self._lost_bytes: deque[int] = deque()
+        """By burst that has lost something: the bytes still to be acknowledged until it has been."""
+        self._recovering_bytes = 0
+        """The bytes still to be acknowledged until what was in flight when the window was halved has been."""
 
     def put(self, n_bytes: int, item: Any = None) -> None:
         """Sends ``n_bytes`` behind all that were put before, as soon as the window allows."""
@@ -216,6 +228,7 @@ class Flow:
                 if fits <= 0 or (
                     self.flight_bytes and fits < min(BURST_BYTES, self.window_bytes) // _TSO_WIN_DIVISOR
                 ):
+                    self._is_limited = True
                     if self.acknowledged:
                         self._push_at(self.acknowledged[0][0])
                     break
@@ -240,11 +253,16 @@ class Flow:
                 n_full_bytes = -(-n_bytes // mss) * mss
                 # Slow start as in Linux: the window grows only if more than half of it was used.
                 if self.window_bytes < 2 * self._peak_bytes:
-                    self.window_bytes += n_full_bytes
+                    if self.window_bytes < self._slow_start_bytes:
+                        self.window_bytes += n_full_bytes
+                    else:
+                        self._avoid_congestion(n_full_bytes)
+                if self._lost_bytes or self._recovering_bytes:
+                    self._recover(n_bytes, flight_bytes)
                 flight_bytes -= n_bytes
                 full_bytes -= n_full_bytes
                 if not flight_bytes:
-                    self._peak_bytes = 0
+                    self._peak_bytes, self._is_limited = 0, False
             self.flight_bytes, self._flight_full_bytes = flight_bytes, full_bytes
         if self._tcp.restarts_after_idle and not self.flight_bytes:
             # Linux restarts slow start after one retransmission timeout without traffic: a round trip and 0.2 s.
@@ -267,7 +285,41 @@ class Flow:
             at_s = self._pipe.take(now_s, n_bytes + (n_segments or 1) * HEADER_BYTES)
             self._receiver.at(at_s, self._arrive, n_bytes, item)
         else:
-            carry(self._kernel, self._receiver, self._pipe, self._tcp, n_bytes, self._arrive, n_bytes, item)
+            pipe, n_repaired = self._pipe, self._pipe.n_repaired
+            pipe.more_follows = bool(self._unsent)
+            carry(self._kernel, self._receiver, pipe, self._tcp, n_bytes, self._arrive, n_bytes, item)
+            pipe.more_follows = False
+            if pipe.n_repaired > n_repaired:
+                self._lost_bytes.append(self.flight_bytes)
+
+    def _avoid_congestion(self, n_bytes: int) -> None:
+        """Lets the window grow by a segment for each window that is acknowledged, if data wait for it."""
+        mss = self._tcp.mss
+        if self._recovering_bytes or not self._is_limited:
+            return
+        self._more_bytes += n_bytes
+        if self._more_bytes >= self.window_bytes:
+            self._more_bytes -= self.window_bytes
+            self.window_bytes += mss
+
+    def _recover(self, n_bytes: int, flight_bytes: int) -> None:
+        """Halves the window when a burst is acknowledged of which some was lost: once for all that is in flight then.
+
+        ``n_bytes`` are acknowledged, of ``flight_bytes``.
+        """
+        was_recovering, lost = self._recovering_bytes > 0, self._lost_bytes
+        self._recovering_bytes = max(self._recovering_bytes - n_bytes, 0)
+        for i, left_bytes in enumerate(lost):
+            lost[i] = left_bytes - n_bytes
+        has_lost = False
+        while lost and lost[0] <= 0:
+            lost.popleft()
+            has_lost = True
+        if has_lost and not was_recovering:
+            mss = self._tcp.mss
+            self.window_bytes = max(self.window_bytes // mss // 2, _LEAST_SEGMENTS) * mss
+            self._slow_start_bytes, self._more_bytes = self.window_bytes, 0
+            self._recovering_bytes = flight_bytes - n_bytes
 
     def _arrive(self, n_bytes: int, item: Any) -> None:
         """At the receiver: acknowledges a burst and passes it on."""

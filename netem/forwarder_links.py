@@ -17,7 +17,7 @@ from random import Random
 
 from netem.forwarder_packets import segments, without
 from netem.spec import NO_COURSE, Course
-from policies.links import Link
+from policies.links import Link, repair_s
 
 _EARLY_S = 1e-6
 """A planned change comes late by any time, but not earlier than by this."""
@@ -109,13 +109,14 @@ class Pipe:
     pair's own, in order; the narrowest of them may be all that limits the pair.
 
     ``repairs``: no packet is ever dropped, because TCP's timers, which would send it again, do not know
-    virtual time. Instead a lost segment arrives ``Link.retransmission_s`` later, and packets on a cut
-    link are ``held`` until it is up again.
+    virtual time. Instead what is lost arrives later (``policies.links.repair_s``), and packets on a cut
+    link are ``held`` until it is up again. ``n_repaired`` counts the packets that lost some segment.
+    ``more_follows``: whether other packets follow that show a loss of the next one's last segment.
     """
 
     __slots__ = (
         "_draws", "_early_s", "_has_own_link", "_instants", "_jitter_s", "_last_at_s", "_losses", "_n_changed", "_origin_s",
-        "_rates_bps", "_retransmission_s", "cut", "delay_s", "free_at_s", "held", "is_plain", "name", "out_fd", "repairs", "route", "s_per_byte",
+        "_rates_bps", "_round_trip_s", "cut", "delay_s", "free_at_s", "held", "is_plain", "more_follows", "n_repaired", "name", "out_fd", "repairs", "route", "s_per_byte",
     )  # fmt: skip
 
     def __init__(
@@ -136,6 +137,7 @@ class Pipe:
         self.name = name
         self._early_s = early_s
         self.free_at_s = 0.0
+        self.more_follows, self.n_repaired = False, 0
         self._last_at_s = 0.0
         self._draws: tuple[Random, Random] | None = None
         self._losses: Losses | None = None
@@ -186,7 +188,7 @@ class Pipe:
         self.s_per_byte = 8 / profile.rate_bps
         self._has_own_link = profile.rate_bps != min((link.rate_bps for link in self.route), default=0.0)
         self._jitter_s = profile.jitter_s
-        self._retransmission_s = profile.retransmission_s
+        self._round_trip_s = 2 * profile.delay_s
         if self._draws is None and (profile.jitter_s or profile.loss_ratio):  # most pairs never need them
             self._draws = Random(f"jitter {self.name}"), Random(f"loss {self.name}")
         self.cut = profile.loss_ratio >= 1
@@ -246,7 +248,9 @@ class Pipe:
         if self._jitter_s and self._draws is not None:
             delay_s += self._jitter_s * (2 * self._draws[0].random() - 1)
         if self.repairs and self._losses is not None:
-            delay_s += self._n_repairs(self._losses, n_segments) * self._retransmission_s
+            late_s = repair_s(self._round_trip_s, n_segments, self._losses.lost_of, self.more_follows)
+            self.n_repaired += late_s > 0
+            delay_s += late_s
         if not self.route:
             return self.arrive(through_at_s + delay_s), None
         if not self._has_own_link:
@@ -259,13 +263,6 @@ class Pipe:
         free_at_s = self.free_at_s
         self.free_at_s = free_at_s = (free_at_s if free_at_s > now_s else now_s) + size * self.s_per_byte
         return self.arrive(free_at_s + self.delay_s)
-
-    def _n_repairs(self, losses: Losses, n_segments: int) -> int:
-        """Draws how often lost segments of a packet are sent again until none is lost."""
-        n_rounds = 0
-        while n_segments := len(losses.lost_of(n_segments)):
-            n_rounds += 1
-        return n_rounds
 
     def arrive(self, at_s: float) -> float:
         """Returns ``at_s``, or later if needed: no packet arrives before one that was sent before it."""

@@ -49,6 +49,8 @@ class Network:
     """Pairs compete for the links in ``spec.shared``; else every pair has links of its own."""
     follows_courses: bool = False
     """It transmits what is queued by the planned changes of links (``spec.courses``)."""
+    halves_windows: bool = False
+    """In virtual time TCP's windows are halved, too, where links lose packets."""
     filling_bytes: int | None = None
     """What must arrive at each end of a connection until its receive window is whole, if connections begin with larger
     windows in virtual time (``Backend.begin_with``); ``None`` if they cannot."""
@@ -116,6 +118,7 @@ NETWORKS: Mapping[str, Network] = {
             nodes_are_processes=False,
             shares_links=True,
             follows_courses=True,
+            halves_windows=True,
             filling_bytes=0,
             here="works everywhere; all nodes in one process, virtual time only",
         ),
@@ -165,12 +168,13 @@ def instead(networks: Iterable[Network]) -> str:
 
 
 def choose(
-    wanted: str, clock: Clock = "real", *, sharing: bool = False, joining: bool = False
+    wanted: str, clock: Clock = "real", *, sharing: bool = False, joining: bool = False, losing: bool = False
 ) -> tuple[Network, str]:
     """Returns the network called ``wanted``, or for ``auto`` the first that works here, and one sentence why.
 
     ``sharing``: pairs share links, so ``auto`` tries the networks that can emulate this before all others.
     ``joining``: nodes are on several machines, so ``auto`` tries only networks that can join machines.
+    ``losing``: links lose packets, so ``auto`` tries in virtual time those that halve windows before all others.
 
     Raises ``NetworkUnavailable`` if the wanted network, or for ``auto`` every network, does not work on this
     machine, and ``NetworkError`` for an unknown name. Call it from a single-threaded process: see ``missing``.
@@ -183,13 +187,20 @@ def choose(
         return asked_for, "asked for"
     reasons: list[str] = []
     able = [each for each in NETWORKS.values() if each.emulates and clock in each.clocks]
-    for network in sorted(able, key=lambda each: sharing and not each.shares_links):
+    halving = losing and clock == "virtual"
+
+    def lacks(each: Network) -> bool:
+        return (sharing and not each.shares_links) or (halving and not each.halves_windows)
+
+    for network in sorted(able, key=lacks):
         if joining and not network.joins_machines:
             continue
         missing = network.missing()
         if missing is not None:
             reasons.append(f"no {network.name} because {missing.partition(':')[0]}, see `testbed doctor`")
         elif clock == "virtual":
+            if halving and network.halves_windows:
+                reasons.append("links lose packets, and it alone halves TCP's windows then")
             return network, "; ".join((network.nature, *reasons))
         else:
             if joining:

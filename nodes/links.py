@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from nodes.clock import Clock
-from policies.links import HEADER_BYTES
+from policies.links import HEADER_BYTES, repair_s
 
 GIVE_UP_S = 900.0
 """Scenario seconds after which a cut link breaks a connection; about those of Linux (``tcp_retries2`` 15)."""
@@ -21,15 +21,13 @@ class DelayProfile:
     """One direction of a link: propagation delay, and transmission time per byte, in scenario seconds.
 
     Every message's delay differs by up to +- ``jitter_s``. The share ``loss_ratio`` of the packets is lost; 1
-    cuts the link. A packet holds up to ``segment_bytes`` of a message; a lost one is sent again after
-    ``retransmission_s``.
+    cuts the link. A packet holds up to ``segment_bytes`` of a message; lost ones are sent again (``policies.links.repair_s``).
     """
 
     delay_s: float
     s_per_byte: float
     jitter_s: float = 0.0
     loss_ratio: float = 0.0
-    retransmission_s: float = 0.2
     segment_bytes: int = 1500 - HEADER_BYTES
 
 
@@ -71,7 +69,8 @@ class DelayLine:
             if profile.jitter_s:
                 delay_s += self._chance.uniform(-1.0, 1.0) * profile.jitter_s
             if profile.loss_ratio:
-                delay_s += self._n_rounds_lost(n_bytes) * profile.retransmission_s
+                n_packets = -(-n_bytes // profile.segment_bytes)
+                delay_s += repair_s(2 * profile.delay_s, n_packets, self._lost_of)
             self._last_arrival_s = at_s = max(self._last_arrival_s, self._free_at_s + delay_s)
         return at_s
 
@@ -80,13 +79,9 @@ class DelayLine:
         if self._free_at_s > self._clock.now_s():
             await self._clock.sleep_until_s(self._free_at_s)
 
-    def _n_rounds_lost(self, n_bytes: int) -> int:
-        """Returns how many times lost packets of a message are sent again until all of them have arrived."""
-        n_lost, n_rounds = -(-n_bytes // self._profile.segment_bytes), -1
-        while n_lost:
-            n_lost = sum(self._chance.random() < self._profile.loss_ratio for _ in range(n_lost))
-            n_rounds += 1
-        return n_rounds
+    def _lost_of(self, n_packets: int) -> list[int]:
+        """Draws which of so many packets are lost."""
+        return [i for i in range(n_packets) if self._chance.random() < self._profile.loss_ratio]
 
     async def _until_up(self) -> None:
         up = asyncio.ensure_future(self._up.wait())

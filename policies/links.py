@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 HEADER_BYTES = 52
@@ -33,14 +34,6 @@ class Link:
     jitter_s: float = 0.0
     loss_ratio: float = 0.0
 
-    @property
-    def retransmission_s(self) -> float:
-        """How long after a loss the packet is sent again: two round trips over links with its delay, at least 0.2 s.
-
-        Used only where no real TCP decides it: on ``loopback``, and in virtual time.
-        """
-        return max(MIN_RETRANSMISSION_S, 4 * self.delay_s)
-
     def transmission_s(self, n_bytes: int, mtu: int = 1500) -> float:
         """Returns the seconds to put a message of ``n_bytes`` on the link, headers of every segment included."""
         segments = -(-n_bytes // (mtu - HEADER_BYTES))
@@ -51,3 +44,25 @@ class Link:
         return Link(
             self.delay_s / time_scale, self.rate_bps * time_scale, self.jitter_s / time_scale, self.loss_ratio
         )
+
+
+def repair_s(
+    round_trip_s: float,
+    n_segments: int,
+    lost_of: Callable[[int], Sequence[int]],
+    more_follows: bool = False,
+) -> float:
+    """Returns how much later than without losses the last of ``n_segments`` arrives, in seconds.
+
+    TCP sees a loss a round trip later, by what has arrived after it. That of the last segment, unless ``more_follows``, or of one
+    that is sent again, only its timer shows, ``MIN_RETRANSMISSION_S`` after that. ``lost_of(n)`` draws which of n segments are
+    lost, from 0, ascending.
+    """
+    lost = lost_of(n_segments)
+    if not lost:
+        return 0.0
+    is_last_lost = lost[-1] == n_segments - 1 and not more_follows
+    late_s = round_trip_s + (MIN_RETRANSMISSION_S if is_last_lost else 0.0)
+    while lost := lost_of(len(lost)):
+        late_s += round_trip_s + MIN_RETRANSMISSION_S
+    return late_s

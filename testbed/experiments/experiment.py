@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import IPv4Network
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from netem.spec import SUBNET, TcpSpec
@@ -192,6 +193,12 @@ class NetworkPart:
     """The IPv4 network of the nodes' addresses."""
     keep_cpus_awake: bool = False
     """Spin at idle priority while running, so that no CPU sleeps (see ``testbed.runtime.real.launcher``)."""
+
+    @property
+    def loses(self) -> bool:
+        """Whether some link loses packets at random, at first or after a change."""
+        links = chain(self.links.values(), *(change.links.values() for change in self.changes))
+        return any(0 < link.loss_ratio < 1 for link in links)
 
 
 @dataclass(frozen=True)

@@ -49,10 +49,14 @@ class _Known(NamedTuple):
 
 
 class LineState(NamedTuple):
-    """What a line has from the messages before: TCP's window, and the bytes since the process last looked whether it may write on."""
+    """What a line has from the messages before: TCP's window, and the bytes since the process last looked whether it may write on.
+
+    A window of ``slow_start_bytes`` or more does not grow by slow start.
+    """
 
     window_bytes: int
     written_bytes: int = 0
+    slow_start_bytes: float = math.inf
 
 
 class Heard:
@@ -130,14 +134,14 @@ class Line(LazyFlow):
 
     def begin(self, state: LineState) -> None:
         """Begins as a line that nothing uses and that has this state."""
-        self.window_bytes, self._written_bytes = state
+        self.window_bytes, self._written_bytes, self._slow_start_bytes = state
 
     @property
     def state(self) -> LineState:
         """Its state, if all that was sent is acknowledged."""
         self._lazy_back.settle()
         self.room_bytes()
-        return LineState(self.window_bytes, self._written_bytes)
+        return LineState(self.window_bytes, self._written_bytes, self._slow_start_bytes)
 
     def send(self, size: FrameSize, call: Callable[..., None], *args: Any) -> None:
         """Sends a frame; ``call(*args)`` is called when its last byte has arrived."""

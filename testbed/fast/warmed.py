@@ -6,6 +6,7 @@ import math
 from functools import lru_cache
 
 from netem.flows import Tcp
+from netem.spec import draws_name
 from nodes import framesizes, wire
 from nodes.framesizes import WARM_AT_ONCE_BYTES, WARM_BYTES
 from policies.links import Link
@@ -28,14 +29,19 @@ def longest_prompt_bytes(experiment: Experiment) -> int:
 def first_states(experiment: Experiment, pair: tuple[str, str]) -> tuple[LineState, LineState]:
     """Returns the states, at time zero, of the lines of a connection from ``pair[0]`` to ``pair[1]``: there, and back.
 
-    If connections are warm, they have carried the longest prompt.
+    If connections are warm, they have carried the longest prompt. What links lost of it has halved their windows.
     """
     network = experiment.network
     tcp = Tcp.of(network.tcp, network.mtu)
     if not network.tcp.warm:
         return LineState(tcp.first_flight_bytes), LineState(tcp.first_flight_bytes)
-    links = (Link(link.delay_s, link.rate_bps) for link in (network.links[pair], network.links[pair[::-1]]))
-    return _warmed(tcp, longest_prompt_bytes(experiment), *links)
+    ways = []
+    for way in (pair, pair[::-1]):
+        link = network.links[way]
+        loss_ratio = link.loss_ratio if link.loss_ratio < 1 else 0.0
+        draws = f"warming {draws_name(experiment.seed, way)}" if loss_ratio else ""
+        ways.append((draws, Link(link.delay_s, link.rate_bps, loss_ratio=loss_ratio)))
+    return _warmed(tcp, longest_prompt_bytes(experiment), *ways)
 
 
 def pings_until_counts_recur() -> int:
@@ -45,12 +51,17 @@ def pings_until_counts_recur() -> int:
 
 
 @lru_cache(1024)
-def _warmed(tcp: Tcp, n_bytes: int, there: Link, back: Link) -> tuple[LineState, LineState]:
-    """Returns the states of a connection over two links that was warmed with ``n_bytes`` (``nodes.connection.warm``)."""
+def _warmed(
+    tcp: Tcp, n_bytes: int, there: tuple[str, Link], back: tuple[str, Link]
+) -> tuple[LineState, LineState]:
+    """Returns the states of a connection over two links that was warmed with ``n_bytes`` (``nodes.connection.warm``).
+
+    Each link has the name of its draws before it.
+    """
     queue = EventQueue()
-    pipes = LazyPipe(queue, "there", there), LazyPipe(queue, "back", back)
-    answers = Line(queue, pipes[::-1], back, tcp, None, None)
-    asks = Line(queue, pipes, there, tcp, answers, None)
+    pipes = LazyPipe(queue, *there), LazyPipe(queue, *back)
+    answers = Line(queue, pipes[::-1], back[1], tcp, None, None)
+    asks = Line(queue, pipes, there[1], tcp, answers, None)
     for line in (asks, answers):
         line.begin(LineState(tcp.first_flight_bytes))
     n_left, payload_bytes = -(-min(n_bytes, WARM_BYTES) // wire.PART_BYTES), min(n_bytes, wire.PART_BYTES)

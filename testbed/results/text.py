@@ -34,8 +34,7 @@ _ROWS = (
 
 VIRTUAL_TIME = (
     "virtual time shows an ideal machine: the testbed's own overhead and routing decisions take none of it, "
-    "a lost packet is sent again after a fixed time, and congestion control has no timers; --clock real "
-    "measures the rest"
+    "and what links lose is sent again by a rule, not by TCP's own timers; --clock real measures the rest"
 )
 """What virtual time cannot show, for the report of a run in virtual time; the terminal has a shorter text."""
 
@@ -236,6 +235,11 @@ def _footer(summary: RunSummary) -> str:
         lines.append(
             "links lose packets, and TCP's timers do not follow the time scale: the shortest, 0.2 s (real), counts as "
             f"{0.2 * summary.time_scale:g} s; use a time scale of 1, or virtual time, where no timer fires"
+        )
+    if has_loss and summary.clock == "virtual" and network is not None and not network.halves_windows:
+        lines.append(
+            f"links lose packets, and in virtual time TCP's windows are not halved on network {network.name}: messages of "
+            f"many packets come too early; use network {IN_PROCESS.name}, or --clock real"
         )
     if network is not None and network.caveat is not None:
         lines.append(f"{network.name} network: {network.caveat}")

@@ -121,7 +121,7 @@ def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
     why = "asked for" if experiment.clock == "virtual" else "nothing here needs real time"
     if network is not None:
         return Stage("virtual", network, why)
-    network, network_why = choose(AUTO, "virtual")
+    network, network_why = choose(AUTO, "virtual", losing=experiment.network.loses)
     return Stage("virtual", network, why, network_why)
 
 

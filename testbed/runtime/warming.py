@@ -41,8 +41,11 @@ def warming_by_windows(experiment: Experiment, network: Network, pairs: Iterable
 
     They begin with the windows that they end up with. What is still sent fills the receivers' windows, and leaves as many
     bytes counted since a process last looked whether it may write on. ``None`` where that is not less, where the network
-    has no such windows to give, or where slow start begins anew after idle time. Only for virtual time.
+    has no such windows to give, or where slow start begins anew after idle time. So it is where links lose packets and the
+    network halves windows then, of which more follows than windows. Only for virtual time.
     """
+    if experiment.network.loses and network.halves_windows:
+        return None
     n_bytes, n_filling = warming_by_sending(experiment, network).n_bytes, network.filling_bytes
     if n_filling is None or experiment.network.tcp.slow_start_after_idle or n_filling >= n_bytes:
         return None

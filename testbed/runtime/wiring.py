@@ -240,7 +240,6 @@ def _delay_profile(experiment: Experiment, link: Link) -> DelayProfile:
         s_per_byte,
         link.jitter_s,
         link.loss_ratio,
-        link.retransmission_s,
         experiment.network.mtu - HEADER_BYTES,
     )
 

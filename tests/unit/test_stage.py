@@ -24,6 +24,14 @@ def _fabric(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "virtual", "fabric", "nothing here needs real time"),
         (["network.backend=memory"], "virtual", "memory", "nothing here needs real time"),
         (["clock=virtual"], "virtual", "fabric", "asked for"),
+        (["network.loss=0.01"], "virtual", "memory", "nothing here needs real time"),
+        (
+            ["network.loss=0.01", "network.backend=fabric"],
+            "virtual",
+            "fabric",
+            "nothing here needs real time",
+        ),
+        (["network.loss=0.01", "clock=real"], "real", "auto", "asked for"),
         (["clock=real"], "real", "auto", "asked for"),
         (["time_scale=20"], "real", "auto", "a time scale of 20 needs real time"),
         (["network.backend=loopback"], "real", "loopback", "the loopback network needs real time"),
@@ -37,6 +45,21 @@ def test_the_clock_is_virtual_unless_something_needs_real_time(
 ) -> None:
     chosen = choose_stage(load_experiment("clustered", settings))
     assert (chosen.clock, chosen.wanted, chosen.why) == (clock, network, why)
+
+
+@pytest.mark.parametrize(
+    ("event", "network"),
+    [('{at="5 s",link=[0,1],loss=0.1}', "memory"), ('{at="5 s",link=[0,1],down=true}', "fabric")],
+)
+def test_virtual_time_takes_memory_where_some_link_loses_packets_at_some_time(
+    event: str, network: str
+) -> None:
+    names = load_experiment("clustered").network.links
+    source, target = next(iter(names))
+    event = event.replace("[0,1]", f'["{source}","{target}"]')
+    chosen = choose_stage(load_experiment("clustered", [f"network.event=[{event}]"]))
+    assert chosen.wanted == network
+    assert ("it alone halves TCP's windows" in (chosen.network_why or "")) == (network == "memory")
 
 
 def test_a_run_that_stays_up_for_its_users_is_in_real_time() -> None:

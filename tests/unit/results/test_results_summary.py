@@ -167,6 +167,26 @@ def test_lost_packets_are_said_to_wait_for_timers_that_do_not_follow_the_time_sc
         assert ("the shortest, 0.2 s (real), counts as 4 s" in text) == is_said, differs
 
 
+@pytest.mark.parametrize(
+    ("network", "clock", "lacks", "is_said"),
+    [
+        ("fabric", "virtual", [RANDOM_LOSS], True),
+        ("memory", "virtual", [RANDOM_LOSS], False),
+        ("fabric", "real", [RANDOM_LOSS], False),
+        ("fabric", "virtual", [], False),
+    ],
+)
+def test_a_network_whose_windows_lost_packets_do_not_halve_in_virtual_time_says_so(
+    make_run: MakeRun, network: str, clock: str, lacks: list[str], is_said: bool
+) -> None:
+    run = make_run()
+    run.serve(0, 0.0, [(0, 0, 2), (1, 2, 4)])
+    differs = {"closed_model_lacks": lacks, "network": network, "clock": clock}
+    summary = changed(finish_run(run.path, run.experiment), **differs)
+    text = " ".join(summary_text(summary).split())
+    assert (f"TCP's windows are not halved on network {network}" in text) == is_said
+
+
 def test_the_closed_form_knows_nothing_of_queueing_on_links(make_run: MakeRun) -> None:
     run = make_run(lengths=[(2, 2)] * 2)
     for index in (0, 1):
