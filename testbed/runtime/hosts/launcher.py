@@ -50,7 +50,8 @@ class _Remote:
 
     host: Host
     clock: FollowedClock = field(default_factory=FollowedClock)
-    stream: SealedStream | None = None
+    streams: set[SealedStream] = field(default_factory=set)
+    """Its agent's, and one of each node: none of them ends by itself if the machine is cut off."""
     here: asyncio.Event = field(default_factory=asyncio.Event)
     nodes: set[str] = field(default_factory=set)
     asked_at: dict[int, float] = field(default_factory=dict)
@@ -65,6 +66,11 @@ class _Remote:
         """Its name, and its address if that differs."""
         address = self.host.address
         return self.name if self.name == address else f"{self.name} ({address})"
+
+    def abort(self) -> None:
+        """End all of its streams, whether or not the machine can be reached."""
+        for stream in self.streams:
+            stream.abort()
 
 
 class HostsLauncher:
@@ -191,19 +197,23 @@ class HostsLauncher:
             writer.close()
             return
         remote = self._remotes.get(first.host)
-        if remote is None:
+        if remote is None or remote.is_lost:
             stream.close()
         elif isinstance(first, NodeStream):
-            near = await asyncio.open_unix_connection(str(self._control_path))
-            await carry(*near, stream, say)
+            remote.streams.add(stream)
+            try:
+                near = await asyncio.open_unix_connection(str(self._control_path))
+                await carry(*near, stream, say)
+            finally:
+                remote.streams.discard(stream)
         else:
-            remote.stream = stream
+            remote.streams.add(stream)
             asking = asyncio.ensure_future(self._ask_time(remote, stream))
             try:
-                await self._hear(remote, stream)
+                why = await self._hear(remote, stream)
             finally:
                 asking.cancel()
-            self._lost(remote, "its agent has ended")
+            self._lost(remote, why)
 
     async def _ask_time(self, remote: _Remote, stream: SealedStream) -> None:
         number = 0
@@ -215,15 +225,18 @@ class HostsLauncher:
                 await stream.drain()
                 await asyncio.sleep(_ASK_TIME_S if number > _SYNCED_SAMPLES else _ASK_TIME_S / 20)
 
-    async def _hear(self, remote: _Remote, stream: SealedStream) -> None:
-        """Read an agent's messages until its stream ends."""
-        with contextlib.suppress(AuthenticationError, TimeoutError):
+    async def _hear(self, remote: _Remote, stream: SealedStream) -> str:
+        """Read an agent's messages until its stream ends; returns why it has ended."""
+        with contextlib.suppress(AuthenticationError):
             while True:
-                async with asyncio.timeout(SILENCE_S):
-                    data = await stream.receive()
+                try:
+                    async with asyncio.timeout(SILENCE_S):
+                        data = await stream.receive()
+                except TimeoutError:
+                    return f"nothing has come from it for {SILENCE_S:g} s"
                 now = time.monotonic()
                 if not data:
-                    return
+                    break
                 message = unpack(data)
                 if isinstance(message, TimeReply) and message.number in remote.asked_at:
                     remote.clock.add(remote.asked_at.pop(message.number), message.at, now)
@@ -231,6 +244,7 @@ class HostsLauncher:
                         remote.here.set()
                 elif isinstance(message, Exited):
                     self._exited(remote, message)
+        return "its agent has ended"
 
     def _exited(self, remote: _Remote, message: Exited) -> None:
         if message.name == "launcher":
@@ -248,13 +262,12 @@ class HostsLauncher:
         self._lost(remote, "it has left the cluster")
 
     def _lost(self, remote: _Remote, why: str) -> None:
-        """Report that all nodes of a lost machine have ended."""
+        """Report that all nodes of a lost machine have ended, and end their control connections."""
         if remote.is_lost or self._is_ending:
             return
         remote.is_lost = True
         say(f"the machine {remote.label} is lost: {why}")
-        if remote.stream is not None:
-            remote.stream.close()
+        remote.abort()
         assert self._on_exit is not None, "lost before attached"
         for name in sorted(remote.nodes):
             self._on_exit(name, -SIGKILL)
@@ -377,6 +390,8 @@ class HostsLauncher:
             task.cancel()
         if self._server is not None:
             self._server.close()
+        for remote in self._remotes.values():
+            remote.abort()
         self._local.close()
         self._leave()
 
