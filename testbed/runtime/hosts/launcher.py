@@ -403,7 +403,7 @@ class HostsLauncher:
                 async with asyncio.timeout(SILENCE_S):
                     logs = await remote.host.call("end")
             except (TimeoutError, RunError) as error:
-                say(f"the logs of {remote.name} are missing: {error or 'it does not answer'}")
+                say(f"the logs of {remote.name} are missing: {str(error) or 'it does not answer'}")
                 continue
             for name, log in logs.items():
                 self._keep_log(name if name in self._where else f"{remote.name}-{name}", log)

@@ -117,3 +117,24 @@ async def test_the_control_connections_of_a_machine_that_is_cut_off_end(
     await machine.cut_off()
     assert machine.ended == [("a100-0", -SIGKILL)]
     assert machine.said == ["the machine second (10.0.0.2) is lost: nothing has come from it for 0.2 s"]
+
+
+async def test_a_machine_that_does_not_answer_at_the_end_is_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from testbed.runtime.hosts import launcher
+    from testbed.runtime.hosts.cluster import Host
+
+    class Stuck:
+        def __getattr__(self, method: str) -> Any:
+            return SimpleNamespace(remote=lambda *_: SimpleNamespace(future=Future))
+
+    monkeypatch.setattr(launcher, "SILENCE_S", 0.01)
+    said: list[str] = []
+    monkeypatch.setattr(launcher, "say", said.append)
+    made = object.__new__(launcher.HostsLauncher)
+    there = launcher._Remote(Host(Machine("second", {}), "10.0.0.2", 1.0, Stuck()))
+    vars(made).update(_remotes={"second": there}, _tasks=set(), _server=None, _cluster=None)
+    vars(made).update(_local=SimpleNamespace(close=lambda: None))
+    await made.end()
+    assert said == ["the logs of second are missing: it does not answer"]
