@@ -26,6 +26,7 @@ from testbed.records.plan import is_simulated
 from testbed.results import finish_run, load_run
 from testbed.rundir import (
     OWNER,
+    PAGE,
     check_new_folder,
     owner_alive,
     process_start,
@@ -206,6 +207,36 @@ def test_temporary_folders_of_a_container_are_left_to_it_while_it_runs(
     assert clean_command(tmp_path / "none")["folders"] == []
     monkeypatch.setattr(rundir, "_FIRST_NAMESPACE", here)
     assert clean_command(tmp_path / "none")["folders"] == [str(folder)]
+
+
+@pytest.mark.parametrize(("changed", "is_elsewhere"), [({"host": "paris"}, True), ({}, False)])
+def test_clean_leaves_a_run_of_another_machine_to_it_but_not_one_of_this_machine_before_it_started_again(
+    run: SyntheticRun, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], is_elsewhere: bool
+) -> None:
+    """Machines share folders, and see no processes of each other."""
+    monkeypatch.setattr(clean, "_orphans", dict)
+    monkeypatch.setattr(clean, "scratch_folders", list)
+    rundir.claim(run.path)
+    owner = json.loads((run.path / OWNER).read_text())
+    owner |= {"started": "1", "boot": "another", **changed}
+    (run.path / OWNER).write_text(json.dumps(owner), encoding="utf-8")
+    page = run.path / PAGE
+    page.touch()
+    answer = clean_command(run.path)
+    assert answer["files"] == ([] if is_elsewhere else [str(page)])
+    said = f"{run.path} was started on paris, where it may still run"
+    assert any(problem.startswith(said) for problem in answer["problems"]) == is_elsewhere
+
+
+def test_clean_says_nothing_of_whole_runs_of_other_machines(
+    run: SyntheticRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clean, "_orphans", dict)
+    monkeypatch.setattr(clean, "scratch_folders", list)
+    finish_run(run.path, run.experiment)
+    owner = {"pid": 1, "started": "1", "pid_namespace": "", "host": "paris", "boot": "another"}
+    (run.path / OWNER).write_text(json.dumps(owner), encoding="utf-8")
+    assert not any(clean_command(run.path).values())
 
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
