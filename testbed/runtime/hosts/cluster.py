@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from testbed.cluster import check_version, connected
 from testbed.codeversion import code_version
-from testbed.errors import RunError, TestbedError, UserError
+from testbed.errors import MachineLostError, RunError, TestbedError, UserError
 from testbed.runtime.hosts.agent import Agent, AgentOptions, usual_priority
 
 if TYPE_CHECKING:  # agents, which import this module, need no experiments
@@ -42,10 +42,6 @@ class _Actor(Agent):
         super().__init__(options)
         await self.begin()
         return niceness
-
-
-class MachineLostError(RunError):
-    """A machine cannot be asked any more: it has left the cluster, or its agent has ended."""
 
 
 @dataclass

@@ -20,11 +20,11 @@ from typing import Any
 from netem.spec import NetworkError, NetworkSpec, Windows
 from nodes import control
 from policies.links import Link
-from testbed.errors import RunError, UserError
+from testbed.errors import MachineLostError, RunError, UserError
 from testbed.experiments.experiment import Experiment
 from testbed.records.summary import MachineState
 from testbed.runtime.hosts.agent import SILENCE_S, AgentOptions
-from testbed.runtime.hosts.cluster import Cluster, Host, MachineLostError
+from testbed.runtime.hosts.cluster import Cluster, Host
 from testbed.runtime.hosts.following import FollowedClock
 from testbed.runtime.hosts.messages import Exited, GetTime, NodeStream, TimeReply, pack, unpack, unpack_first
 from testbed.runtime.hosts.relay import carry
@@ -281,6 +281,8 @@ class HostsLauncher:
         config = replace(config, key=self._data_key)
         if remote is None:
             return await self._local.spawn(kind, config, log)
+        if remote.is_lost:
+            raise MachineLostError(f"the machine {remote.label} is lost")
         process = await remote.host.call("spawn", kind, config)
         remote.nodes.add(config.process or config.name)
         number = _ELSEWHERE + len(self._elsewhere)
