@@ -317,6 +317,15 @@ def test_a_plan_that_no_run_wrote_is_refused_and_keeps_no_other_run_from_being_c
     assert "plan.json" in problem
 
 
+def test_a_run_that_finds_no_cluster_leaves_its_folder_to_the_corrected_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere")
+    with pytest.raises(UserError, match=r"RAY_ADDRESS must be HOST:PORT|the package ray"):
+        session.run_quietly(load_experiment("clustered", ["hosts=ray"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_interrupt_while_tables_are_made_names_what_completes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
