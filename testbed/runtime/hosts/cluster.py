@@ -14,12 +14,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from testbed.cluster import check_version, connected
 from testbed.codeversion import code_version
-from testbed.errors import MachineLostError, RunError, TestbedError, UserError
+from testbed.errors import MachineLostError, RunError, UserError
 from testbed.runtime.hosts.agent import Agent, AgentOptions, usual_priority
+from testbed.terminal import say
 
 if TYPE_CHECKING:  # agents, which import this module, need no experiments
     from testbed.experiments.experiment import Machine
 
+_SOON_S = 3.0
 _BEGIN_S = 120.0
 """Seconds that the cluster has to provide the machines, and a machine to start its agent, which Ray starts with a niceness of 15."""
 
@@ -57,15 +59,14 @@ class Host:
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the agent.
 
-        Raises its ``TestbedError``, ``MachineLostError``, and ``RunError`` for other errors.
+        Raises ``UserError`` or ``RunError`` with the machine's name for what the agent raises, and ``MachineLostError``.
         """
         ref = getattr(self.actor, method).remote(*arguments)
         try:
             return await asyncio.wrap_future(ref.future())
         except RayTaskError as error:
-            if isinstance(error.cause, TestbedError):
-                raise error.cause from None
-            raise RunError(f"{self.machine.name}: {_last_line(error)}") from None
+            kind = UserError if isinstance(error.cause, UserError) else RunError
+            raise kind(f"{self.machine.name}: {_last_line(error)}") from None
         except RayError as error:
             raise MachineLostError(f"the machine {self.machine.name} ({self.address}) was lost") from error
 
@@ -113,9 +114,11 @@ class Cluster:
         self._group = placement_group(
             [dict(machine.resources) for machine in wanted], strategy="STRICT_SPREAD"
         )
+        shown = "; ".join(f"{machine.name}: {_shown(machine)}" for machine in wanted)
         await _within(
             self._group.ready(),
-            "the Ray cluster has no free machines for " + "; ".join(f"{m.name}: {_shown(m)}" for m in wanted),
+            f"the Ray cluster has no free machines for {shown}",
+            f"waiting until the Ray cluster has free machines for {shown}",
         )
         placed = placement_group_table(self._group)["bundles_to_node_id"]
         for number, (machine, weight) in enumerate(zip(wanted, weights, strict=True)):
@@ -153,14 +156,20 @@ class Cluster:
         self._connection.__exit__(None, None, None)
 
 
-async def _within(ref: Any, what: str) -> Any:
+async def _within(ref: Any, what: str, waiting: str = "") -> Any:
+    """Return what ``ref`` comes to, or raise ``UserError`` that begins with ``what``; says ``waiting`` if it takes a while."""
+    done = asyncio.wrap_future(ref.future())
     try:
         async with asyncio.timeout(_BEGIN_S):
-            return await asyncio.wrap_future(ref.future())
+            if waiting and not (await asyncio.wait({done}, timeout=_SOON_S))[0]:
+                say(waiting)
+            return await done
     except TimeoutError:
         raise UserError(f"{what} (waited {_BEGIN_S:g} s)") from None
     except RayError as error:
         raise UserError(f"{what}: {_last_line(error)}") from None
+    finally:
+        done.cancel()
 
 
 def _check_there_is_one(machine: Machine, resources: Sequence[Mapping[str, float]]) -> None:
