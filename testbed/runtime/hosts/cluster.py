@@ -110,7 +110,7 @@ class Cluster:
         else:
             weights = [machine.resources.get(kind, 0.0) or 1.0 for machine in wanted]
             for machine in wanted:
-                _check_there_is_one(machine, [node["Resources"] for node in alive])
+                _check_there_is_one(machine, {addresses[node["NodeID"]]: node["Resources"] for node in alive})
         self._group = placement_group(
             [dict(machine.resources) for machine in wanted], strategy="STRICT_SPREAD"
         )
@@ -172,13 +172,13 @@ async def _within(ref: Any, what: str, waiting: str = "") -> Any:
         done.cancel()
 
 
-def _check_there_is_one(machine: Machine, resources: Sequence[Mapping[str, float]]) -> None:
-    """Raise ``UserError`` if no machine has these resources, even with no other user of the cluster."""
+def _check_there_is_one(machine: Machine, resources: Mapping[str, Mapping[str, float]]) -> None:
+    """Raise ``UserError`` if no machine, by address, has these resources, even with no other user of the cluster."""
     asked = machine.resources.items()
-    if not any(all(there.get(kind, 0) >= amount for kind, amount in asked) for there in resources):
+    if not any(all(there.get(kind, 0) >= amount for kind, amount in asked) for there in resources.values()):
         raise UserError(
-            f"no machine of the Ray cluster has the resources of {machine.name}: {_shown(machine)}; ask for "
-            "less"
+            f"no machine of the Ray cluster has the resources of {machine.name}: {_shown(machine)}; ask for less, or "
+            f"for one of its machines, which are {', '.join(sorted(resources))}"
         )
 
 

@@ -22,6 +22,7 @@ from nodes import control
 from policies.links import Link
 from testbed.errors import MachineLostError, RunError, UserError
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.machines import HERE
 from testbed.records.summary import MachineState
 from testbed.runtime.hosts.agent import SILENCE_S, AgentOptions
 from testbed.runtime.hosts.cluster import Cluster, Host
@@ -34,8 +35,6 @@ from testbed.runtime.launching import Listener, OnExit, OpenNetwork
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.terminal import say
 
-HERE = "this-machine"
-"""This machine's name in the network."""
 _ASK_TIME_S = 0.1
 """Seconds between two questions for another machine's time."""
 _SYNCED_SAMPLES = 20

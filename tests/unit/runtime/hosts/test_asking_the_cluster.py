@@ -60,3 +60,16 @@ async def test_who_no_longer_waits_for_machines_hears_nothing_of_them() -> None:
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert asked.cancelled()
+
+
+def test_the_machines_that_there_are_follow_where_one_is_not_there() -> None:
+    from testbed.runtime.hosts.cluster import _check_there_is_one
+
+    there = {"10.0.0.2": {"CPU": 2.0, "node:10.0.0.2": 1.0}, "10.0.0.1": {"CPU": 4.0}}
+    _check_there_is_one(Machine("rome", {"CPU": 2, "node:10.0.0.2": 0.001}), there)
+    with pytest.raises(UserError) as refused:
+        _check_there_is_one(Machine("rome", {"CPU": 1, "node:10.0.0.3": 0.001}), there)
+    assert str(refused.value) == (
+        "no machine of the Ray cluster has the resources of rome: 1 CPU, 0.001 node:10.0.0.3; ask for less, or for one "
+        "of its machines, which are 10.0.0.1, 10.0.0.2"
+    )
