@@ -221,9 +221,10 @@ class FabricBackend(Backend):
 
         ``links`` are those of ``spec`` by default; other profiles may be checked, such as those of later
         changes. Pairs whose sender is on another machine are ignored. Returns ``underlay()``. Raises
-        ``NetworkError`` for a machine whose clock is not known after ``patience_s`` real seconds. Raises it
-        also if links have a shorter delay than the underlay, and then names the link that lacks most: at once
-        if the underlay was never faster, else after ``patience_s``, since a machine may be busy for a moment.
+        ``NetworkError`` for a machine whose clock is not known after ``patience_s`` real seconds, or that has answered
+        short datagrams only. Raises it also if links have a shorter delay than the underlay, and then names the link
+        that lacks most: at once if the underlay was never faster, else after ``patience_s``, since a machine may be
+        busy for a moment.
         """
         own = {
             pair: profile.delay_s
@@ -245,6 +246,12 @@ class FabricBackend(Backend):
             seen = self.underlay()
             silent = [name for name, other in seen.items() if other.n_samples < SETTLED_SAMPLES]
             is_over = time.monotonic() > until_s
+            if silent and is_over and seen[silent[0]].n_samples == SETTLED_SAMPLES - 1:
+                raise NetworkError(
+                    f"short packets get from {self._machine} to machine {silent[0]} and back, but none as long as their "
+                    "networks' MTUs: something on the way drops them, such as a tunnel; give both machines the MTU of "
+                    "the way between them (ip link set DEVICE mtu BYTES)"
+                )
             if silent and is_over:
                 raise NetworkError(
                     f"the forwarder of machine {silent[0]} does not answer: check that it runs, with the "

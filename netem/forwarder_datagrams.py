@@ -12,7 +12,7 @@ datagrams on the underlay can spoil packets, but cannot forge any.
 
 Datagrams are numbered from 0 per sender and receiver. A missing number was lost. One that comes twice, or is
 older than the last ``WINDOW`` numbers, is refused. Questions and answers (``Times``) contain the next number,
-so losses at the end are counted, too.
+so losses at the end are counted, too. They may be as long as pieces are, to find out whether such get there.
 
 Pure: no socket, no clock.
 """
@@ -33,7 +33,8 @@ _TAG_BYTES = 16
 _HEAD = struct.Struct(f"<BBHHQIIdIH{_TAG_BYTES}s")
 _TIMES = struct.Struct("<BBHHQddd")
 _START_BYTES = _HEAD.size + _TAG_BYTES
-_TIMES_BYTES = _TIMES.size + _TAG_BYTES
+TIMES_BYTES = _TIMES.size + _TAG_BYTES
+"""The size of a question or an answer that is not filled up."""
 _INDEX = struct.Struct("<H")
 PIECE_AT = _START_BYTES + _INDEX.size
 """The offset of the piece in its datagram, in bytes."""
@@ -150,15 +151,17 @@ class Seal:
             (start + _INDEXES[i], packet[i * piece_bytes : (i + 1) * piece_bytes]) for i in range(n_pieces)
         ]
 
-    def times(self, times: Times) -> bytes:
-        """Returns the datagram of a question or an answer."""
+    def times(self, times: Times, n_bytes: int = 0) -> bytes:
+        """Returns the datagram of a question or an answer, filled up with zeros to ``n_bytes`` if it has fewer."""
         is_answer, *values = times
-        head = _TIMES.pack(_PONG if is_answer else _PING, _VERSION, *values)
+        head = _TIMES.pack(_PONG if is_answer else _PING, _VERSION, *values).ljust(
+            n_bytes - _TAG_BYTES, b"\0"
+        )
         return head + self._head_tag(head)
 
     def read(self, datagram: bytes, receiver: int) -> Piece | Times | None:
         """Decodes a datagram; returns ``None`` if it is malformed, of another run, or for another receiver."""
-        if len(datagram) == _TIMES_BYTES:
+        if len(datagram) >= TIMES_BYTES and datagram[0] in (_PING, _PONG):
             return self._read_times(datagram, receiver)
         if len(datagram) <= PIECE_AT:
             return None
@@ -186,9 +189,9 @@ class Seal:
     def _read_times(self, datagram: bytes, receiver: int) -> Times | None:
         kind, version, *values = _TIMES.unpack_from(datagram)
         times = Times(kind == _PONG, *values)
-        if kind not in (_PING, _PONG) or version != _VERSION or times.receiver != receiver:
+        if version != _VERSION or times.receiver != receiver:
             return None
-        if not compare_digest(self._head_tag(datagram[: _TIMES.size]), datagram[_TIMES.size :]):
+        if not compare_digest(self._head_tag(datagram[:-_TAG_BYTES]), datagram[-_TAG_BYTES:]):
             return None
         return times
 

@@ -58,8 +58,8 @@ class MachineStats:
     ``rtt_s``: between the two forwarders, their own processing included; the median of about the last half
     minute. ``rtt_min_s``: the smallest RTT between the machines' kernels. ``offset_s``, ``drift``,
     ``uncertainty_s``: its clock (see ``netem.hostclock``). ``uncertainty_max_s``: the worst uncertainty since
-    there are enough samples. ``n_samples``, ``n_forgotten``: see ``HostClock``. ``heard_at_s``: when a
-    datagram of it last arrived (``time.monotonic``; 0: never).
+    there are enough samples. ``n_samples``, ``n_forgotten``: see ``HostClock``; there are not enough samples
+    until a long datagram was answered. ``heard_at_s``: when a datagram of it last arrived (``time.monotonic``; 0: never).
 
     ``packets``: received from it. ``late``: packets that arrived after their instant; ``late_max_s``: the
     largest lateness. ``lost``: datagrams that never arrived. ``broken``: packets that were incomplete or

@@ -16,6 +16,7 @@ from netem.forwarder_datagrams import (
     MIN_KEY_BYTES,
     MIN_PIECE_BYTES,
     PIECE_AT,
+    TIMES_BYTES,
     Assembly,
     Head,
     Piece,
@@ -44,7 +45,7 @@ _GSO_REFUSED = (errno.EINVAL, errno.EIO, errno.EOPNOTSUPP, errno.EMSGSIZE, errno
 _READS_PER_TURN = 16
 _OPTION_BYTES = 128
 SETTLED_SAMPLES = 40
-"""A clock's uncertainty counts only after this many samples."""
+"""A clock's uncertainty counts only after this many samples, the last of them of datagrams as long as pieces are."""
 _FAST_PING_S, _PING_S = 0.02, 0.25
 _OPEN_QUESTIONS = 64
 
@@ -97,6 +98,8 @@ class _Machine:
         self.piece_bytes = piece_bytes
         self.next_number = 0
         self.clock = HostClock()
+        self.passes_long = False
+        """Whether a question as long as a piece was answered as such. Something on the way may drop what is long."""
         self.assembly = Assembly(seal)
         self.stats = MachineStats()
         self.open_questions: dict[float, None] = {}
@@ -212,7 +215,7 @@ class Underlay:
             self.n_refused += 1
             return None
         if isinstance(read, Times):
-            self._take_times(read, other, stamp)
+            self._take_times(read, other, stamp, len(datagram))
             return None
         packet = other.assembly.take(read)
         if packet is None:
@@ -227,16 +230,17 @@ class Underlay:
             stats.late_max_s = max(stats.late_max_s, now - due_s)
         return Arrived(read.head, due_s, packet)
 
-    def _take_times(self, times: Times, other: _Machine, stamp: bytes) -> None:
+    def _take_times(self, times: Times, other: _Machine, stamp: bytes, n_bytes: int) -> None:
         came_s = _came_at(stamp)
         other.stats.heard_at_s = came_s
         other.assembly.learn(times)
         if not times.is_answer:
             held_s = time.monotonic() - came_s
             answer = Times(True, self._me, times.sender, other.next_number, times.t0_s, came_s, held_s)
-            self._send((self._seal.times(answer),), other.endpoint)
+            self._send((self._seal.times(answer, n_bytes),), other.endpoint)
         elif times.t0_s in other.open_questions:
             del other.open_questions[times.t0_s]
+            other.passes_long |= n_bytes > TIMES_BYTES
             other.rtts_s.append(time.monotonic() - times.t0_s)
             # Subtract the time that the answer was held: as if it had been sent at once.
             received_s = max(times.t0_s, came_s - times.held_s)
@@ -255,7 +259,9 @@ class Underlay:
                 t0_s = time.monotonic()
                 other.open_questions[t0_s] = None
                 question = Times(False, self._me, number, other.next_number, t0_s)
-                self._send((self._seal.times(question),), other.endpoint)
+                is_long = not other.passes_long and other.clock.n_samples >= SETTLED_SAMPLES - 1
+                n_bytes = PIECE_AT + other.piece_bytes if is_long else 0
+                self._send((self._seal.times(question, n_bytes),), other.endpoint)
                 is_settled = other.clock.n_samples >= SETTLED_SAMPLES
                 other.ping_at_s = now + (_PING_S if is_settled else _FAST_PING_S)
             wait_s = min(wait_s, other.ping_at_s - now)
@@ -269,7 +275,8 @@ class Underlay:
         """Yields every other machine's number and updated statistics."""
         for number, other in self._machines.items():
             stats, clock, assembly = other.stats, other.clock, other.assembly
-            stats.n_samples, stats.n_forgotten = clock.n_samples, clock.n_forgotten
+            most = clock.n_samples if other.passes_long else SETTLED_SAMPLES - 1
+            stats.n_samples, stats.n_forgotten = min(clock.n_samples, most), clock.n_forgotten
             stats.lost, stats.broken = assembly.n_lost, assembly.n_broken
             if clock.n_samples:
                 stats.rtt_s, stats.rtt_min_s = median(other.rtts_s), clock.rtt_min_s

@@ -22,3 +22,7 @@ class ScenarioError(UserError):
 
 class RunError(TestbedError):
     """The emulation itself broke, for example because a process died or the network failed. One sentence."""
+
+
+class MachineLostError(RunError):
+    """A machine of the run cannot be asked any more: it has left the cluster, or its agent has ended."""

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -144,8 +145,16 @@ def scratch_folders() -> list[Path]:
 def claim(run_dir: Path) -> None:
     """Record in ``run_dir`` that this process owns it."""
     since, pid = datetime.now().astimezone().isoformat(timespec="seconds"), os.getpid()
-    owner = {"pid": pid, "started": process_start(pid), "since": since, "pid_namespace": pid_namespace(pid)}
-    write_json(run_dir / OWNER, owner)
+    where = {"pid_namespace": pid_namespace(pid), "host": socket.gethostname(), "boot": _boot()}
+    write_json(run_dir / OWNER, {"pid": pid, "started": process_start(pid), "since": since, **where})
+
+
+def _boot() -> str:
+    """Return what this machine's kernel has called itself since it started; empty where it has no such name."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def pid_namespace(pid: int) -> str:
@@ -225,23 +234,32 @@ def owner_alive(run_dir: Path) -> bool:
     return owner is not None and runs(owner.pid, owner.started)
 
 
-def is_in_use(scratch_folder: Path) -> bool:
-    """Whether the process that owns a temporary folder is still running, in this pid namespace or in another.
+def is_in_use(folder: Path) -> bool:
+    """Whether the process that owns a temporary folder or a run is still running, here, in a container or on another machine.
 
-    Containers can share a folder for temporary files. Only the machine's first namespace sees the processes of others, so elsewhere an
-    owner in another one counts as running. Until a process has noted that it owns its folder, the folder's name tells its pid.
+    Containers and machines can share folders. Only the machine's first pid namespace sees the processes of others, and no machine
+    those of another, so elsewhere an owner counts as running. A machine that has started again since keeps its name, but not its
+    processes. Until a process has noted that it owns its temporary folder, the folder's name tells its pid.
     """
-    owner, here = _owner(scratch_folder), pid_namespace(os.getpid())
+    owner, here = _owner(folder), pid_namespace(os.getpid())
     if owner is None:
-        pid = re.match(r"testbed-[a-z]+-(\d+)-", scratch_folder.name)
+        pid = re.match(r"testbed-[a-z]+-(\d+)-", folder.name)
         return pid is not None and process_start(int(pid[1])) != ""
+    if owner.boot not in ("", _boot()):
+        return owner.host != socket.gethostname()
     if owner.namespace in ("", here):
-        return owner_alive(scratch_folder)
+        return owner_alive(folder)
     return here != _FIRST_NAMESPACE or any(
         pid_namespace(int(entry.name)) == owner.namespace and _innermost_pid(entry) == owner.pid
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit()
     )
+
+
+def host_of(run_dir: Path) -> str:
+    """Return the name of the machine or the container on which a run was started; empty if that is unknown."""
+    owner = _owner(run_dir)
+    return owner.host if owner is not None else ""
 
 
 def _innermost_pid(process: Path) -> int:
@@ -256,14 +274,16 @@ def _innermost_pid(process: Path) -> int:
 
 
 class _Owner(NamedTuple):
-    """A process, by its pid in a pid namespace and by its start (``process_start``).
+    """A process, by its pid in a pid namespace of a machine and by its start (``process_start``).
 
-    ``namespace`` is empty for folders of earlier versions, which do not say.
+    ``namespace``, ``host`` and ``boot`` are empty for folders of earlier versions, which do not say.
     """
 
     pid: int
     started: str
     namespace: str
+    host: str
+    boot: str
 
 
 def _owner(run_dir: Path) -> _Owner | None:
@@ -273,7 +293,8 @@ def _owner(run_dir: Path) -> _Owner | None:
         if not path.is_file():  # reading from a pipe of that name would block
             return None
         owner = json.loads(path.read_text(encoding="utf-8"))
-        return _Owner(int(owner["pid"]), str(owner["started"]), str(owner.get("pid_namespace", "")))
+        where = (str(owner.get(key, "")) for key in ("pid_namespace", "host", "boot"))
+        return _Owner(int(owner["pid"]), str(owner["started"]), *where)
     except (OSError, ValueError, TypeError, KeyError):  # not a file that the testbed wrote
         return None
 

@@ -9,6 +9,8 @@ from testbed.experiments.experiment import Machine
 from testbed.experiments.problems import KeyedError
 from testbed.experiments.schema import HostTable, Scenario
 
+HERE = "this-machine"
+"""The name in the network of the machine of the command, which has no table."""
 ANY_SHARE = 0.001
 """Amount asked of a resource that only identifies a machine, so that many runs can ask for it at once."""
 
@@ -16,7 +18,7 @@ ANY_SHARE = 0.001
 def machines_of(scenario: Scenario) -> tuple[Machine, ...] | Literal["ray"]:
     """Return the machines of ``[[hosts]]``: empty without any, "ray" for all machines of the cluster.
 
-    Raises ``KeyedError`` for a name that occurs twice, and for a network that exists only between machines.
+    Raises ``KeyedError`` for a name or an address that another machine has, and for a network that exists only between machines.
     """
     network = named(scenario.network.backend)
     if scenario.hosts is None and network is not None and not network.emulates:
@@ -29,9 +31,16 @@ def machines_of(scenario: Scenario) -> tuple[Machine, ...] | Literal["ray"]:
         return () if scenario.hosts is None else "ray"
     names = [host.name or f"host-{number}" for number, host in enumerate(scenario.hosts)]
     for number, name in enumerate(names):
-        if name in names[:number]:
+        if name in (HERE, *names[:number]):
             raise KeyedError(
                 ("hosts", number, "name"), f"{name!r} is also the name of another machine; change one of them"
+            )
+    addresses = [host.address for host in scenario.hosts]
+    for number, address in enumerate(addresses):
+        if address is not None and address in addresses[:number]:
+            raise KeyedError(
+                ("hosts", number, "address"),
+                f"{address} is also the address of another machine, but all are different; leave one of the two out",
             )
     return tuple(
         Machine(name, _resources(host), tuple(host.servers or ()))

@@ -26,6 +26,7 @@ from testbed.rundir import (
     PAGE,
     RUN_VARIABLE,
     SEED,
+    host_of,
     is_being_written,
     is_in_use,
     owner_alive,
@@ -52,7 +53,7 @@ def clean_command(out: Path) -> dict[str, Any]:
     - ``problems``: sentences
 
     Touches only processes with this tool's run variable, files in run directories, and temporary folders; and
-    only if the run's owner has ended.
+    only if the run's owner has ended. A run that another machine has started, or a container, is left to that.
     """
     kinds = ("processes", "sockets", "files", "folders", "completed", "problems")
     answer: dict[str, Any] = {kind: [] for kind in kinds}
@@ -66,15 +67,26 @@ def clean_command(out: Path) -> dict[str, Any]:
         run = owner.parent
         if owner_alive(run):
             continue
-        for socket in sorted(path for path in run.iterdir() if path.is_socket()):
+        sockets = sorted(path for path in run.iterdir() if path.is_socket())
+        halves = sorted([*run.rglob(f"*{HALF_WRITTEN}"), *run.glob(PAGE), *run.glob(ENDPOINT)])
+        lacks_tables = any((run / "events").glob("*.log")) and not all(
+            (run / name).exists() for name in TABLES
+        )
+        if (sockets or halves or lacks_tables) and is_in_use(run):
+            answer["problems"].append(
+                f"{run} was started on {host_of(run)}, where it may still run, and is left as it is: run `testbed clean` "
+                f"there, or complete it with `testbed report {run}` if it has ended"
+            )
+            continue
+        for socket in sockets:
             socket.unlink(missing_ok=True)
             answer["sockets"].append(str(socket))
-        for half in sorted([*run.rglob(f"*{HALF_WRITTEN}"), *run.glob(PAGE), *run.glob(ENDPOINT)]):
+        for half in halves:
             if is_being_written(half):  # by `testbed report`
                 continue
             remove(half)
             answer["files"].append(str(half))
-        if any((run / "events").glob("*.log")) and not all((run / name).exists() for name in TABLES):
+        if lacks_tables:
             try:
                 finish_run(run, load_run(run))
                 answer["completed"].append(str(run))

@@ -9,7 +9,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,10 +147,12 @@ class RunSession:
         listener = bind_page(self.options.page_port)
         self.run_dir = run_dir = make_run_dir(self._out, self.experiment.name)
         with page_beside(run_dir, listener, self.announce):
-            launcher = self.stage.begin(self.experiment, run_dir)
-            with _undone_unless_begun(run_dir, launcher):
+            with _removed_unless_begun(run_dir), ExitStack() as begun:
+                launcher = self.stage.begin(self.experiment, run_dir)
+                begun.callback(launcher.close)
                 self.blocks = blocks_model(self.experiment, run_dir)
                 self.prepare()
+                begun.pop_all()
             self.announce(f"run {run_dir}")
             if assumed := assumed_batching(self.experiment):
                 self.announce(assumed)
@@ -328,12 +330,11 @@ def _has_begun(run_dir: Path, error: TestbedError | None) -> bool:
 
 
 @contextmanager
-def _undone_unless_begun(run_dir: Path, launcher: Launcher) -> Iterator[None]:
-    """Prepare a run in the body: if the body raises, the launcher is ended and ``run_dir`` removed."""
+def _removed_unless_begun(run_dir: Path) -> Iterator[None]:
+    """Prepare a run in the body: if the body raises, ``run_dir`` is removed."""
     try:
         yield
     except BaseException:
-        launcher.close()
         shutil.rmtree(run_dir)
         raise
 

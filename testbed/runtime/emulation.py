@@ -280,6 +280,8 @@ class Emulation:
     async def stop(self) -> None:
         """End the workload, the nodes and the network. Can be called in every phase."""
         self._stopping = True
+        if self._serving_since is not None:  # clocks are known
+            self.machines = self._launcher.machines()
         self._has_served_until_now()
         self.progress.phase = "stopping"
         for task in (*self._background, *self._later):

@@ -131,6 +131,21 @@ def test_what_the_underlay_loses_is_counted_and_tcp_repairs_it() -> None:
     assert lost_there == 0
 
 
+@pytest.mark.parametrize("narrow", ["m0", "m1"])
+def test_an_underlay_that_drops_long_packets_is_refused_and_named(narrow: str) -> None:
+    """Every long message would be lost, and with it the run, which waits."""
+
+    def work(machines: Machines) -> Any:
+        machines[narrow].ask("narrow", 1300)
+        with pytest.raises(NetworkError) as refused:
+            machines["m0"].ask("check", None, 3.0)
+        return str(refused.value)
+
+    assert over(TWO, work).startswith(
+        "short packets get from m0 to machine m1 and back, but none as long as "
+    )
+
+
 def test_an_underlay_that_was_cut_is_used_again() -> None:
     def work(machines: Machines) -> list[Any]:
         machines.check()

@@ -36,7 +36,7 @@ Links = Mapping[tuple[str, str], Link]
 _PORT = 7400
 _KEY = bytes(range(32))
 _SO_ATTACH_FILTER = 26
-_LOAD, _JUMP_IF_GREATER, _RETURN = 0x20, 0x25, 0x06
+_LOAD, _LOAD_LENGTH, _JUMP_IF_GREATER, _RETURN = 0x20, 0x80, 0x25, 0x06
 """Of classic BPF."""
 _RANDOM = 0xFFFFF000 + 56
 
@@ -194,12 +194,24 @@ class Machine:
 
     def do_lose(self, ratio: float) -> None:
         """From now on the machine's forwarder does not get that share of what the underlay brings."""
-        program = [
+        self._filter(
             (_LOAD, 0, 0, _RANDOM),
             (_JUMP_IF_GREATER, 1, 0, int(ratio * 0xFFFFFFFF)),
             (_RETURN, 0, 0, 0),
             (_RETURN, 0, 0, 0xFFFFFFFF),
-        ]
+        )
+
+    def do_narrow(self, n_bytes: int) -> None:
+        """From now on the machine's forwarder does not get what is longer, as behind a tunnel that nobody knows of."""
+        self._filter(
+            (_LOAD_LENGTH, 0, 0, 0),
+            (_JUMP_IF_GREATER, 0, 1, n_bytes),
+            (_RETURN, 0, 0, 0),
+            (_RETURN, 0, 0, 0xFFFFFFFF),
+        )
+
+    def _filter(self, *program: tuple[int, int, int, int]) -> None:
+        """What the program returns is how many bytes of a datagram the machine's forwarder gets."""
         code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in program))
         sock = self._backend._socket
         assert sock is not None

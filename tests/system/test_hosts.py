@@ -179,6 +179,20 @@ def test_a_run_over_three_machines(
     assert_nothing_left(machines)
 
 
+def test_an_interrupted_run_states_how_well_clocks_are_known(
+    testbed: Testbed, machines: list[Machine], scenario: str, run_dir: Path
+) -> None:
+    longer = ("--set", "workload.n_output_tokens=500")
+    running = begin(testbed, machines[0], scenario, run_dir, "--network", "hosts", *longer)
+    running.serving(10)
+    driver = json.loads((run_dir / "owner.json").read_text())["pid"]
+    subprocess.run(machines[0].inside(["kill", "-INT", str(driver)]), check=True)
+    run = running.wait()
+    assert run.code == 130, run.stderr
+    assert_clocks_are_known(run.json())
+    assert_nothing_left(machines)
+
+
 def test_a_link_that_is_shorter_than_the_real_one_is_refused(
     testbed: Testbed, machines: list[Machine], scenario: str, run_dir: Path
 ) -> None:

@@ -26,6 +26,7 @@ from testbed.records.plan import is_simulated
 from testbed.results import finish_run, load_run
 from testbed.rundir import (
     OWNER,
+    PAGE,
     check_new_folder,
     owner_alive,
     process_start,
@@ -208,6 +209,36 @@ def test_temporary_folders_of_a_container_are_left_to_it_while_it_runs(
     assert clean_command(tmp_path / "none")["folders"] == [str(folder)]
 
 
+@pytest.mark.parametrize(("changed", "is_elsewhere"), [({"host": "paris"}, True), ({}, False)])
+def test_clean_leaves_a_run_of_another_machine_to_it_but_not_one_of_this_machine_before_it_started_again(
+    run: SyntheticRun, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], is_elsewhere: bool
+) -> None:
+    """Machines share folders, and see no processes of each other."""
+    monkeypatch.setattr(clean, "_orphans", dict)
+    monkeypatch.setattr(clean, "scratch_folders", list)
+    rundir.claim(run.path)
+    owner = json.loads((run.path / OWNER).read_text())
+    owner |= {"started": "1", "boot": "another", **changed}
+    (run.path / OWNER).write_text(json.dumps(owner), encoding="utf-8")
+    page = run.path / PAGE
+    page.touch()
+    answer = clean_command(run.path)
+    assert answer["files"] == ([] if is_elsewhere else [str(page)])
+    said = f"{run.path} was started on paris, where it may still run"
+    assert any(problem.startswith(said) for problem in answer["problems"]) == is_elsewhere
+
+
+def test_clean_says_nothing_of_whole_runs_of_other_machines(
+    run: SyntheticRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clean, "_orphans", dict)
+    monkeypatch.setattr(clean, "scratch_folders", list)
+    finish_run(run.path, run.experiment)
+    owner = {"pid": 1, "started": "1", "pid_namespace": "", "host": "paris", "boot": "another"}
+    (run.path / OWNER).write_text(json.dumps(owner), encoding="utf-8")
+    assert not any(clean_command(run.path).values())
+
+
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
 
 
@@ -284,6 +315,15 @@ def test_a_plan_that_no_run_wrote_is_refused_and_keeps_no_other_run_from_being_c
     assert answer["completed"] == [str(tmp_path / "whole")]
     (problem,) = answer["problems"]
     assert "plan.json" in problem
+
+
+def test_a_run_that_finds_no_cluster_leaves_its_folder_to_the_corrected_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere")
+    with pytest.raises(UserError, match=r"RAY_ADDRESS must be HOST:PORT|the package ray"):
+        session.run_quietly(load_experiment("clustered", ["hosts=ray"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_interrupt_while_tables_are_made_names_what_completes_them(

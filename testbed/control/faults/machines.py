@@ -15,7 +15,7 @@ from nodes.control import ControlError
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.machine import Nodes, ServerProcess
 from testbed.control.guarded import guarded
-from testbed.errors import RunError
+from testbed.errors import MachineLostError, RunError
 from testbed.experiments.experiment import Experiment
 from testbed.faultkinds import DIED, KINDS, FaultKind
 from testbed.records.events import BY_HAND, BY_ITSELF, EventWriter, FaultHappened, FaultOver
@@ -157,7 +157,10 @@ class Machines:
             if why_not is not None:
                 return f"{self.names[server]} {why_not}"
             machine.n_applied[kind] += 1
-            await fault.follow(machine, planned_at_s)
+            try:
+                await fault.follow(machine, planned_at_s)
+            except MachineLostError as error:
+                return f"{self.names[server]} does not begin: {error}"
             if for_s is not None:
                 ends_at_s = on_tick((self._nodes.now_s() if planned_at_s is None else planned_at_s) + for_s)
                 task = self.in_background(self._undo(fault, machine, ends_at_s, machine.n_applied[kind]))
@@ -192,5 +195,6 @@ class Machines:
         async with machine.busy, self.one_at_a_time():
             if machine.epoch != epoch or machine.n_applied[fault.name] != number:
                 return
-            if await fault.undo(machine, at_s):
-                machine.write(FaultOver, kind=fault.name, planned_at_s=at_s)
+            with contextlib.suppress(MachineLostError):  # the server stays away
+                if await fault.undo(machine, at_s):
+                    machine.write(FaultOver, kind=fault.name, planned_at_s=at_s)

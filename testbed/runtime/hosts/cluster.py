@@ -14,12 +14,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from testbed.cluster import check_version, connected
 from testbed.codeversion import code_version
-from testbed.errors import RunError, TestbedError, UserError
+from testbed.errors import MachineLostError, RunError, UserError
 from testbed.runtime.hosts.agent import Agent, AgentOptions, usual_priority
+from testbed.terminal import say
 
 if TYPE_CHECKING:  # agents, which import this module, need no experiments
     from testbed.experiments.experiment import Machine
 
+_SOON_S = 3.0
 _BEGIN_S = 120.0
 """Seconds that the cluster has to provide the machines, and a machine to start its agent, which Ray starts with a niceness of 15."""
 
@@ -44,10 +46,6 @@ class _Actor(Agent):
         return niceness
 
 
-class MachineLostError(RunError):
-    """A machine cannot be asked any more: it has left the cluster, or its agent has ended."""
-
-
 @dataclass
 class Host:
     """A machine of the run. ``actor`` is ``None`` for the machine of this process, which needs no agent."""
@@ -61,15 +59,14 @@ class Host:
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the agent.
 
-        Raises its ``TestbedError``, ``MachineLostError``, and ``RunError`` for other errors.
+        Raises ``UserError`` or ``RunError`` with the machine's name for what the agent raises, and ``MachineLostError``.
         """
         ref = getattr(self.actor, method).remote(*arguments)
         try:
             return await asyncio.wrap_future(ref.future())
         except RayTaskError as error:
-            if isinstance(error.cause, TestbedError):
-                raise error.cause from None
-            raise RunError(f"{self.machine.name}: {_last_line(error)}") from None
+            kind = UserError if isinstance(error.cause, UserError) else RunError
+            raise kind(f"{self.machine.name}: {_last_line(error)}") from None
         except RayError as error:
             raise MachineLostError(f"the machine {self.machine.name} ({self.address}) was lost") from error
 
@@ -113,13 +110,15 @@ class Cluster:
         else:
             weights = [machine.resources.get(kind, 0.0) or 1.0 for machine in wanted]
             for machine in wanted:
-                _check_there_is_one(machine, [node["Resources"] for node in alive])
+                _check_there_is_one(machine, {addresses[node["NodeID"]]: node["Resources"] for node in alive})
         self._group = placement_group(
             [dict(machine.resources) for machine in wanted], strategy="STRICT_SPREAD"
         )
+        shown = "; ".join(f"{machine.name}: {_shown(machine)}" for machine in wanted)
         await _within(
             self._group.ready(),
-            "the Ray cluster has no free machines for " + "; ".join(f"{m.name}: {_shown(m)}" for m in wanted),
+            f"the Ray cluster has no free machines for {shown}",
+            f"waiting until the Ray cluster has free machines for {shown}",
         )
         placed = placement_group_table(self._group)["bundles_to_node_id"]
         for number, (machine, weight) in enumerate(zip(wanted, weights, strict=True)):
@@ -157,23 +156,29 @@ class Cluster:
         self._connection.__exit__(None, None, None)
 
 
-async def _within(ref: Any, what: str) -> Any:
+async def _within(ref: Any, what: str, waiting: str = "") -> Any:
+    """Return what ``ref`` comes to, or raise ``UserError`` that begins with ``what``; says ``waiting`` if it takes a while."""
+    done = asyncio.wrap_future(ref.future())
     try:
         async with asyncio.timeout(_BEGIN_S):
-            return await asyncio.wrap_future(ref.future())
+            if waiting and not (await asyncio.wait({done}, timeout=_SOON_S))[0]:
+                say(waiting)
+            return await done
     except TimeoutError:
         raise UserError(f"{what} (waited {_BEGIN_S:g} s)") from None
     except RayError as error:
         raise UserError(f"{what}: {_last_line(error)}") from None
+    finally:
+        done.cancel()
 
 
-def _check_there_is_one(machine: Machine, resources: Sequence[Mapping[str, float]]) -> None:
-    """Raise ``UserError`` if no machine has these resources, even with no other user of the cluster."""
+def _check_there_is_one(machine: Machine, resources: Mapping[str, Mapping[str, float]]) -> None:
+    """Raise ``UserError`` if no machine, by address, has these resources, even with no other user of the cluster."""
     asked = machine.resources.items()
-    if not any(all(there.get(kind, 0) >= amount for kind, amount in asked) for there in resources):
+    if not any(all(there.get(kind, 0) >= amount for kind, amount in asked) for there in resources.values()):
         raise UserError(
-            f"no machine of the Ray cluster has the resources of {machine.name}: {_shown(machine)}; ask for "
-            "less"
+            f"no machine of the Ray cluster has the resources of {machine.name}: {_shown(machine)}; ask for less, or "
+            f"for one of its machines, which are {', '.join(sorted(resources))}"
         )
 
 

@@ -20,11 +20,12 @@ from typing import Any
 from netem.spec import NetworkError, NetworkSpec, Windows
 from nodes import control
 from policies.links import Link
-from testbed.errors import RunError, UserError
+from testbed.errors import MachineLostError, RunError, UserError
 from testbed.experiments.experiment import Experiment
+from testbed.experiments.machines import HERE
 from testbed.records.summary import MachineState
 from testbed.runtime.hosts.agent import SILENCE_S, AgentOptions
-from testbed.runtime.hosts.cluster import Cluster, Host, MachineLostError
+from testbed.runtime.hosts.cluster import Cluster, Host
 from testbed.runtime.hosts.following import FollowedClock
 from testbed.runtime.hosts.messages import Exited, GetTime, NodeStream, TimeReply, pack, unpack, unpack_first
 from testbed.runtime.hosts.relay import carry
@@ -34,8 +35,6 @@ from testbed.runtime.launching import Listener, OnExit, OpenNetwork
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.terminal import say
 
-HERE = "this-machine"
-"""This machine's name in the network."""
 _ASK_TIME_S = 0.1
 """Seconds between two questions for another machine's time."""
 _SYNCED_SAMPLES = 20
@@ -50,7 +49,8 @@ class _Remote:
 
     host: Host
     clock: FollowedClock = field(default_factory=FollowedClock)
-    stream: SealedStream | None = None
+    streams: set[SealedStream] = field(default_factory=set)
+    """Its agent's, and one of each node: none of them ends by itself if the machine is cut off."""
     here: asyncio.Event = field(default_factory=asyncio.Event)
     nodes: set[str] = field(default_factory=set)
     asked_at: dict[int, float] = field(default_factory=dict)
@@ -65,6 +65,11 @@ class _Remote:
         """Its name, and its address if that differs."""
         address = self.host.address
         return self.name if self.name == address else f"{self.name} ({address})"
+
+    def abort(self) -> None:
+        """End all of its streams, whether or not the machine can be reached."""
+        for stream in self.streams:
+            stream.abort()
 
 
 class HostsLauncher:
@@ -191,19 +196,23 @@ class HostsLauncher:
             writer.close()
             return
         remote = self._remotes.get(first.host)
-        if remote is None:
+        if remote is None or remote.is_lost:
             stream.close()
         elif isinstance(first, NodeStream):
-            near = await asyncio.open_unix_connection(str(self._control_path))
-            await carry(*near, stream, say)
+            remote.streams.add(stream)
+            try:
+                near = await asyncio.open_unix_connection(str(self._control_path))
+                await carry(*near, stream, say)
+            finally:
+                remote.streams.discard(stream)
         else:
-            remote.stream = stream
+            remote.streams.add(stream)
             asking = asyncio.ensure_future(self._ask_time(remote, stream))
             try:
-                await self._hear(remote, stream)
+                why = await self._hear(remote, stream)
             finally:
                 asking.cancel()
-            self._lost(remote, "its agent has ended")
+            self._lost(remote, why)
 
     async def _ask_time(self, remote: _Remote, stream: SealedStream) -> None:
         number = 0
@@ -215,15 +224,18 @@ class HostsLauncher:
                 await stream.drain()
                 await asyncio.sleep(_ASK_TIME_S if number > _SYNCED_SAMPLES else _ASK_TIME_S / 20)
 
-    async def _hear(self, remote: _Remote, stream: SealedStream) -> None:
-        """Read an agent's messages until its stream ends."""
-        with contextlib.suppress(AuthenticationError, TimeoutError):
+    async def _hear(self, remote: _Remote, stream: SealedStream) -> str:
+        """Read an agent's messages until its stream ends; returns why it has ended."""
+        with contextlib.suppress(AuthenticationError):
             while True:
-                async with asyncio.timeout(SILENCE_S):
-                    data = await stream.receive()
+                try:
+                    async with asyncio.timeout(SILENCE_S):
+                        data = await stream.receive()
+                except TimeoutError:
+                    return f"nothing has come from it for {SILENCE_S:g} s"
                 now = time.monotonic()
                 if not data:
-                    return
+                    break
                 message = unpack(data)
                 if isinstance(message, TimeReply) and message.number in remote.asked_at:
                     remote.clock.add(remote.asked_at.pop(message.number), message.at, now)
@@ -231,6 +243,7 @@ class HostsLauncher:
                         remote.here.set()
                 elif isinstance(message, Exited):
                     self._exited(remote, message)
+        return "its agent has ended"
 
     def _exited(self, remote: _Remote, message: Exited) -> None:
         if message.name == "launcher":
@@ -248,13 +261,12 @@ class HostsLauncher:
         self._lost(remote, "it has left the cluster")
 
     def _lost(self, remote: _Remote, why: str) -> None:
-        """Report that all nodes of a lost machine have ended."""
+        """Report that all nodes of a lost machine have ended, and end their control connections."""
         if remote.is_lost or self._is_ending:
             return
         remote.is_lost = True
         say(f"the machine {remote.label} is lost: {why}")
-        if remote.stream is not None:
-            remote.stream.close()
+        remote.abort()
         assert self._on_exit is not None, "lost before attached"
         for name in sorted(remote.nodes):
             self._on_exit(name, -SIGKILL)
@@ -268,6 +280,8 @@ class HostsLauncher:
         config = replace(config, key=self._data_key)
         if remote is None:
             return await self._local.spawn(kind, config, log)
+        if remote.is_lost:
+            raise MachineLostError(f"the machine {remote.label} is lost")
         process = await remote.host.call("spawn", kind, config)
         remote.nodes.add(config.process or config.name)
         number = _ELSEWHERE + len(self._elsewhere)
@@ -377,6 +391,8 @@ class HostsLauncher:
             task.cancel()
         if self._server is not None:
             self._server.close()
+        for remote in self._remotes.values():
+            remote.abort()
         self._local.close()
         self._leave()
 
@@ -388,7 +404,7 @@ class HostsLauncher:
                 async with asyncio.timeout(SILENCE_S):
                     logs = await remote.host.call("end")
             except (TimeoutError, RunError) as error:
-                say(f"the logs of {remote.name} are missing: {error or 'it does not answer'}")
+                say(f"the logs of {remote.name} are missing: {str(error) or 'it does not answer'}")
                 continue
             for name, log in logs.items():
                 self._keep_log(name if name in self._where else f"{remote.name}-{name}", log)

@@ -73,6 +73,10 @@ class SealedStream:
     def close(self) -> None:
         self._writer.close()
 
+    def abort(self) -> None:
+        """Close at once: what was not yet sent is dropped, since the other side may be gone."""
+        self._writer.transport.abort()
+
 
 async def connect(address: str, port: int, key: bytes) -> SealedStream:
     """Connect to the other side, which must ``accept``. Raises ``OSError`` and ``AuthenticationError``."""

@@ -19,7 +19,7 @@ from testbed.control.coordinator import Coordinator
 from testbed.control.faults.machines import Machines
 from testbed.control.faults.schedule import Schedule
 from testbed.control.placing import place_experiment
-from testbed.errors import TestbedError
+from testbed.errors import MachineLostError, TestbedError
 from testbed.experiments import load_experiment
 from testbed.experiments.experiment import After, Fault
 from testbed.faultkinds import IN_CHURN, IN_FILES, KINDS, FaultKind
@@ -226,6 +226,21 @@ async def test_a_server_that_ends_as_it_begins_is_named(rig: Rig) -> None:
     with pytest.raises(TestbedError, match="a100-0 ended as it began"):
         await rig.machines.apply("restart", 0)
     assert not rig.machines.answers(0)
+
+
+async def test_a_server_whose_machine_is_lost_stays_away_and_the_run_goes_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def begin_server(server: int) -> None:
+        rig.nodes.did.append(("begin", server))
+        raise MachineLostError("the machine rome is lost")
+
+    monkeypatch.setattr(rig.nodes, "begin_server", begin_server)
+    assert await rig.machines.apply("kill", 0, for_s=20.0, planned_at_s=7.0) is None
+    await until(lambda: ("begin", 0) in rig.nodes.did)
+    said = f"{rig.machines.names[0]} does not begin: the machine rome is lost"
+    assert await rig.machines.apply("restart", 0, planned_at_s=30.0) == said
+    assert not rig.nodes.errors and not rig.machines.answers(0) and not rig.lines("begun")
 
 
 async def test_a_server_that_ends_at_the_moment_at_which_it_has_begun_is_not_taken_to_be_there(

@@ -88,6 +88,15 @@ def test_losses_at_the_end_count_once_the_sender_says_what_it_has_sent() -> None
     assert assembly.n_lost == 4
 
 
+def test_a_question_is_as_long_as_asked_and_read_unless_a_byte_of_it_was_changed() -> None:
+    times = Times(False, _OTHER, _ME, 5, 1.0)
+    long = Seal(_KEY).times(times, 1472)
+    assert len(long) == 1472
+    assert Seal(_KEY).read(long, _ME) == times
+    for changed in (long[:-1], long + b"\0", long[:1000] + b"x" + long[1001:], long[:50]):
+        assert Seal(_KEY).read(changed, _ME) is None
+
+
 def test_a_datagram_that_arrives_twice_is_refused() -> None:
     seal = Seal(_KEY)
     assembly = Assembly(seal)
