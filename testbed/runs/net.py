@@ -26,6 +26,11 @@ def net_command(experiment: Experiment, out: Path | None) -> None:
         raise UserError(
             "programs run in real time, but the scenario's clock is virtual: change it with --set clock=real"
         )
+    if experiment.machines:
+        raise UserError(
+            "testbed net holds a network on this machine only: leave out [[hosts]], or hold the whole testbed on several "
+            "machines with testbed up --hold"
+        )
     check_programs(experiment, say)
     run_dir = make_run_dir(out, experiment.name)
     launcher = LauncherHandle(run_dir)

@@ -123,6 +123,11 @@ def test_a_killed_network_leaves_no_program(testbed: Testbed, scenario: str) -> 
     wait_until(lambda: not processes(run_dir), "the end of all")
 
 
+def test_a_network_alone_on_several_machines_is_refused(testbed: Testbed, scenario: str) -> None:
+    refused = testbed("net", scenario, "--set", "hosts=[{address='10.0.0.1'}]")
+    assert_one_sentence(refused, "on this machine only", "testbed up --hold")
+
+
 @pytest.mark.parametrize("network", ["loopback", "memory"])
 def test_where_nodes_have_no_namespaces_programs_are_refused(
     network: str, testbed: Testbed, scenario: str
