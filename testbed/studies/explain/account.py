@@ -38,8 +38,8 @@ OF_HOPS = (
 )
 """The parts that are measured per hop, in scenario seconds.
 
-``link_wait_s``: messages that met others on a link took so much longer than with nothing else there.
-``network_rest_s``: network time that neither this nor the links' delays and rates explain (jitter, losses, changed
+``link_wait_s``: messages that met others on a link took so much longer than with nothing else there, at most what the
+link needs for these others. ``network_rest_s``: network time that neither this nor the links' delays and rates explain (jitter, losses, changed
 links, a connection that lets only a part of a prompt through at once). ``compute_alone_s``: steps as long as the profile says for a
 session alone; ``compute_shared_s``: the time beyond that of steps that met other sessions on their server;
 ``compute_slower_s``: that of steps that met none, and what a slowed server takes for those that did. ``halted_s``: the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -30,7 +30,7 @@ class HopWaits(NamedTuple):
     """Columns with a row per hop of one request, in the order of ``hops.parquet``, in scenario seconds.
 
     ``propagation_s`` and ``transmission_s`` are those of both ways, ``link_wait_s`` how much longer than with nothing
-    else on the links messages took that met others there. ``has_met``: another session's step was on the server during
+    else on the links messages took that met others there, at most what the links need for these. ``has_met``: another session's step was on the server during
     the hop's.
     """
 
@@ -58,13 +58,13 @@ def hop_waits(
         for name in network.shared_paths.get(pair, ()):
             together.setdefault(name, []).append(on_link)
     for pair, on_link in passed.items():
-        has_met = _overlap([on_link], on_link)
-        for name in network.shared_paths.get(pair, ()):
-            has_met |= _overlap(together[name], on_link)
+        groups = [together[name] for name in network.shared_paths.get(pair, ())] or [[on_link]]
+        others_s = sum((_others_s(group, on_link) for group in groups), np.zeros(len(on_link.row)))
         # A row's two messages are on two links: each row comes once per link.
         propagation_s[on_link.row] += on_link.delay_s
         transmission_s[on_link.row] += on_link.transmission_s
-        wait_s[on_link.row] += np.where(has_met, on_link.wait_s, 0.0)
+        # No message waits longer than links work for others meanwhile: the rest is jitter, losses and the like.
+        wait_s[on_link.row] += np.clip(on_link.wait_s, 0.0, others_s.clip(0.0))
     has_met = np.zeros(len(chosen), dtype=bool)
     for server in np.unique(table.server[chosen]):
         rows = np.flatnonzero(table.server == server)
@@ -73,11 +73,27 @@ def hop_waits(
     return HopWaits(propagation_s[chosen], transmission_s[chosen], wait_s[chosen], has_met[chosen])
 
 
-def _overlap(others: Sequence[OnLink], on_link: OnLink) -> NDArray[np.bool_]:
-    """Returns which messages were on a link at the same time as another of ``others``, themselves among them."""
-    sent_at_s = np.concatenate([other.sent_at_s for other in others])
-    left_at_s = np.concatenate([other.left_at_s for other in others])
-    return _n_during(sent_at_s, left_at_s, on_link.sent_at_s, on_link.left_at_s) > 1
+def _others_s(all_there: Sequence[OnLink], on_link: OnLink) -> Array:
+    """Returns how long a link works for the messages among ``all_there`` that were on it with each of ``on_link``.
+
+    ``all_there`` has these messages, too, which do not count for themselves.
+    """
+    begins_s, ends_s, busy_s = (
+        np.concatenate([getattr(each, name) for each in all_there])
+        for name in ("sent_at_s", "left_at_s", "busy_s")
+    )
+    since_s, until_s = on_link.sent_at_s, on_link.left_at_s
+    begun_s = _sum_until(begins_s, busy_s, until_s, "left")
+    over_s = _sum_until(ends_s, busy_s, since_s, "right")
+    return begun_s - over_s - on_link.busy_s
+
+
+def _sum_until(at_s: Array, values: Array, until_s: Array, side: Literal["left", "right"]) -> Array:
+    """Returns the sum of ``values`` before each of ``until_s`` (with ``right`` also at it); they are at ``at_s``."""
+    order = np.argsort(at_s)
+    sums = np.concatenate([[0.0], np.cumsum(values[order])])
+    found: Array = sums[np.searchsorted(at_s[order], until_s, side)]
+    return found
 
 
 def _n_during(begins_s: Array, ends_s: Array, since_s: Array, until_s: Array) -> NDArray[np.int64]:

@@ -333,3 +333,10 @@ def test_links_that_change_are_neither_the_machines_nor_below_zero() -> None:
     check_sums(answer)
     assert answer["links_changed"] and answer["lost_to_machine_s"] == 0 < answer["lost_to_others_s"]
     assert all(answer["parts"][name] > -1e-9 for name in ("transmission_s", "network_rest_s", "rest_s"))
+
+
+def test_what_is_lost_on_the_way_is_not_taken_for_waiting_behind_others() -> None:
+    parts = explain(12, "network.loss=1 %")["parts"]
+    assert parts["network_rest_s"] > 3 * parts["link_wait_s"] > 0, (
+        "each loss holds a message up for much longer"
+    )
