@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count
@@ -126,6 +126,8 @@ class Fleet:
     """The site of each node."""
     own_links: tuple[Mapping[str, Any], ...] = ()
     """The rows of ``[[sites]]``."""
+    named: frozenset[str] = frozenset()
+    """Names in faults, events and traces: what these do to a server, they do not do to others like it."""
 
     @classmethod
     def of(cls, experiment: Experiment) -> Fleet:
@@ -136,7 +138,12 @@ class Fleet:
             for group, spec in zip(groups, experiment.problem.servers, strict=True)
         ]
         own_links = tuple(experiment.document.get("sites", ()))
-        return cls(tuple(servers), tuple(experiment.document["clients"]), dict(experiment.sites), own_links)
+        network = experiment.document["network"]
+        named = frozenset(
+            _texts([experiment.document.get("fault"), network.get("event"), network.get("trace")])
+        )
+        clients = tuple(experiment.document["clients"])
+        return cls(tuple(servers), clients, dict(experiment.sites), own_links, named)
 
     def site_of(self, place: str) -> str:
         """Returns the site that ``place`` means: itself, or that of the node of this name."""
@@ -224,13 +231,24 @@ class Fleet:
         """The losses to judge: for each group of equal servers at one site, the last one's index and the
         group's size.
 
-        Servers are equal if hardware, memory, GPUs and type of weights are. Empty if the scenario has only one server: it would have
-        none left.
+        Servers are equal if all their keys but the name are, and no fault or change of links names one. Empty if the
+        scenario has only one server: it would have none left.
         """
         alike: dict[tuple[Any, ...], list[int]] = {}
         for number, server in enumerate(self.servers):
             if server["present"]:
-                what = *(server.get(key) for key in ("hardware", "memory", "gpus", "dtype")), server["site"]
-                alike.setdefault(what, []).append(number)
+                keys = (key for key in sorted(server) if key != "name" or server["name"] in self.named)
+                alike.setdefault(tuple((key, server[key]) for key in keys), []).append(number)
         one_alone = sum(map(len, alike.values())) < 2
         return [] if one_alone else [(numbers[-1], len(numbers)) for numbers in alike.values()]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yields all texts in a value of a scenario."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, Sequence):
+        for each in value:
+            yield from _texts(each)

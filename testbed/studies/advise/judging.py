@@ -174,7 +174,7 @@ class Judging:
         if verdict.error or verdict.reason:
             return verdict.error or f"no placement: {verdict.reason}"
         values = (f"{name} {value.mean:.4g} s" for name, value in verdict.values.items())
-        return ", ".join(values)
+        return ", ".join(values) or "all requests fail"
 
     def name(self, variant: Variant) -> str:
         """Returns the variant in words, for example ``2 a100@Cluster1`` or ``without server3``."""

@@ -222,6 +222,25 @@ def test_losses_are_sorted_by_what_they_cost_and_alike_servers_count_once() -> N
     assert advise("mig-1g@Cluster0=1", "1", "workload.n_requests=5", losses=False)["losses"] == []
 
 
+def test_a_server_with_a_fault_hours_or_links_of_its_own_counts_by_itself() -> None:
+    killed = "fault=[{kind='kill',server='a100-1',at='0 s'}]"
+    losses = advise("mig-1g@Cluster0=1", "1", *SHORT, killed)["losses"]
+    assert [(row["server"], row["n_alike"]) for row in losses] == [
+        ("a100-0", 1),
+        ("mig-1g-6", 7),
+        ("a100-1", 1),
+    ]
+    assert losses[0]["n_failed"] > 0 and losses[2]["reason"], "the one that is left matters most"
+    slow = "network.event=[{at='0 s',link=['client-0','a100-0'],rtt='900 ms'}]"
+    by_night = "servers=[{hardware='a100',site='Cluster1',hours='20:00-08:00',name='night'},{hardware='a100',site='Cluster1',count=2}]"
+    for change, alike in (
+        (slow, {"a100-0": 1, "a100-1": 1, "mig-1g-6": 7}),
+        (by_night, {"night": 1, "a100-1": 2}),
+    ):
+        losses = advise("mig-1g@Cluster0=1", "1", *SHORT, change)["losses"]
+        assert {row["server"]: row["n_alike"] for row in losses} == alike
+
+
 def test_nothing_else_moves_when_a_server_is_added_at_a_place_that_the_seed_draws() -> None:
     base = load_experiment("bellcanada", ["seed=3"])
     fleet = Fleet.of(base)
