@@ -128,7 +128,7 @@ def verdict_of(
             return Verdict(
                 rate,
                 n_requests,
-                error=f"no request has a {objective.metric}; leave {objective.name} out of the objectives",
+                error=f"no request has a {objective.metric}; give another than {objective.name}",
             )
     times_s = [value for of in served if (value := of[MEAN_TIME]) is not None]
     prefixes = [of_client(objective.name, "") for objective in objectives]
