@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from policies.feasibility import cgbp_infeasible, largest_concurrency, no_concurrency
+from policies.feasibility import largest_concurrency, no_concurrency, one_infeasible
 from policies.greedy import plan
 from policies.problem import Placement, PolicyError, Problem, RequestSpec
 from policies.state import SystemState
@@ -49,7 +49,7 @@ def single_request_s(problem: Problem) -> float:
     placement = Placement("single request", greedy.ranges, problem.room_bytes(greedy.ranges), 1)
     missing = placement.uncovered(problem.model.n_blocks)
     if missing:
-        raise cgbp_infeasible(problem, 1, missing, honour_cap=False)
+        raise one_infeasible(problem, missing)
     router = WsRr().bind(problem, placement)
     idle = SystemState(placement.cache_bytes)
     slowest_s = 0.0

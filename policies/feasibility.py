@@ -50,14 +50,43 @@ def largest_concurrency(problem: Problem, honour_cap: bool = True) -> int:
     return low
 
 
-def _more_servers(problem: Problem, blocks_of: dict[str, int], n_missing: int) -> list[str]:
-    """Returns, per kind of hardware that can hold a block, how many more servers would hold ``n_missing``."""
+def _more_servers(
+    blocks_of: dict[str, int], n_missing: int, least: dict[str, int] | None = None
+) -> list[str]:
+    """Returns, per kind of hardware that can hold a block, how many more servers would hold ``n_missing``.
+
+    ``least``: how many are needed for another reason.
+    """
     offers = []
     for hardware, n_blocks in sorted(blocks_of.items(), key=lambda kind: -kind[1]):
         if n_blocks > 0:
-            n = ceil(n_missing / n_blocks)
+            n = max(ceil(n_missing / n_blocks), (least or {}).get(hardware, 1))
             offers.append(f"{n} more {hardware} server{'s' if n > 1 else ''}")
     return offers
+
+
+def _more_for_any_concurrency(problem: Problem) -> list[str]:
+    """Returns, per kind of hardware, how many more servers an |R| that CG-BP chooses itself needs.
+
+    With them it holds all blocks for one session, within the servers' block caps, and the memory bound is at least 1.
+    """
+    per_block_bytes = problem.model.block_bytes + problem.design_cache_bytes
+    missing_bytes = _needed_bytes(problem) - sum(server.memory_bytes for server in problem.servers)
+    least = {}
+    for hardware in dict.fromkeys(s.hardware for s in problem.servers):
+        memory_bytes = max(s.memory_bytes for s in problem.servers if s.hardware == hardware)
+        # Every further server also adds one block and its cache to the memory that the bound needs.
+        if memory_bytes > per_block_bytes:
+            least[hardware] = max(ceil(missing_bytes / (memory_bytes - per_block_bytes)), 1)
+    counts = block_counts(problem, 1)
+    n_missing = problem.model.n_blocks - sum(counts)
+    return _more_servers(_by_hardware(problem.servers, counts), n_missing, least)
+
+
+def _needed_bytes(problem: Problem) -> float:
+    """Returns the memory of all servers together with which the memory bound on |R| is 1."""
+    per_block_bytes = problem.model.block_bytes + problem.design_cache_bytes
+    return per_block_bytes * (problem.model.n_blocks + problem.n_servers)
 
 
 def _by_hardware(servers: Sequence[ServerSpec], counts: Sequence[int]) -> dict[str, int]:
@@ -82,13 +111,20 @@ def _advice(offers: Sequence[str]) -> str:
     return f"; {' or '.join(offers)} would do" if offers else "; give the servers more memory"
 
 
+def one_infeasible(problem: Problem, missing: Sequence[int]) -> InfeasiblePlacement:
+    """Returns the error that CG-BP leaves ``missing`` on no server even for one session, so that it can choose no |R|."""
+    per_block_bytes = problem.model.block_bytes + problem.design_cache_bytes
+    sentence = _sentence("CG-BP for |R| = 1", missing, problem, per_block_bytes)
+    return InfeasiblePlacement(sentence + _advice(_more_for_any_concurrency(problem)))
+
+
 def cgbp_infeasible(
     problem: Problem, design_concurrency: int, missing: Sequence[int], honour_cap: bool
 ) -> InfeasiblePlacement:
     """Returns the error that CG-BP for ``design_concurrency`` sessions leaves ``missing`` on no server."""
     counts = block_counts(problem, design_concurrency, honour_cap=honour_cap)
     per_block_bytes = problem.model.block_bytes + design_concurrency * problem.design_cache_bytes
-    offers = _more_servers(problem, _by_hardware(problem.servers, counts), len(missing))
+    offers = _more_servers(_by_hardware(problem.servers, counts), len(missing))
     limit = largest_concurrency(problem, honour_cap)
     if limit:
         offers.append(f"|R| <= {limit}")
@@ -99,7 +135,7 @@ def cgbp_infeasible(
 def petals_infeasible(problem: Problem, counts: Sequence[int], missing: Sequence[int]) -> InfeasiblePlacement:
     """Returns the error that PETALS with ``counts[j]`` blocks on server j leaves ``missing`` on no server."""
     per_block_bytes = problem.model.block_bytes + problem.model.petals_cache_bytes
-    offers = _more_servers(problem, _by_hardware(problem.servers, counts), len(missing))
+    offers = _more_servers(_by_hardware(problem.servers, counts), len(missing))
     sentence = _sentence("PETALS' placement", missing, problem, per_block_bytes)
     return InfeasiblePlacement(sentence + _advice(offers))
 
@@ -107,16 +143,9 @@ def petals_infeasible(problem: Problem, counts: Sequence[int], missing: Sequence
 def no_concurrency(problem: Problem, bound: int) -> InfeasiblePlacement:
     """Returns the error that the closed-form memory bound on |R| is ``bound`` < 1."""
     n_blocks, n_servers = problem.model.n_blocks, problem.n_servers
-    per_block_bytes = problem.model.block_bytes + problem.design_cache_bytes
     have_bytes = sum(s.memory_bytes for s in problem.servers)
-    need_bytes = per_block_bytes * (n_blocks + n_servers)
-    offers = []
-    for hardware in dict.fromkeys(s.hardware for s in problem.servers):
-        memory_bytes = max(s.memory_bytes for s in problem.servers if s.hardware == hardware)
-        # Every further server also adds one block and its cache to the memory that the bound needs.
-        if memory_bytes > per_block_bytes:
-            n = max(ceil((need_bytes - have_bytes) / (memory_bytes - per_block_bytes)), 1)
-            offers.append(f"{n} more {hardware} server{'s' if n > 1 else ''}")
+    need_bytes = _needed_bytes(problem)
+    offers = _more_for_any_concurrency(problem)
     limit = largest_concurrency(problem)
     if limit:
         offers.append(f"a design concurrency given by hand, at most {limit},")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -130,3 +132,19 @@ def test_a_memory_bound_below_one_is_infeasible_and_says_how_much_is_missing() -
     assert "the memory bound gives |R| <= 0, because 2 bytes" in message
     assert "a design concurrency given by hand, at most 5, would do" in message
     assert CgBp().place(problem, 1).uncovered(3) == []
+
+
+@pytest.mark.parametrize("n", [1, 3, 4])
+@pytest.mark.parametrize("cap", [1, 2, 4, None])
+def test_as_many_more_servers_as_are_advised_are_enough_and_fewer_are_not(n: int, cap: int | None) -> None:
+    # A server holds up to five blocks; the model has 20.
+    fleet = partial(make_problem, n_blocks=20)
+    with pytest.raises(InfeasiblePlacement) as caught:
+        CgBp().place(fleet([60.0] * n, block_caps=[cap] * n))
+    advised = re.search(r"(\d+) more gpu server", str(caught.value))
+    assert advised is not None
+    enough = n + int(advised[1])
+    assert CgBp().place(fleet([60.0] * enough, block_caps=[cap] * enough)).uncovered(20) == []
+    if enough - 1 > n:
+        with pytest.raises(InfeasiblePlacement):
+            CgBp().place(fleet([60.0] * (enough - 1), block_caps=[cap] * (enough - 1)))
