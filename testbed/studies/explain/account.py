@@ -26,7 +26,6 @@ from testbed.records.summary import read_summary
 from testbed.results.errors import REQUESTS
 from testbed.results.model import model_setup_s
 from testbed.results.slow import HaltedServers, SlowServers
-from testbed.results.tables import read_requests
 from testbed.rundir import TWIN, parquet_path
 from testbed.studies.compare.load import load_run
 from testbed.studies.explain.waits import hop_waits
@@ -107,16 +106,15 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     parts["rest_s"] = times.e2e_s - math.fsum(parts.values())
     losses = _losses(run_dir, request)
     kept_s = _saved_by_kept_caches_s(experiment, row, own["setup_s"] - setup_s)
-    flight_s = parts["behind_s"] + parts["ahead_s"]
-    beyond_s = (
-        times.e2e_s - (own["e2e_s"] - kept_s) - parts["compute_slower_s"] - parts["halted_s"] - flight_s
-    )
+    twin = _twin(experiment, run_dir, request)
+    slow = parts if twin is None else twin["parts"]  # what a run takes beyond its twin is the machine's
+    slow_s = slow["compute_slower_s"] + slow["halted_s"] + slow["behind_s"] + slow["ahead_s"]
+    beyond_s = times.e2e_s - (own["e2e_s"] - kept_s) - slow_s
     end_s = math.inf if row.ended_at_s is None else row.ended_at_s
     has_changed = any(change.at_s < end_s for change in experiment.network.changes)
     has_changed |= any((event.at_s or 0.0) < end_s for event in read_events(run_dir, LinksChanged))
     has_company = bool(losses or down) or has_changed or _has_met(row, run.requests)
-    twin_e2e_s = _twin_e2e_s(experiment, run_dir, row)
-    machine_s = 0.0 if twin_e2e_s is None else times.e2e_s - twin_e2e_s
+    machine_s = 0.0 if twin is None else times.e2e_s - twin["e2e_s"]
     return {
         "request": request,
         "client": row.client,
@@ -142,25 +140,28 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
         "down_meanwhile": sorted(down),
         "links_changed": has_changed,
         "in_real_time": plan is not None and plan.is_in_real_time,
-        "twin_e2e_s": twin_e2e_s,
+        "twin_e2e_s": None if twin is None else twin["e2e_s"],
+        "twin_parts": None if twin is None else twin["parts"],
         "lost_to_others_s": beyond_s - machine_s if has_company else 0.0,
         "lost_to_machine_s": machine_s if has_company else beyond_s,
         "lost_to_chain_s": None if best is None else own["e2e_s"] - kept_s - best["e2e_s"],
     }
 
 
-def _twin_e2e_s(experiment: Experiment, run_dir: Path, row: RequestRow) -> float | None:
-    """Returns what the request took in the twin of a run in real time, where nothing but the machine makes a difference.
+def _twin(experiment: Experiment, run_dir: Path, request: int) -> dict[str, Any] | None:
+    """Returns the account of ``request`` in the twin of a run in real time, if nothing but the machine makes a difference.
 
-    ``None``: there is no twin, its requests had other company, or its servers are not the run's (real blocks).
+    ``None``: there is no twin, its requests had other company, its servers are not the run's (real blocks), or the request
+    did not complete there.
     """
     if experiment.compute.backend != "stub" or experiment.workload.endpoint_tokens:
         return None
-    table = run_dir / TWIN / "requests.parquet"
-    if read_summary(run_dir).emulation_error_pairing != REQUESTS or not table.exists():
+    if read_summary(run_dir).emulation_error_pairing != REQUESTS:
         return None
-    (its,) = [one for one in read_requests(table) if one.request == row.request]
-    return its.times.e2e_s
+    try:
+        return account(run_dir / TWIN, request)
+    except UserError:
+        return None
 
 
 def _saved_by_kept_caches_s(experiment: Experiment, row: RequestRow, less_setup_s: float) -> float:

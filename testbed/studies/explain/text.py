@@ -94,12 +94,13 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
         due += " and to failures" if answer["losses"] or answer["down_meanwhile"] else ""
         if twin_s is not None:
             due += f", {_in_ms(machine_s)} s to this machine (its twin took {twin_s:.3f} s)"
-    slower_s = answer["parts"]["compute_slower_s"]
+    parts = answer["twin_parts"] or answer["parts"]
+    slower_s = parts["compute_slower_s"]
     slower = f", {slower_s:.3f} s to servers slower than their profile" if abs(slower_s) >= LEAST_S else ""
-    halted_s = answer["parts"]["halted_s"]
+    halted_s = parts["halted_s"]
     if halted_s >= LEAST_S:
         slower += f", {halted_s:.3f} s to halted servers"
-    flight_s = answer["parts"]["behind_s"] + answer["parts"]["ahead_s"]
+    flight_s = parts["behind_s"] + parts["ahead_s"]
     if abs(flight_s) >= LEAST_S:
         slower += f", {flight_s:.3f} s to several rounds in flight"
     kept = " with what was kept" if kept_s else ""

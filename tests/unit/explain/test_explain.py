@@ -288,9 +288,37 @@ def test_what_the_machine_took_of_a_run_in_real_time_is_the_difference_to_its_tw
     shutil.rmtree(twin)  # by hand: then nobody knows what is the machine's
     assert explain_command(str(run), 12, None, [], None)[0] == answer | {
         "twin_e2e_s": None,
+        "twin_parts": None,
         "lost_to_machine_s": 0.0,
         "lost_to_others_s": of_others["lost_to_others_s"],
     }
+
+
+def test_steps_that_the_machine_prolonged_count_once(tmp_path: Path) -> None:
+    run, twin = tmp_path / "run", tmp_path / "run" / "twin"
+    options = Options((PolicyChoice("petals"),), overrides=[*SHORT, "workload.rate=0.3"], out=run)
+    simulate_command(["clustered"], options, as_json=True)
+    of_twin, _ = explain_command(str(run), 12, None, [], None)
+    shutil.copytree(run, twin)
+    requests, hops = (pq.read_table(run / f"{name}.parquet").to_pydict() for name in ("requests", "hops"))
+    last = max(i for i, request in enumerate(hops["request"]) if request == 12)
+    for table, row, names in (
+        (requests, 12, ("e2e_s", "ended_at_s")),
+        (hops, last, ("departed_at_s", "received_at_s", "hop_compute_s")),
+    ):
+        for name in names:
+            table[name][row] += 0.25
+    pq.write_table(pa.table(requests), run / "requests.parquet")
+    pq.write_table(pa.table(hops), run / "hops.parquet")
+    (run / "summary.json").write_text(
+        json.dumps(json.loads((run / "summary.json").read_bytes()) | {"emulation_error_pairing": "requests"})
+    )
+    answer, text = explain_command(str(run), 12, None, [], None)
+    assert answer["parts"]["compute_slower_s"] == pytest.approx(0.25)
+    assert answer["lost_to_machine_s"] == pytest.approx(0.25)
+    assert answer["lost_to_others_s"] == pytest.approx(of_twin["lost_to_others_s"])
+    assert answer["twin_parts"] == pytest.approx(of_twin["parts"])
+    assert "s to this machine" in text and "to servers slower than their profile" not in text
 
 
 def test_what_cannot_be_explained_is_said(tmp_path: Path) -> None:
