@@ -37,11 +37,8 @@ def advise_text(answer: dict[str, Any], width: int = 160) -> str:
         f"{answer['scenario']} under {answer['policy']}: what to add for {answer['budget']:g} {wanted} ({judged_over})"
     )
     console.print(_best(answer))
-    if any(of["verdict"] == UNRESOLVED for of in best["difference"].values()):
-        console.print(
-            "the effect of that is unresolved: its interval over these seeds contains 0 (--runs sets more "
-            "seeds)"
-        )
+    if doubt := _doubt(answer):
+        console.print(f"{doubt} (--runs sets more seeds)")
     if cheaper := _cheaper(answer):
         console.print(f"not shown to be worse than that over these seeds: {', '.join(cheaper)}")
     console.print(_how(answer))
@@ -108,6 +105,22 @@ def _best(answer: dict[str, Any]) -> str:
     if best["is_kept"] is False:
         return f"no combination keeps the objectives; the nearest: {what}"
     return what if add else "add nothing: no combination is better than what is there"
+
+
+def _doubt(answer: dict[str, Any]) -> str:
+    """Returns why the best combination may be no better than what is there; empty if nothing speaks for that."""
+    best = answer["best"]
+    verdicts = {of["verdict"] for of in best["difference"].values()}
+    if UNRESOLVED in verdicts:
+        return "the effect of that is unresolved: its interval over these seeds contains 0"
+    if best["add"] and "metric" in answer["goal"]:
+        does = "" if _is_felt(best, answer["now"]) else "changes nothing"
+        does = does or ("makes it worse" if _worse(best, answer["now"]) else "")
+        return (
+            does
+            and f"that was better with {over(answer['search_seeds'])}, but {does} with {over(answer['seeds'])}"
+        )
+    return ""
 
 
 def _cheaper(answer: dict[str, Any]) -> list[str]:
@@ -179,11 +192,17 @@ def _half(ci95_s: float | None) -> float:
 
 
 def _worse(row: Outcome, now: Outcome) -> str:
-    """Returns why a row is worse than another, ``now``; empty if it is not, or if that is unresolved."""
-    if (row["share_without_placement"] or 0) > (now["share_without_placement"] or 0):
-        return f"no placement: {row['reason']}"
-    if (row["n_failed"] or 0) > (now["n_failed"] or 0):
-        return f"{row['n_failed']:g} requests fail, {now['n_failed']:g} now"
+    """Returns why a row is worse than another, ``now``; empty if it is not, or if that is unresolved.
+
+    Of rows of which one has fewer seeds without a placement, or fewer requests that fail, this one is better.
+    """
+    for key, why in (
+        ("share_without_placement", f"no placement: {row['reason']}"),
+        ("n_failed", f"{row['n_failed'] or 0:g} requests fail, {now['n_failed'] or 0:g} now"),
+    ):
+        ours, theirs = row[key] or 0, now[key] or 0
+        if ours != theirs:
+            return why if ours > theirs else ""
     found = {name: of for name, of in row["difference"].items() if of["verdict"] == WORSE}
     return ", ".join(f"{name} {_difference(of)}" for name, of in found.items())
 

@@ -14,6 +14,7 @@ from testbed.simulator.engine import simulate
 from testbed.studies.advise import command
 from testbed.studies.advise.candidates import Fleet, parse_candidates
 from testbed.studies.advise.command import RUNS, Options, advise_command
+from testbed.studies.advise.text import advise_text
 from testbed.studies.capacity.measures import load_measures
 
 BATCH = (
@@ -179,6 +180,22 @@ def test_a_server_that_makes_it_worse_is_not_added_and_that_is_said() -> None:
     assert answer["best"]["add"] == {} and answer["best"]["cost"] == 0
     assert "mig-1g@Cluster2 alone makes it worse" in answer["text"]
     assert "add nothing: no combination is better" in answer["text"]
+
+
+def test_what_was_better_with_the_other_seeds_only_is_said() -> None:
+    few = "workload.n_requests=6", "workload.n_output_tokens=4"
+    answer = advise("a100@Cluster1=1", "1", *few, target="churn", losses=False)
+    assert answer["best"]["add"] == {"a100@Cluster1": 1}
+    assert answer["best"]["difference"]["e2e_mean"]["verdict"] == "equal"
+    said = "that was better with seeds 2 to 3, but changes nothing with seeds 0 to 1 (--runs sets more seeds)"
+    assert said in answer["text"]
+    (better,) = (of for of in answer["best"]["difference"].values())
+    worse = {**better, "verdict": "worse", "mean_s": 1.0, "ci95_s": 0.5, "ratio": 0.2}
+    answer["best"]["difference"] = answer["first"][0]["difference"] = {"e2e_mean": worse}
+    assert "but makes it worse with seeds 0 to 1" in advise_text(answer)
+    answer["now"]["n_failed"] = 2.0
+    text = advise_text(answer)
+    assert "makes it worse" not in text, "two requests more are served, which counts before their times"
 
 
 def test_a_single_addition_that_costs_less_and_is_not_shown_to_be_worse_is_named() -> None:
