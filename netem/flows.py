@@ -125,8 +125,8 @@ class Flow:
     """
 
     __slots__ = (
-        "_back", "_deliver", "_flight_full_bytes", "_is_limited", "_kernel", "_lost_bytes", "_more_bytes", "_peak_bytes", "_pipe", "_pushes_at_s",
-        "_receiver", "_recovering_bytes", "_sent", "_sent_at_s", "_slow_start_bytes", "_tcp", "_unsent", "_waiting", "acknowledged", "flight_bytes", "held_bytes", "is_paused", "unsent_bytes",
+        "_back", "_deliver", "_flight_full_bytes", "_halved_at_s", "_is_limited", "_kernel", "_losses", "_more_bytes", "_peak_bytes", "_pipe", "_pushes_at_s",
+        "_receiver", "_sent", "_sent_at_s", "_slow_start_bytes", "_tcp", "_unsent", "_waiting", "acknowledged", "flight_bytes", "held_bytes", "is_paused", "unsent_bytes",
         "waiting_bytes", "window_bytes",
     )  # fmt: skip
 
@@ -163,10 +163,10 @@ class Flow:
         """Whether data have waited for the window since the last time that none were in flight."""
         self._more_bytes = 0
         """What has been acknowledged since the window grew last by a segment."""
-        self._lost_bytes: deque[int] = deque()
-        """By burst that has lost something: the bytes still to be acknowledged until it has been."""
-        self._recovering_bytes = 0
-        """The bytes still to be acknowledged until what was in flight when the window was halved has been."""
+        self._losses: deque[tuple[float, float]] = deque()
+        """Losses that are not seen yet: (when the sender sees it, when it had sent that)."""
+        self._halved_at_s = 0.0
+        """When the window was halved last; for what was sent before, it is not halved again."""
 
     def put(self, n_bytes: int, item: Any = None) -> None:
         """Sends ``n_bytes`` behind all that were put before, as soon as the window allows."""
@@ -257,8 +257,8 @@ class Flow:
                         self.window_bytes += n_full_bytes
                     else:
                         self._avoid_congestion(n_full_bytes)
-                if self._lost_bytes or self._recovering_bytes:
-                    self._recover(n_bytes, flight_bytes)
+                if self._losses:
+                    self._see_losses(now_s)
                 flight_bytes -= n_bytes
                 full_bytes -= n_full_bytes
                 if not flight_bytes:
@@ -284,62 +284,80 @@ class Flow:
         if self._pipe.is_plain:
             at_s = self._pipe.take(now_s, n_bytes + (n_segments or 1) * HEADER_BYTES)
             self._receiver.at(at_s, self._arrive, n_bytes, item)
+        elif self._pipe.cut:
+            carry(self._kernel, self._receiver, self._pipe, self._tcp, n_bytes, self._arrive, n_bytes, item)
         else:
-            pipe, n_repaired = self._pipe, self._pipe.n_repaired
-            pipe.more_follows = bool(self._unsent)
-            carry(self._kernel, self._receiver, pipe, self._tcp, n_bytes, self._arrive, n_bytes, item)
-            pipe.more_follows = False
-            if pipe.n_repaired > n_repaired:
-                self._lost_bytes.append(self.flight_bytes)
+            self._send_over_losses(n_bytes, n_segments, item)
+
+    def _send_over_losses(self, n_bytes: int, n_segments: int, item: Any) -> None:
+        """Sends over a link that is not plain. What others show to be lost is acknowledged later than they are."""
+        pipe, mss, now_s = self._pipe, self._tcp.mss, self._sent_at_s
+        pipe.more_follows, pipe.n_lost = bool(self._unsent), 0
+        segment_bytes = min(n_bytes, mss) + HEADER_BYTES
+        entered = pipe.enter(now_s, n_bytes + (n_segments or 1) * HEADER_BYTES, n_segments, segment_bytes)
+        pipe.more_follows = False
+        left_bytes = n_bytes
+        assert entered is not None, "a pipe that repairs drops nothing"
+        at_s, transit = entered
+        if transit is None and pipe.counts and at_s > pipe.on_time_s:
+            left_bytes = min(pipe.n_lost * mss, n_bytes)
+            if left_bytes < n_bytes:
+                sent_at_s = now_s if pipe.n_lost else None
+                self._kernel.at(pipe.on_time_s, self._acknowledge_on_way, n_bytes - left_bytes, sent_at_s)
+        sent_at_s = now_s if pipe.n_lost and left_bytes == n_bytes else None
+        _go_on(self._kernel, self._receiver, entered, self._arrive, (n_bytes, item, left_bytes, sent_at_s))
 
     def _avoid_congestion(self, n_bytes: int) -> None:
         """Lets the window grow by a segment for each window that is acknowledged, if data wait for it."""
-        mss = self._tcp.mss
-        if self._recovering_bytes or not self._is_limited:
+        if not self._is_limited:
             return
         self._more_bytes += n_bytes
         if self._more_bytes >= self.window_bytes:
             self._more_bytes -= self.window_bytes
-            self.window_bytes += mss
+            self.window_bytes += self._tcp.mss
 
-    def _recover(self, n_bytes: int, flight_bytes: int) -> None:
-        """Halves the window when a burst is acknowledged of which some was lost: once for all that is in flight then.
+    def _see_losses(self, now_s: float) -> None:
+        """Halves the window for losses that are seen by now: once for all that is in flight then."""
+        losses, mss = self._losses, self._tcp.mss
+        while losses and losses[0][0] <= now_s:
+            seen_at_s, sent_at_s = losses.popleft()
+            if sent_at_s >= self._halved_at_s:
+                self.window_bytes = max(self.window_bytes // mss // 2, _LEAST_SEGMENTS) * mss
+                self._slow_start_bytes, self._more_bytes = self.window_bytes, 0
+                self._halved_at_s = seen_at_s
 
-        ``n_bytes`` are acknowledged, of ``flight_bytes``.
+    def _arrive(
+        self, n_bytes: int, item: Any, left_bytes: int | None = None, sent_at_s: float | None = None
+    ) -> None:
+        """At the receiver: passes a burst on, and acknowledges ``left_bytes`` of it, all by default.
+
+        ``sent_at_s``: see ``_acknowledge_on_way``.
         """
-        was_recovering, lost = self._recovering_bytes > 0, self._lost_bytes
-        self._recovering_bytes = max(self._recovering_bytes - n_bytes, 0)
-        for i, left_bytes in enumerate(lost):
-            lost[i] = left_bytes - n_bytes
-        has_lost = False
-        while lost and lost[0] <= 0:
-            lost.popleft()
-            has_lost = True
-        if has_lost and not was_recovering:
-            mss = self._tcp.mss
-            self.window_bytes = max(self.window_bytes // mss // 2, _LEAST_SEGMENTS) * mss
-            self._slow_start_bytes, self._more_bytes = self.window_bytes, 0
-            self._recovering_bytes = flight_bytes - n_bytes
+        left_bytes = n_bytes if left_bytes is None else left_bytes
+        if left_bytes:
+            self._acknowledge_on_way(left_bytes, sent_at_s)
+        self._deliver(n_bytes, item)
 
-    def _arrive(self, n_bytes: int, item: Any) -> None:
-        """At the receiver: acknowledges a burst and passes it on."""
+    def _acknowledge_on_way(self, n_bytes: int, sent_at_s: float | None) -> None:
+        """Sends an acknowledgement; ``sent_at_s``: it shows that some of what was sent then is lost."""
         back = self._back
         if back.is_plain:
-            self._acknowledge(n_bytes, back.take(self._kernel.now_s, HEADER_BYTES))
+            self._acknowledge(n_bytes, back.take(self._kernel.now_s, HEADER_BYTES), sent_at_s)
         elif back.cut or back.route:
-            carry(self._kernel, self._kernel, back, self._tcp, 0, self._acknowledge_now, n_bytes)
+            carry(self._kernel, self._kernel, back, self._tcp, 0, self._acknowledge_now, n_bytes, sent_at_s)
         else:
             entered = back.enter(self._kernel.now_s, HEADER_BYTES, 0)
             assert entered is not None, "a pipe that repairs drops nothing"
-            self._acknowledge(n_bytes, entered[0])
-        self._deliver(n_bytes, item)
+            self._acknowledge(n_bytes, entered[0], sent_at_s)
 
-    def _acknowledge_now(self, n_bytes: int) -> None:
-        self._acknowledge(n_bytes, self._kernel.now_s)
+    def _acknowledge_now(self, n_bytes: int, sent_at_s: float | None) -> None:
+        self._acknowledge(n_bytes, self._kernel.now_s, sent_at_s)
 
-    def _acknowledge(self, n_bytes: int, at_s: float) -> None:
+    def _acknowledge(self, n_bytes: int, at_s: float, sent_at_s: float | None = None) -> None:
         """Notes that an acknowledgement of ``n_bytes`` more reaches the sender at ``at_s``."""
         self.acknowledged.append((at_s, n_bytes))
+        if sent_at_s is not None:
+            self._losses.append((at_s, sent_at_s))
         if self._unsent:
             self._push_at(at_s)
 

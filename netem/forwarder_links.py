@@ -110,13 +110,14 @@ class Pipe:
 
     ``repairs``: no packet is ever dropped, because TCP's timers, which would send it again, do not know
     virtual time. Instead what is lost arrives later (``policies.links.repair_s``), and packets on a cut
-    link are ``held`` until it is up again. ``n_repaired`` counts the packets that lost some segment.
+    link are ``held`` until it is up again. Of the
+    packet that entered last, ``n_lost`` segments are lost, and without any losses it arrives ``on_time_s``.
     ``more_follows``: whether other packets follow that show a loss of the next one's last segment.
     """
 
     __slots__ = (
         "_draws", "_early_s", "_has_own_link", "_instants", "_jitter_s", "_last_at_s", "_losses", "_n_changed", "_origin_s",
-        "_rates_bps", "_round_trip_s", "cut", "delay_s", "free_at_s", "held", "is_plain", "more_follows", "n_repaired", "name", "out_fd", "repairs", "route", "s_per_byte",
+        "_rates_bps", "_round_trip_s", "cut", "delay_s", "free_at_s", "held", "is_plain", "more_follows", "n_lost", "name", "on_time_s", "out_fd", "repairs", "route", "s_per_byte",
     )  # fmt: skip
 
     def __init__(
@@ -137,7 +138,7 @@ class Pipe:
         self.name = name
         self._early_s = early_s
         self.free_at_s = 0.0
-        self.more_follows, self.n_repaired = False, 0
+        self.more_follows, self.n_lost, self.on_time_s = False, 0, 0.0
         self._last_at_s = 0.0
         self._draws: tuple[Random, Random] | None = None
         self._losses: Losses | None = None
@@ -248,8 +249,10 @@ class Pipe:
         if self._jitter_s and self._draws is not None:
             delay_s += self._jitter_s * (2 * self._draws[0].random() - 1)
         if self.repairs and self._losses is not None:
-            late_s = repair_s(self._round_trip_s, n_segments, self._losses.lost_of, self.more_follows)
-            self.n_repaired += late_s > 0
+            self.on_time_s = max(through_at_s + delay_s, self.on_time_s)
+            late_s, self.n_lost = repair_s(
+                self._round_trip_s, n_segments, self._losses.lost_of, self.more_follows
+            )
             delay_s += late_s
         if not self.route:
             return self.arrive(through_at_s + delay_s), None

@@ -70,7 +70,7 @@ class DelayLine:
                 delay_s += self._chance.uniform(-1.0, 1.0) * profile.jitter_s
             if profile.loss_ratio:
                 n_packets = -(-n_bytes // profile.segment_bytes)
-                delay_s += repair_s(2 * profile.delay_s, n_packets, self._lost_of)
+                delay_s += repair_s(2 * profile.delay_s, n_packets, self._lost_of)[0]
             self._last_arrival_s = at_s = max(self._last_arrival_s, self._free_at_s + delay_s)
         return at_s
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 HEADER_BYTES = 52
 """Headers of one TCP segment: IPv4 (20), TCP (20) and TCP's timestamp option (12)."""
 MIN_RETRANSMISSION_S = 0.2
+_SHOWING = 3
+"""So many segments that arrive after another one show that it is lost."""
 UNSENT_BYTES = 512 * 1024
 """What the kernel takes of a connection before it has sent the rest: small messages wait for that much at most, beside
 what is on its way. A node that is late by 4 ms leaves a link of 1 Gbit/s unused."""
@@ -51,18 +53,22 @@ def repair_s(
     n_segments: int,
     lost_of: Callable[[int], Sequence[int]],
     more_follows: bool = False,
-) -> float:
-    """Returns how much later than without losses the last of ``n_segments`` arrives, in seconds.
+) -> tuple[float, int]:
+    """Returns how much later than without losses the last of ``n_segments`` arrives, in seconds, and how many are lost.
 
-    TCP sees a loss a round trip later, by what has arrived after it. That of the last segment, unless ``more_follows``, or of one
-    that is sent again, only its timer shows, ``MIN_RETRANSMISSION_S`` after that. ``lost_of(n)`` draws which of n segments are
-    lost, from 0, ascending.
+    TCP sees a loss a round trip later, by three segments that have arrived after it; if they are fewer, it waits for a quarter of
+    a round trip more (RFC 8985). That of the last segment, unless ``more_follows``, or of one that is sent again, only its timer
+    shows, ``MIN_RETRANSMISSION_S`` after that. ``lost_of(n)`` draws which of n segments are lost, from 0, ascending.
     """
     lost = lost_of(n_segments)
     if not lost:
-        return 0.0
-    is_last_lost = lost[-1] == n_segments - 1 and not more_follows
-    late_s = round_trip_s + (MIN_RETRANSMISSION_S if is_last_lost else 0.0)
+        return 0.0, 0
+    n_lost = len(lost)
+    late_s = round_trip_s
+    if not more_follows and lost[-1] == n_segments - 1:
+        late_s += MIN_RETRANSMISSION_S
+    elif not more_follows and n_segments - lost[0] - n_lost < _SHOWING:
+        late_s += round_trip_s / 4
     while lost := lost_of(len(lost)):
         late_s += round_trip_s + MIN_RETRANSMISSION_S
-    return late_s
+    return late_s, n_lost
