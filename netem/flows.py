@@ -126,7 +126,7 @@ class Flow:
 
     __slots__ = (
         "_back", "_deliver", "_flight_full_bytes", "_halved_at_s", "_is_limited", "_kernel", "_losses", "_more_bytes", "_peak_bytes", "_pipe", "_pushes_at_s",
-        "_receiver", "_sent", "_sent_at_s", "_slow_start_bytes", "_tcp", "_unsent", "_waiting", "acknowledged", "flight_bytes", "held_bytes", "is_paused", "unsent_bytes",
+        "_receiver", "_sent", "_sent_at_s", "_sent_bytes", "_slow_start_bytes", "_tcp", "_unsent", "_waiting", "acknowledged", "flight_bytes", "held_bytes", "is_paused", "unsent_bytes",
         "waiting_bytes", "window_bytes",
     )  # fmt: skip
 
@@ -163,9 +163,11 @@ class Flow:
         """Whether data have waited for the window since the last time that none were in flight."""
         self._more_bytes = 0
         """What has been acknowledged since the window grew last by a segment."""
+        self._sent_bytes = 0
+        """Those that were sent while the link was not plain."""
         self._losses: deque[tuple[float, float]] = deque()
         """Losses that are not seen yet: (when the sender sees it, when it had sent that)."""
-        self._halved_at_s = 0.0
+        self._halved_at_s = -math.inf
         """When the window was halved last; for what was sent before, it is not halved again."""
 
     def put(self, n_bytes: int, item: Any = None) -> None:
@@ -284,27 +286,32 @@ class Flow:
         if self._pipe.is_plain:
             at_s = self._pipe.take(now_s, n_bytes + (n_segments or 1) * HEADER_BYTES)
             self._receiver.at(at_s, self._arrive, n_bytes, item)
-        elif self._pipe.cut:
-            carry(self._kernel, self._receiver, self._pipe, self._tcp, n_bytes, self._arrive, n_bytes, item)
         else:
-            self._send_over_losses(n_bytes, n_segments, item)
+            self._sent_bytes += n_bytes
+            self._enter(n_bytes, item, self._sent_bytes)
 
-    def _send_over_losses(self, n_bytes: int, n_segments: int, item: Any) -> None:
-        """Sends over a link that is not plain. What others show to be lost is acknowledged later than they are."""
-        pipe, mss, now_s = self._pipe, self._tcp.mss, self._sent_at_s
-        pipe.more_follows, pipe.n_lost = bool(self._unsent), 0
-        segment_bytes = min(n_bytes, mss) + HEADER_BYTES
-        entered = pipe.enter(now_s, n_bytes + (n_segments or 1) * HEADER_BYTES, n_segments, segment_bytes)
+    def _enter(self, n_bytes: int, item: Any, end: int) -> None:
+        """Puts a burst on a link that is not plain, or on a cut one when it is up. ``end``: the bytes sent up to its end.
+
+        Where other segments show that some are lost, they are acknowledged when they would have arrived without losses.
+        """
+        pipe, mss, now_s = self._pipe, self._tcp.mss, self._kernel.now_s
+        if pipe.cut:
+            pipe.held.append(lambda: self._enter(n_bytes, item, end))
+            return
+        n_segments = -(-n_bytes // mss)
+        size, segment_bytes = n_bytes + (n_segments or 1) * HEADER_BYTES, min(n_bytes, mss) + HEADER_BYTES
+        pipe.more_follows, pipe.n_lost = bool(self._unsent or self._sent_bytes > end), 0
+        entered = pipe.enter(now_s, size, n_segments, segment_bytes)
         pipe.more_follows = False
-        left_bytes = n_bytes
         assert entered is not None, "a pipe that repairs drops nothing"
-        at_s, transit = entered
-        if transit is None and pipe.counts and at_s > pipe.on_time_s:
+        left_bytes, has_lost = n_bytes, pipe.n_lost > 0
+        if entered[1] is None and pipe.counts and entered[0] > pipe.on_time_s:
             left_bytes = min(pipe.n_lost * mss, n_bytes)
-            if left_bytes < n_bytes:
-                sent_at_s = now_s if pipe.n_lost else None
-                self._kernel.at(pipe.on_time_s, self._acknowledge_on_way, n_bytes - left_bytes, sent_at_s)
-        sent_at_s = now_s if pipe.n_lost and left_bytes == n_bytes else None
+        if shown_bytes := n_bytes - left_bytes:
+            sent_at_s = now_s if has_lost else None
+            self._kernel.at(pipe.on_time_s, self._acknowledge_on_way, shown_bytes, sent_at_s)
+        sent_at_s = now_s if has_lost and not shown_bytes else None
         _go_on(self._kernel, self._receiver, entered, self._arrive, (n_bytes, item, left_bytes, sent_at_s))
 
     def _avoid_congestion(self, n_bytes: int) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from netem.flows import Flow, Tcp
-from netem.forwarder_links import Pipe
+from netem.forwarder_links import Losses, Pipe
 from netem.spec import TcpSpec
 from policies.links import Link, repair_s
 from testbed.fast.events import EventQueue
@@ -80,6 +81,57 @@ class Sender:
         """The congestion window, with the acknowledgements that have arrived."""
         self.flow.room_bytes()
         return self.flow.window_bytes / MSS
+
+
+class FixedLosses(Losses):
+    """Loses the segments of ``rounds``, one list after another, and then none."""
+
+    def __init__(self, *rounds: list[int]) -> None:
+        self.rounds = list(rounds)
+
+    def lost_of(self, n_segments: int) -> list[int]:
+        return self.rounds.pop(0) if self.rounds else []
+
+
+def test_what_has_arrived_behind_a_loss_is_acknowledged_at_once_and_passed_on_in_order() -> None:
+    sender = Sender(0.1)
+    sender.flow.window_bytes = 200 * MSS
+    sender.pipe._losses = FixedLosses([3, 5], [])
+    for item in (1, 2):
+        sender.flow.put(20 * MSS, item)
+    sender.goes_on_for(1.1 * RTT_S)
+    assert (sender.n_segments, sender.flow.flight_bytes) == (100, 2 * MSS)
+    assert not sender.arrived
+    sender.goes_on_for(1.0)
+    assert [item for item, _ in sender.arrived] == [1, 2]
+    assert [at_s for _, at_s in sender.arrived] == pytest.approx([1.5 * RTT_S] * 2, abs=1e-4)
+    assert (sender.n_segments, sender.flow.flight_bytes) == (100, 0)
+
+
+def test_what_waited_for_a_cut_link_and_is_lost_then_halves_the_window_too() -> None:
+    sender = Sender(0.5)
+    sender.flow.window_bytes = 200 * MSS
+    lossy = Link(RTT_S / 2, 1e10, loss_ratio=0.5)
+    sender.pipe.change(replace(lossy, loss_ratio=1.0))
+    for _ in range(3):
+        sender.flow.put(20 * MSS)
+    sender.pipe.change(lossy)
+    sender.pipe.release()
+    sender.goes_on_for(60.0)
+    assert (sender.n_bytes, sender.n_segments) == (60 * MSS, 100)
+
+
+def test_what_waited_for_a_cut_link_shows_that_what_waited_before_it_is_lost() -> None:
+    sender = Sender(0.0)
+    sender.flow.window_bytes = 200 * MSS
+    sender.pipe.change(Link(RTT_S / 2, 1e10, loss_ratio=1.0))
+    for item in (1, 2):
+        sender.flow.put(MSS, item)
+    sender.pipe.change(Link(RTT_S / 2, 1e10, loss_ratio=0.5))
+    sender.pipe._losses = FixedLosses([0], [], [])
+    sender.pipe.release()
+    sender.goes_on_for(60.0)
+    assert [at_s for _, at_s in sender.arrived] == pytest.approx([1.5 * RTT_S] * 2, abs=1e-4)
 
 
 def test_a_loss_halves_the_window_once_for_all_that_was_in_flight() -> None:
