@@ -63,7 +63,11 @@ def clean_command(out: Path) -> dict[str, Any]:
         f"process {pid} of {orphans[pid]} was killed and has not ended yet: run `testbed clean` again"
         for pid in _end(orphans)
     ]
-    for owner in sorted([*out.glob(OWNER), *out.glob(f"*/{OWNER}"), *out.glob(f"*/{SEED}*/{OWNER}")]):
+    for unclaimed in _in_runs(out, f"{OWNER}.*{HALF_WRITTEN}"):  # killed while it noted whose the folder is
+        if not (unclaimed.parent / OWNER).exists() and not is_being_written(unclaimed):
+            remove(unclaimed)
+            answer["files"].append(str(unclaimed))
+    for owner in _in_runs(out, OWNER):
         run = owner.parent
         if owner_alive(run):
             continue
@@ -99,6 +103,11 @@ def clean_command(out: Path) -> dict[str, Any]:
                 shutil.rmtree(folder)
                 answer["folders"].append(str(folder))
     return answer
+
+
+def _in_runs(out: Path, name: str) -> list[Path]:
+    """Return the files with this name, or of this pattern, in ``out`` and in the folders of runs in it."""
+    return sorted([*out.glob(name), *out.glob(f"*/{name}"), *out.glob(f"*/{SEED}*/{name}")])
 
 
 def _is_ours(folder: Path) -> bool:

@@ -290,6 +290,21 @@ def test_clean_removes_inputs_that_a_kill_left_half_copied(
     assert not half.exists()
 
 
+@pytest.mark.parametrize("folder", ["run-1", "runs/seed-3"])
+def test_clean_removes_what_a_kill_left_of_noting_whose_a_folder_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.setattr(clean, "_orphans", dict)
+    monkeypatch.setattr(clean, "scratch_folders", list)
+    run = tmp_path / folder
+    run.mkdir(parents=True)
+    now, left = (run / f"{OWNER}.{pid}.part" for pid in (os.getppid(), 2**30))
+    now.touch()
+    left.touch()
+    assert clean_command(tmp_path)["files"] == [str(left)]
+    assert now.exists()
+
+
 def test_a_folder_that_another_clean_removes_meanwhile_is_no_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
