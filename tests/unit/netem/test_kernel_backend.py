@@ -3,6 +3,7 @@
 This holds on kernels without sch_netem too; with the leaves the backend is proven in ``tests/vm``.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -151,7 +152,10 @@ def test_each_of_150_nodes_has_its_own_class_behind_one_filter(without_leaves: l
                     socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outbox,
                 ):
                     outbox.sendto(node.encode(), inbox.getsockname())
-            assert {inbox.recv(100).decode() for _ in nodes[1:]} == set(nodes[1:])
+            missing = set(nodes[1:])
+            with contextlib.suppress(TimeoutError):
+                while missing:
+                    missing.remove(inbox.recv(100).decode())
         counted = packets_by_class(network, "hub")
         with inside(network._switch), IPRoute() as ip:
             filters = [
@@ -159,7 +163,10 @@ def test_each_of_150_nodes_has_its_own_class_behind_one_filter(without_leaves: l
             ]
     finally:
         network.close()
-    assert counted == {qdiscs.DROP_MINOR: 0, **{network._minor[node]: 1 for node in nodes[1:]}}
+    expected = {qdiscs.DROP_MINOR: 0, **{network._minor[node]: 1 for node in nodes[1:]}}
+    assert (missing, counted) == (set(), expected), (
+        "a missing packet that is counted was lost behind its class"
+    )
     assert len(filters) == 1
 
 
