@@ -83,22 +83,30 @@ def carry(
     if pipe.cut:
         pipe.held.append(lambda: carry(kernel, receiver, pipe, tcp, n_bytes, call, *args))
         return
-    mss = tcp.mss
+    _go_on(kernel, receiver, _enter(pipe, tcp.mss, n_bytes, kernel.now_s), call, args)
+
+
+def _enter(pipe: Pipe, mss: int, n_bytes: int, now_s: float) -> tuple[float, Transit | None]:
+    """Puts ``n_bytes`` on a link that is up; returns as ``Pipe.enter`` does."""
     n_segments = -(-n_bytes // mss)
     size = n_bytes + (n_segments or 1) * HEADER_BYTES
     segment_bytes = (mss if n_bytes > mss else n_bytes) + HEADER_BYTES
-    _go_on(kernel, receiver, pipe.enter(kernel.now_s, size, n_segments, segment_bytes), call, args)
+    return _kept(pipe.enter(now_s, size, n_segments, segment_bytes))
+
+
+def _kept(entered: tuple[float, Transit | None] | None) -> tuple[float, Transit | None]:
+    assert entered is not None, "a pipe that repairs drops nothing"
+    return entered
 
 
 def _go_on(
     kernel: Schedule,
     receiver: Schedule,
-    entered: tuple[float, Transit | None] | None,
+    entered: tuple[float, Transit | None],
     call: Callable[..., object],
     args: tuple[Any, ...],
 ) -> None:
     """Plans what follows on having entered a link: the arrival, or entering the next one."""
-    assert entered is not None, "a pipe that repairs drops nothing"
     at_s, transit = entered
     if transit is None:
         receiver.at(at_s, call, *args)
@@ -109,7 +117,7 @@ def _go_on(
 def _enter_next(
     kernel: Schedule, receiver: Schedule, transit: Transit, call: Callable[..., object], args: tuple[Any, ...]
 ) -> None:
-    _go_on(kernel, receiver, transit.enter(kernel.now_s), call, args)
+    _go_on(kernel, receiver, _kept(transit.enter(kernel.now_s)), call, args)
 
 
 class Flow:
@@ -299,19 +307,15 @@ class Flow:
         if pipe.cut:
             pipe.held.append(lambda: self._enter(n_bytes, item, end))
             return
-        n_segments = -(-n_bytes // mss)
-        size, segment_bytes = n_bytes + (n_segments or 1) * HEADER_BYTES, min(n_bytes, mss) + HEADER_BYTES
         pipe.more_follows, pipe.n_lost = bool(self._unsent or self._sent_bytes > end), 0
-        entered = pipe.enter(now_s, size, n_segments, segment_bytes)
+        at_s, transit = entered = _enter(pipe, mss, n_bytes, now_s)
         pipe.more_follows = False
-        assert entered is not None, "a pipe that repairs drops nothing"
-        left_bytes, has_lost = n_bytes, pipe.n_lost > 0
-        if entered[1] is None and pipe.counts and entered[0] > pipe.on_time_s:
+        left_bytes, sent_at_s = n_bytes, now_s if pipe.n_lost else None
+        if transit is None and pipe.counts and at_s > pipe.on_time_s:
             left_bytes = min(pipe.n_lost * mss, n_bytes)
-        if shown_bytes := n_bytes - left_bytes:
-            sent_at_s = now_s if has_lost else None
-            self._kernel.at(pipe.on_time_s, self._acknowledge_on_way, shown_bytes, sent_at_s)
-        sent_at_s = now_s if has_lost and not shown_bytes else None
+        if left_bytes < n_bytes:
+            self._kernel.at(pipe.on_time_s, self._acknowledge_on_way, n_bytes - left_bytes, sent_at_s)
+            sent_at_s = None
         _go_on(self._kernel, self._receiver, entered, self._arrive, (n_bytes, item, left_bytes, sent_at_s))
 
     def _avoid_congestion(self, n_bytes: int) -> None:
@@ -353,9 +357,8 @@ class Flow:
         elif back.cut or back.route:
             carry(self._kernel, self._kernel, back, self._tcp, 0, self._acknowledge_now, n_bytes, sent_at_s)
         else:
-            entered = back.enter(self._kernel.now_s, HEADER_BYTES, 0)
-            assert entered is not None, "a pipe that repairs drops nothing"
-            self._acknowledge(n_bytes, entered[0], sent_at_s)
+            at_s, _ = _kept(back.enter(self._kernel.now_s, HEADER_BYTES, 0))
+            self._acknowledge(n_bytes, at_s, sent_at_s)
 
     def _acknowledge_now(self, n_bytes: int, sent_at_s: float | None) -> None:
         self._acknowledge(n_bytes, self._kernel.now_s, sent_at_s)

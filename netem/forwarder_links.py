@@ -110,9 +110,9 @@ class Pipe:
 
     ``repairs``: no packet is ever dropped, because TCP's timers, which would send it again, do not know
     virtual time. Instead what is lost arrives later (``policies.links.repair_s``), and packets on a cut
-    link are ``held`` until it is up again. Of the
-    packet that entered last, ``n_lost`` segments are lost, and without any losses it arrives ``on_time_s``.
-    ``more_follows``: whether other packets follow that show a loss of the next one's last segment.
+    link are ``held`` until it is up again. Of the packet that entered last ``n_lost`` segments are lost; without any
+    losses it would arrive ``on_time_s``. ``more_follows``: whether other packets follow the next one, which show a
+    loss of its last segment.
     """
 
     __slots__ = (

@@ -39,6 +39,7 @@ def first_states(experiment: Experiment, pair: tuple[str, str]) -> tuple[LineSta
     for way in (pair, pair[::-1]):
         link = network.links[way]
         loss_ratio = link.loss_ratio if link.loss_ratio < 1 else 0.0
+        # Without a name where nothing is drawn, so that pairs with equal links are warmed once.
         draws = f"warming {draws_name(experiment.seed, way)}" if loss_ratio else ""
         ways.append((draws, Link(link.delay_s, link.rate_bps, loss_ratio=loss_ratio)))
     return _warmed(tcp, longest_prompt_bytes(experiment), *ways)
