@@ -50,6 +50,13 @@ def run(tmp_path: Path) -> SyntheticRun:
     return made
 
 
+@pytest.fixture
+def only_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has ``clean`` look at folders of runs alone, not at the processes and temporary folders of other tests."""
+    monkeypatch.setattr(clean, "_orphans", dict)
+    monkeypatch.setattr(clean, "scratch_folders", list)
+
+
 def test_tables_and_report_of_a_run_are_written_through_no_link(run: SyntheticRun, tmp_path: Path) -> None:
     outside = tmp_path / "outside.txt"
     outside.write_text("mine")
@@ -209,13 +216,12 @@ def test_temporary_folders_of_a_container_are_left_to_it_while_it_runs(
     assert clean_command(tmp_path / "none")["folders"] == [str(folder)]
 
 
+@pytest.mark.usefixtures("only_runs")
 @pytest.mark.parametrize(("changed", "is_elsewhere"), [({"host": "paris"}, True), ({}, False)])
 def test_clean_leaves_a_run_of_another_machine_to_it_but_not_one_of_this_machine_before_it_started_again(
-    run: SyntheticRun, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], is_elsewhere: bool
+    run: SyntheticRun, changed: dict[str, str], is_elsewhere: bool
 ) -> None:
     """Machines share folders, and see no processes of each other."""
-    monkeypatch.setattr(clean, "_orphans", dict)
-    monkeypatch.setattr(clean, "scratch_folders", list)
     rundir.claim(run.path)
     owner = json.loads((run.path / OWNER).read_text())
     owner |= {"started": "1", "boot": "another", **changed}
@@ -228,11 +234,8 @@ def test_clean_leaves_a_run_of_another_machine_to_it_but_not_one_of_this_machine
     assert any(problem.startswith(said) for problem in answer["problems"]) == is_elsewhere
 
 
-def test_clean_says_nothing_of_whole_runs_of_other_machines(
-    run: SyntheticRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clean, "_orphans", dict)
-    monkeypatch.setattr(clean, "scratch_folders", list)
+@pytest.mark.usefixtures("only_runs")
+def test_clean_says_nothing_of_whole_runs_of_other_machines(run: SyntheticRun) -> None:
     finish_run(run.path, run.experiment)
     owner = {"pid": 1, "started": "1", "pid_namespace": "", "host": "paris", "boot": "another"}
     (run.path / OWNER).write_text(json.dumps(owner), encoding="utf-8")
@@ -276,11 +279,8 @@ def test_a_killed_process_that_has_not_ended_is_named_as_a_problem(
 TINY = ["network.backend=memory", "workload.n_requests=1", "workload.n_output_tokens=2"]
 
 
-def test_clean_removes_inputs_that_a_kill_left_half_copied(
-    run: SyntheticRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clean, "_orphans", dict)
-    monkeypatch.setattr(clean, "scratch_folders", list)
+@pytest.mark.usefixtures("only_runs")
+def test_clean_removes_inputs_that_a_kill_left_half_copied(run: SyntheticRun) -> None:
     finish_run(run.path, run.experiment)
     (run.path / OWNER).write_text('{"pid": 1, "started": "never"}', encoding="utf-8")
     half = run.path / "inputs.part"
@@ -290,12 +290,9 @@ def test_clean_removes_inputs_that_a_kill_left_half_copied(
     assert not half.exists()
 
 
+@pytest.mark.usefixtures("only_runs")
 @pytest.mark.parametrize("folder", ["run-1", "runs/seed-3"])
-def test_clean_removes_what_a_kill_left_of_noting_whose_a_folder_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
-) -> None:
-    monkeypatch.setattr(clean, "_orphans", dict)
-    monkeypatch.setattr(clean, "scratch_folders", list)
+def test_clean_removes_what_a_kill_left_of_noting_whose_a_folder_is(tmp_path: Path, folder: str) -> None:
     run = tmp_path / folder
     run.mkdir(parents=True)
     now, left = (run / f"{OWNER}.{pid}.part" for pid in (os.getppid(), 2**30))
