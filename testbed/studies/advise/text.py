@@ -113,14 +113,15 @@ def _doubt(answer: dict[str, Any]) -> str:
     verdicts = {of["verdict"] for of in best["difference"].values()}
     if UNRESOLVED in verdicts:
         return "the effect of that is unresolved: its interval over these seeds contains 0"
-    if best["add"] and "metric" in answer["goal"]:
-        does = "" if _is_felt(best, answer["now"]) else "changes nothing"
-        does = does or ("makes it worse" if _worse(best, answer["now"]) else "")
-        return (
-            does
-            and f"that was better with {over(answer['search_seeds'])}, but {does} with {over(answer['seeds'])}"
-        )
-    return ""
+    if not best["add"] or "metric" not in answer["goal"]:
+        return ""
+    if not _is_felt(best, answer["now"]):
+        does = "changes nothing"
+    elif _worse(best, answer["now"]):
+        does = "makes it worse"
+    else:
+        return ""
+    return f"that was better with {over(answer['search_seeds'])}, but {does} with {over(answer['seeds'])}"
 
 
 def _cheaper(answer: dict[str, Any]) -> list[str]:
